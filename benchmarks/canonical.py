@@ -28,8 +28,7 @@ from torch.utils.data import Dataset
 
 import resilient
 from benchmarks.harness import Report, medians, ratio, spread, take_turns
-from resilient.world.launch import Launch, write_launch
-from resilient.world.world import World
+from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 
 ROUNDS = 5
 RANKS = (1, 2, 4)
@@ -123,7 +122,7 @@ def _fork(folder: Path, kind: str, world: World, port: int) -> int:
         return pid
     code = 1
     try:
-        os.environ.update(write_launch(Launch(world, "127.0.0.1", port)))
+        os.environ.update(write_launch(LaunchEnv(world, "127.0.0.1", port)))
         _train(folder, kind, world)
         code = 0
     finally:

@@ -20,9 +20,9 @@ from benchmarks.peers.rounds import medians as seconds
 from benchmarks.peers.rounds import ratios as speeds
 from benchmarks.peers.rounds import turns
 from benchmarks.peers.verifying import commit_files, verifiers
+from resilient.checkpoint.generations import claim
 from resilient.clock import SystemClock
 from resilient.storage.open import open_store
-from resilient.vault.registry.generations import claim
 
 ROUNDS = 7
 CHECKPOINTS = 10

@@ -22,15 +22,15 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from benchmarks.harness import Report
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,13 +133,13 @@ def grow(
 def ours(folder: Path, training: Training) -> Callable[[int], object]:
     """Save with a Checkpointer that keeps everything."""
     url = str(folder / "run")
-    checkpointer = open_checkpointer(url, emit=Emitter(SystemClock()))
+    checkpointer = open_engine(url, emit=Emitter(SystemClock()))
     named = NamedOptimizer(training.model, training.optimizer)
     parts = {"model": Part(training.model), "optimizer": Part(named)}
     checkpointer.resume(parts)
 
     def save(number: int) -> None:
-        checkpointer.save(number, parts, About())
+        checkpointer.save(number, parts, CheckpointInfo())
         checkpointer.wait()
 
     return save

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from benchmarks.harness import Report
 from benchmarks.peers.preempted import PHASES
-from resilient.build import newest_committed
+from resilient.elastic.restart_controller import newest_committed
 from resilient.errors import Preempted
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.storage.open import open_store
-from resilient.testing.endings import ending
+from resilient.testing.run_equality import ending
 
 ROUNDS = 12
 WORKER = Path(__file__).parent / "peers" / "preempted.py"

@@ -22,11 +22,11 @@ from benchmarks.peers.loading import cold_and_warm, makers
 from benchmarks.peers.rounds import Rounds, chosen, medians, ratios, spread, turns
 from benchmarks.peers.training import Training, mega_parameters
 from benchmarks.stalls import open_quietly, start_keeper
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 
 if TYPE_CHECKING:
     from benchmarks.peers.rounds import Contender
-    from resilient.vault.keeper.guest import KeeperAddress
+    from resilient.checkpoint.daemon.messages import DaemonAddress
 
 ROUNDS = 5
 PEERS = ("torch_save", "dcp", "safetensors")
@@ -54,12 +54,12 @@ def run(rounds: int) -> Report:
     return report(found, training.size_bytes)
 
 
-def resumed(training: Training, folder: Path, keeper: KeeperAddress | None) -> Contender:
+def resumed(training: Training, folder: Path, keeper: DaemonAddress | None) -> Contender:
     """Save once, and return a contender that begins a new life from that each time."""
     parts, lives = training.parts(), count()
     first = open_quietly(folder, keeper, scope="first")
     first.resume(parts)
-    checkpoint = first.save(1, parts, About())
+    checkpoint = first.save(1, parts, CheckpointInfo())
     first.close()
 
     def resume() -> None:

@@ -26,15 +26,15 @@ from torch import nn
 from benchmarks.harness import Report
 from benchmarks.peers.buckets import Bucket
 from benchmarks.peers.rounds import Figures, costs, wants
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.errors import SaveFailed
 from resilient.events import CheckpointCommitted, Emitter, Event
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
 from tests.services.faultproxy import Fault, FaultProxy
 
@@ -146,7 +146,7 @@ def suffer(scene: Scene, client: str, name: str, saves: int) -> Figures:
 
     model = nn.Linear(2048, 3072)
     parts = {"model": Part(model)}
-    checkpointer = open_checkpointer(
+    checkpointer = open_engine(
         url,
         emit=Emitter(SystemClock(), (listen,)),
         keep_last=KEPT,
@@ -164,7 +164,7 @@ def suffer(scene: Scene, client: str, name: str, saves: int) -> Figures:
             began = time.monotonic()
             with fault(scene):  # type: ignore[attr-defined]
                 try:
-                    checkpointer.save(step, parts, About())
+                    checkpointer.save(step, parts, CheckpointInfo())
                     checkpointer.wait()
                 except SaveFailed:
                     failed += 1

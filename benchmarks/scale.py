@@ -21,26 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Report
 from benchmarks.peers.counting import CountingBoardStore, CountingStore, Meter, Place
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.dedup import DedupBase
+from resilient.checkpoint.save.metadata import CheckpointInfo, draft_manifest
+from resilient.checkpoint.save.persist import SaveHistory, SaveJob, persist
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.launch_env import World
+from resilient.distributed.torch_kv_store import TorchKVStore
 from resilient.events import Emitter
 from resilient.format.document import DOCUMENT_BYTES_MAX, canonical
+from resilient.format.keys import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.regions import Region, whole
-from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.generations import claim
-from resilient.vault.registry.retention import Retention
-from resilient.vault.reuse.refer import Base
-from resilient.vault.saving.describe import About, describe
-from resilient.vault.saving.persist import Job, Memory, persist
-from resilient.world.comms import Comms
-from resilient.world.tcp import TcpBoard
-from resilient.world.world import World
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
+from resilient.testing.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from resilient.vault.registry.generations import Generation
+    from resilient.checkpoint.generations import Generation
 
 ROUNDS = 1
 SIZES = (1, 8, 64, 512, 4096, 16384)
@@ -97,17 +97,17 @@ class Gang:
 
     def _save_twice(self, rank: int, life: Generation) -> None:
         meter = self.meters[rank] = Meter()
-        board = TcpBoard(CountingBoardStore(self.place, meter))  # type: ignore[arg-type]
+        board = TorchKVStore(CountingBoardStore(self.place, meter))  # type: ignore[arg-type]
         store, world = CountingStore(self.shared, meter), World(rank, self.size)
-        comms = Comms(board, world, "save")
-        limits = Limits(Retention(keep_last=1), _WITHIN_SECONDS)
-        desk = Desk(store, comms, limits, SystemClock(), Emitter(SystemClock()))
-        memory, bases = Memory(), ()
+        comms = ControlGroup(board, world, "save")
+        limits = CheckpointOptions(Retention(keep_last=1), _WITHIN_SECONDS)
+        desk = CheckpointContext(store, comms, limits, SystemClock(), Emitter(SystemClock()))
+        memory, bases = SaveHistory(), ()
         for step in (1, 2):
             meter.begin()
             persist(desk, _job(desk, life, step, bases), memory)
             meter.end()
-            bases = (Base(CheckpointId(life.number, step)),)
+            bases = (DedupBase(CheckpointId(life.number, step)),)
 
 
 def save_twice(size: int) -> dict[str, Any]:
@@ -128,14 +128,16 @@ def save_twice(size: int) -> dict[str, Any]:
     return _figures(gang, CheckpointId(life.number, 2).manifest_key)
 
 
-def _job(desk: Desk, life: Generation, step: int, bases: tuple[Base, ...]) -> Job:
-    about = describe(desk, life, step, About(strategy="fsdp"), ())
+def _job(
+    desk: CheckpointContext, life: Generation, step: int, bases: tuple[DedupBase, ...]
+) -> SaveJob:
+    about = draft_manifest(desk, life, step, CheckpointInfo(strategy="fsdp"), ())
     files = _files(step, desk.world.rank, desk.world.size)
     parts = (PartEntry("model", "replicated", "state.json"),) if desk.world.is_coordinator else ()
-    return Job(about, files, parts, (), step == 1, f"save/{step}", 0.0, float, bases)
+    return SaveJob(about, files, parts, (), step == 1, f"save/{step}", 0.0, float, bases)
 
 
-def _files(step: int, rank: int, ranks: int) -> tuple[HostFile, ...]:
+def _files(step: int, rank: int, ranks: int) -> tuple[StagedFile, ...]:
     """Return a row of each tensor, which changes, and random state, which does not."""
     row, draw = Region((rank, 0), (1, COLUMNS)), random.Random(f"{step} {rank}")  # noqa: S311
     model = {f"model/layer.{at}.weight": draw.randbytes(4 * COLUMNS) for at in range(TENSORS)}
@@ -145,12 +147,14 @@ def _files(step: int, rank: int, ranks: int) -> tuple[HostFile, ...]:
         _packed(rank_part_file("rng_state", rank), {own: bytes(16)}, whole((4,)), (4,)),
     ]
     if rank == 0:
-        files.append(HostFile("state.json", canonical({"model": {"steps": step}})))
+        files.append(StagedFile("state.json", canonical({"model": {"steps": step}})))
     return tuple(files)
 
 
-def _packed(name: str, tensors: dict[str, bytes], box: Region, shape: tuple[int, ...]) -> HostFile:
-    layout = lay_out([Slot(key, "F32", box.lengths) for key in tensors], {})
+def _packed(
+    name: str, tensors: dict[str, bytes], box: Region, shape: tuple[int, ...]
+) -> StagedFile:
+    layout = compute_layout([TensorSlot(key, "F32", box.lengths) for key in tensors], {})
     data = bytearray(layout.head.ljust(layout.size_bytes, b"\0"))
     entries = []
     for key, content in tensors.items():
@@ -158,7 +162,7 @@ def _packed(name: str, tensors: dict[str, bytes], box: Region, shape: tuple[int,
         data[start : start + len(content)] = content
         stored = StoredRegion(box, name, start, len(content))
         entries.append(TensorEntry(key, key.partition("/")[0], "F32", shape, (stored,)))
-    return HostFile(name, bytes(data), tuple(entries))
+    return StagedFile(name, bytes(data), tuple(entries))
 
 
 def _figures(gang: Gang, manifest_key: str) -> dict[str, Any]:

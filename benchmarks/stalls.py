@@ -18,17 +18,17 @@ import torch
 from torch import nn
 
 from benchmarks.peers.quiet import undisturbed
-from resilient.checkpointer import About
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.keeper.guest import KeeperAddress
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 
 if TYPE_CHECKING:
     from benchmarks.peers.training import Training
-    from resilient.checkpointer import Checkpointer
+    from resilient.checkpoint_engine import CheckpointEngine
 
 WIDTH = 1024
 BATCH = 64
@@ -53,7 +53,7 @@ def keeper_of(training: Training, folder: Path) -> Contender:
         step += 1
         training.change()
         began = time.perf_counter()
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
         stall = time.perf_counter() - began
         checkpointer.wait()
         return {"stall": stall, "durable": time.perf_counter() - began}
@@ -61,35 +61,35 @@ def keeper_of(training: Training, folder: Path) -> Contender:
     return save
 
 
-def open_with_keeper(folder: Path) -> Checkpointer:
+def open_with_keeper(folder: Path) -> CheckpointEngine:
     """Return a checkpointer that uses a keeper of its own."""
     checkpointer = open_quietly(folder, start_keeper())
     atexit.register(checkpointer.close)
     return checkpointer
 
 
-def start_keeper() -> KeeperAddress:
+def start_keeper() -> DaemonAddress:
     """Start a keeper that ends with this process."""
     socket = str(Path(tempfile.mkdtemp(prefix="resilient-bench-")) / "keeper")
-    command = [sys.executable, "-m", "resilient.vault.keeper.keeper", "--socket", socket]
+    command = [sys.executable, "-m", "resilient.checkpoint.daemon.server", "--socket", socket]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stdout.readline() == b"ready\n"
     atexit.register(process.wait)
     atexit.register(process.stdin.close)
-    return KeeperAddress(socket)
+    return DaemonAddress(socket)
 
 
 def open_quietly(
     folder: Path,
-    keeper: KeeperAddress | None = None,
+    keeper: DaemonAddress | None = None,
     pace_seconds_max: float = 60.0,
     scope: str = "0",
-) -> Checkpointer:
+) -> CheckpointEngine:
     """Return a checkpointer that keeps one checkpoint and tells nobody."""
     emit = Emitter(SystemClock(), ())
-    return open_checkpointer(
+    return open_engine(
         str(folder.absolute()),
         emit=emit,
         keep_last=1,
@@ -164,7 +164,7 @@ def overlap_of(loop: Loop, size_bytes: int, folder: Path) -> Contender:
         step += 1
         loop.settle()
         began = time.perf_counter()
-        checkpointer.save(step, loop.parts, About(), overlap=True)
+        checkpointer.save(step, loop.parts, CheckpointInfo(), overlap=True)
         saved = time.perf_counter()
         loop.forward_backward()
         passed = time.perf_counter()
@@ -194,7 +194,7 @@ def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Fi
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     found = {}
-    openings: dict[str, Callable[[Path], Checkpointer]] = {
+    openings: dict[str, Callable[[Path], CheckpointEngine]] = {
         "": open_quietly,
         "_at_full_speed": partial(open_quietly, pace_seconds_max=0.0),
         "_by_keeper": lambda place: open_quietly(place, start_keeper()),
@@ -210,7 +210,7 @@ def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Fi
 
 
 def _speed_of(
-    training: Training, folder: Path, opening: Callable[[Path], Checkpointer]
+    training: Training, folder: Path, opening: Callable[[Path], CheckpointEngine]
 ) -> Callable[[], Figures]:
     loop, parts = Loop(4, 512), training.parts()
     checkpointer = opening(folder)
@@ -223,7 +223,7 @@ def _speed_of(
         step += 1
         training.change()
         before = _steps_per_second(loop, _for_seconds(UNDISTURBED_SECONDS))
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
         began = time.perf_counter()
         while_persisting = _steps_per_second(loop, _while_persisting(folder, step))
         took = time.perf_counter() - began

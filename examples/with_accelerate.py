@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from resilient.adapters.accelerate import AcceleratorCheckpointer
+from resilient.integrations.accelerate import AcceleratorCheckpointer
 
 
 def read_digits() -> TensorDataset:

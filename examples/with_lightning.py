@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from resilient.adapters.lightning import ResilientCheckpoint
+from resilient.integrations.lightning import ResilientCheckpoint
 
 
 class Digits(LightningModule):

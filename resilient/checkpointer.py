@@ -1,467 +1,442 @@
-"""The spine: resume, save, wait. The one object with a memory: it remembers the save in flight.
+"""Checkpoints for a loop of one's own, in three lines.
 
 ::
 
-    capture -> stage -> | write -> agree -> commit -> rotate      (keeper process, or a thread)
-    training waits      | training goes on
+    checkpointer = Checkpointer("runs/mine", model=model, optimizer=optimizer)
+    start = checkpointer.resume() or 0
+    ...
+        checkpointer.save(step)
 
-    capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
-    training waits                                 | forward, backward, before_update(), step
-
-Saving and resuming use one agreement (:mod:`resilient.world.agreement`): everyone shows a value
-or a Failure, the coordinator rules, everyone obeys. It never uses the collective backend.
+The spine does the work; this finds the ranks and turns what the user names into parts.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from resilient import events
-from resilient.clock import Stopwatch
-from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
-from resilient.format.extents import held_bytes
-from resilient.format.names import CheckpointId, whole_step
-from resilient.overlap import Overlap, handing_over
-from resilient.processes import release_claim
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
-from resilient.state.landing import Landing
-from resilient.state.load import absent_parts, load, load_what_is_there, stored_name
-from resilient.state.round_trip import RoundTripCheck
-from resilient.state.stage import draft, stage
-from resilient.state.steady import steady_memory
-from resilient.vault.begin import begin
-from resilient.vault.keeper.choosing import persister_for
-from resilient.vault.meeting import meet
-from resilient.vault.naming import named_by
-from resilient.vault.reading.choose import Choice, Resumed, choose
-from resilient.vault.reading.read import Proved, read_wanted
-from resilient.vault.registry import catalog
-from resilient.vault.registry.live_writer import Claimant, refuse_live_writer
-from resilient.vault.registry.resume_policy import settle_wish
-from resilient.vault.reuse.refer import Base, base_of
-from resilient.vault.saving.describe import About, describe
-from resilient.vault.saving.handed import Handed
-from resilient.vault.saving.persist import Job
-from resilient.world.agreement import Failure, agree, attempt
-from resilient.world.identity import StartIdentity
+from resilient.checkpoint.events import PartsIgnored, PartsMissing
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.clock import SystemClock
+from resilient.distributed.heartbeat import LoopHeartbeat, progress_reporter
+from resilient.distributed.launch_env import publish_repository
+from resilient.distributed.missed_saves import MissedSaveDetector
+from resilient.distributed.rank_group import exit_barrier, join
+from resilient.engine_factory import (
+    claimant_of,
+    events_file,
+    keeper_of,
+    mapping_of,
+    open_engine,
+    split_options,
+)
+from resilient.errors import ConfigError, ResilientError
+from resilient.exit_hooks import register_exit_hook, unregister_exit_hook
+from resilient.format.keys import CheckpointId, whole_step
+from resilient.start_guard import StartGuard
+from resilient.state_dict.changes import ChangePolicy
+from resilient.state_dict.statefuls import TrackedObjects, collect_parts, plain_metrics, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from types import TracebackType
 
-    from resilient.start_guard import StartGuard
-    from resilient.state.copying import Copies
-    from resilient.state.load import Examine
-    from resilient.storage.store import Store
-    from resilient.vault.desk import Desk
-    from resilient.vault.registry.generations import Generation
-    from resilient.vault.saving.persister import Persister
-    from resilient.world.comms import Comms
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
-_BASES_MAX = 8
+    from resilient import checkpoint_engine
+    from resilient.distributed.rank_group import RankGroup
+
+_CHANGES_HINT = (
+    "give the objects that saved it, or allow the difference: "
+    "Checkpointer(..., resume_changes=[{names}])"
+)
 
 
 class Checkpointer:
-    """Resumes and saves the parts of one run at one repository.
+    """Saves and resumes what a training loop holds, under any launcher and any parallelism.
+
+    Works under plain ``python``, ``torchrun`` and ``resilient train``; with several ranks call
+    ``torch.distributed.init_process_group`` before ``resume``. Ranks that train a model each for
+    itself are refused: what is saved once for all of them would be of none.
 
     Args:
-        desk: the repository, the ranks, the bounds. Its comms serve one thread at a time, so
-            give it a connection of its own.
-        persister: who writes and commits while training goes on; a thread by default.
+        url: where checkpoints live; a path or any fsspec URL. What ``resilient train --repo``
+            names wins.
+        rng: save Python's, NumPy's and torch's random state too.
+        overlap: copy what only the optimizers change beside the next step; they wait for it
+            before their own. Change parameters in no other way between a save and the step
+            after it: a save that catches you at it fails. torch does not tell of changes through
+            ``.data``, as some clip weights: without overlap they may come at any time.
+        resume_changes: names of things that may differ from the checkpoint's although the result
+            is another run: a scheduler of another class starts fresh, weights are narrowed to
+            another dtype, tied weights are tied otherwise, a saved thing that is not given here
+            is lost. ``all`` allows it for every thing. Without it ``resume`` refuses.
+        things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
+            their parameters, anything with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, and plain values; dicts and lists are given back in place,
+            other values by ``checkpointer[name]``. On several ranks a thing is the same on all
+            of them and is written once; what each rank has for itself is a
+            ``Part(thing, "rank")``. The options of
+            :func:`resilient.engine_factory.open_engine` (``keep_last``, ``retention``,
+            ``storage_options``, ...) are taken by their names, and ``save_total_limit`` for
+            ``keep_last``. A plain value whose name is close to an option's is refused as a slip;
+            ``Part(value)`` is saved under any name.
 
     Attributes:
-        start: Identity of the start that its generation belongs to; None for a tool.
-        claimant: The process that claims its generation; None for a tool.
+        guard: conditions of a start at step 0; adapters add folders to look at.
+        beat: shows the agent that the loop gets on, by the steps of the first optimizer given;
+            None before ``resume`` and without one.
+        resumed: the checkpoint that ``resume`` loaded.
+
+    Raises:
+        ConfigError: a name is taken, or an option's that was misspelt.
     """
 
-    def __init__(self, desk: Desk, persister: Persister | None = None) -> None:
-        self.start: StartIdentity | None = None
-        self.claimant: Claimant | None = None
-        self._desk = desk
-        self._persister = persister or persister_for(None, "", {})
-        self._arena = Arena(self._persister.buffer, self._persister.streams)
-        self._overlap = Overlap()
-        self._round_trip = RoundTripCheck()
-        self._stall = Stopwatch(desk.clock)
-        self._life: Generation | None = None
-        self._saves = 0
-        self._has_saved = False
-        self._handed = Handed()
-        self._pending: CheckpointId | None = None
-        self._bases: tuple[Base, ...] = ()
-        self._loads = 0
-        self._setup: dict[str, Any] = {}
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        rng: bool = True,
+        overlap: bool = False,
+        resume_changes: str | Iterable[str] = (),
+        **things: Any,
+    ) -> None:
+        self._url = os.fspath(url)
+        self._allowed = frozenset(
+            [resume_changes] if isinstance(resume_changes, str) else resume_changes
+        )
+        self._rng = rng
+        self._overlap = overlap
+        self._options, self._given = split_options(things)
+        self._gang: RankGroup | None = None
+        self._topic = ""
+        self._things = TrackedObjects({})
+        self._hooks: list[RemovableHandle] = []
+        self.guard = StartGuard()
+        self.beat: LoopHeartbeat | None = None
+        self._spine: checkpoint_engine.CheckpointEngine | None = None
+        self._detector: MissedSaveDetector | None = None
+        self._told: events.Emitter | None = None
+        self.resumed: CheckpointId | None = None
+        # Counters that were given as 0 and resumed as more, until the loop reads or sets them.
+        self._unread: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._let_go()
+        except ResilientError as failed:
+            error.add_note(f"the save in flight failed as well: {failed}")
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what was given under ``name``; of a plain value, what it is now."""
+        self._unread.pop(name, None)
+        value = self._things.values.get(name)
+        return value.value if value is not None else self._given[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Give a plain value another value, to be saved by the next save."""
+        if name not in self._things.values:
+            raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
+        self._unread.pop(name, None)
+        self._things.values[name].value = value
 
     @property
     def generation(self) -> int:
         """This life's number, 0 before ``resume``."""
-        return self._life.number if self._life else 0
+        return self._spine.generation if self._spine is not None else 0
 
-    @property
-    def comms(self) -> Comms:
-        """Connection to the other ranks."""
-        return self._desk.comms
+    def resume(self, ref: str | None = None) -> int | None:
+        """Load the newest checkpoint that all ranks can prove, and begin this life.
 
-    @property
-    def saves(self) -> int:
-        """Number of saves that were begun; the same on every rank between two saves."""
-        return self._saves
-
-    def meet(self) -> None:
-        """Wait for the save in flight, then until every rank is about to save.
-
-        Collective: every rank, before ``save``. For callers that use collectives of the training
-        backend before a save: a rank that does not save would confuse them.
-
-        Crash: nothing was stored.
-
-        Raises:
-            SaveFailed: the save before failed, or a rank does not save.
-            DeadlineExceeded: a rank was silent.
-        """
-        self._begun()
-        self.wait()
-        within_seconds = self._desk.limits.within_seconds
-        agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
-
-    @property
-    def store(self) -> Store:
-        """The repository that it reads and writes."""
-        return self._desk.store
-
-    @property
-    def in_flight(self) -> Persister | None:
-        """Who persists a save that nobody has waited for."""
-        return self._persister if self._pending else None
-
-    def settle(self, wish: str, *, is_first: bool = True) -> str:
-        """Return the reference that this attempt resumes from under the user's wish.
-
-        The wish holds until a checkpoint of this run exists; then the answer is ``auto``. The
-        identities of all ranks count, because an agent that joined later has a new one. The first
-        attempt of a start is refused while another writer is alive.
-
-        Collective: every rank, once, before ``resume``.
-        Crash: reads only.
-
-        Args:
-            wish: ``auto``, ``never``, a reference or a folder.
-            is_first: Whether no earlier attempt of this start can have written.
-
-        Raises:
-            WriterAlive: Another process is proven alive and writes to the repository.
-            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
-            StoreError: The store failed.
-        """
-        desk, mine, claimant = self._desk, self.start, self.claimant
-
-        def rule(shown: list[Any]) -> dict[str, str]:
-            starts = [StartIdentity.from_json(one) for one in shown if one]
-            if claimant is not None and is_first:
-                refuse_live_writer(desk.store, starts, claimant)
-            decision = settle_wish(desk.store, wish, starts, is_first=is_first)
-            return {"reference": decision.reference, "reason": decision.reason}
-
-        shown = mine.to_json() if mine else None
-        ruling = agree(desk.comms, "resume/wish", shown, rule, desk.limits.within_seconds)
-        if ruling["reason"]:
-            desk.tell(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
-        return str(ruling["reference"])
-
-    def resume(
-        self,
-        parts: Mapping[str, Part],
-        *,
-        ref: str = "auto",
-        cause: str = "start",
-        examine: Examine = None,
-        guard: StartGuard | None = None,
-        policy: ChangePolicy | None = None,
-    ) -> Resumed | None:
-        """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
-
-        With nothing committed the parts stay as they are; None is returned. Models and optimizers
-        are read into in place (:mod:`resilient.state.berths`), so if this raises, they may hold a
-        mixture: make them anew. ``save`` refuses what is in memory then.
+        Starting is resuming: in a place without checkpoints everything stays as it is.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Args:
-            parts: what to load into; loaded in this order.
-            ref: ``auto``, ``never``, or a reference to one checkpoint.
-            cause: why this life begins, one word.
-            examine: hears the saved configuration once all is proved; may refuse what is in place.
-            guard: conditions of a start at step 0 that ``auto`` leads to; None allows any.
-            policy: differences between the saved and the live objects that are allowed.
+            ref: ``auto``, ``never`` or a reference to one checkpoint; by default the launcher's
+                ``--resume``. It holds in every attempt until this run has a checkpoint.
+
+        Returns:
+            The step that was saved, None for a start from scratch.
 
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
             IncompatibleCheckpoint: whole, but this code or model cannot take it.
-            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
-            NothingToResume: the guard requires a checkpoint, and there is none.
+            WriterAlive: another process is proven alive and writes to the repository.
+            StartOverRefused: the repository holds checkpoints of another tool. ``never`` starts.
+            ConfigError: something cannot be saved, there is no place to meet, the ranks train
+                each by itself, or it is the second call.
             NotExclusive: the store cannot fence and the user did not promise to be alone.
             StoreError: the store failed.
         """
-        began_seconds = self._desk.clock.monotonic_seconds()
-        rank, landing = self._desk.world.rank, Landing(parts, in_place=True)
-        names = {stored_name(name, part, rank) for name, part in parts.items()}
-        self._desk = meet(self._desk)
-        store = self._persister.open(self._desk)
-        wanted = self._desk.wants(names, landing.boxes, landing.places)
-        choice = choose(store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds)
-        if guard is not None and ref == "auto" and choice.proved is None:
-            is_mine = self._desk.world.is_coordinator
-            self._agree("resume/start", attempt(lambda: guard.check(store)) if is_mine else None)
-        self._setup = setup_of(parts)
-        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.tell, examine)
-        absent = self._load(choice, parts, landing, check)
-        process = self.claimant.process if self.claimant else None
-        self._life = begin(self._desk, choice, cause, self.start, process)
-        self._desk = self._desk.within(self._life)
-        if choice.proved is None:
+        if self._spine is not None:
+            raise ConfigError("resume() was called already, and a life begins once")
+        optimizer = self._optimizers()[:1]
+        # Before the others are met: who waits there for this rank has been heard of.
+        self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
+        gang = join()
+        self._gang, self._topic = gang, gang.next_topic()
+        self._things = collect_parts(self._given, gang.world.size, rng=self._rng)
+        launch, told = gang.launch, self._emitter(gang)
+        self._told = told
+        self._spine = self._open(gang, told)
+        register_exit_hook(self._end)
+        wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
+        policy = ChangePolicy(self._allowed, lost=self._things.left_out, hint=_CHANGES_HINT)
+        parts, cause = self._things.parts, launch.cause
+        found = self._spine.resume(parts, ref=wanted, cause=cause, guard=self.guard, policy=policy)
+        if self._overlap:
+            self._let_optimizers_wait(self._spine)
+        self._unread = self._resumed_counters()
+        self._detect_missed_saves(gang, self._spine)
+        if self.beat is not None:
+            self.beat.start(found.step if found else 0)
+            self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
+        if found is None:
             return None
-        self._desk.tell_mended(choice.proved)
-        self._bases = (base_of(choice.proved, store),)
-        took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
-        resumed = Resumed.of(choice.proved.manifest, absent)
-        size_bytes, name = held_bytes(choice.proved.files), resumed.checkpoint.folder
-        self._desk.tell(events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds))
-        return resumed
-
-    def _load(
-        self, choice: Choice, parts: Mapping[str, Part], landing: Landing, check: ResumeCheck
-    ) -> tuple[str, ...]:
-        """Load on every rank, and go on only if it worked on all."""
-        proved = choice.proved
-        if proved is None:
-            return ()
-        given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
-        mine = attempt(lambda: load_what_is_there(*given, check))
-        self._agree("resume/load", mine)
-        return mine if isinstance(mine, tuple) else ()
-
-    def warm(self, parts: Mapping[str, Part]) -> None:
-        """Get the memory that saving these parts will take, beside training.
-
-        Call it after the first step: else the first save waits for it. It fails when ``save`` does.
-
-        Crash: nothing was stored.
-
-        Args:
-            parts: what will be saved.
-        """
-        if self._saves or not self._overlap.is_idle:
-            return
-        drafts = draft(capture(0, parts, self._desk.world.rank), self._desk.world)
-        sizes = {one.name: one.layout.size_bytes for one in drafts}
-        self._overlap.start(lambda: self._arena.warm(sizes))
+        self.resumed = found.checkpoint
+        if found.absent:
+            told(PartsMissing(found.absent))
+        if left := self._things.left_out(found.parts):
+            told(PartsIgnored(found.checkpoint.folder, left))
+        return found.step
 
     def save(
         self,
         step: int,
-        parts: Mapping[str, Part],
-        about: About,
         *,
+        metrics: Mapping[str, Any] | None = None,
         keep: Collection[CheckpointId] = (),
-        overlap: bool = False,
     ) -> CheckpointId:
-        """Copy the state to host memory and persist it in the background.
+        """Copy the state to host memory and make it durable in the background.
 
-        Waits for the save in flight, and for this one where it is streamed. When it returns (with
-        ``overlap``: when ``before_update`` returned) the live state may change, and with a keeper
-        the checkpoint lands even if every trainer dies.
+        First waits for the save in flight, so there is at most one. When this returns, training
+        may go on.
 
         Collective: every rank, same step, after ``resume``.
         Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
         not exist and older ones are untouched.
 
         Args:
-            step: names the checkpoint together with this life's number; a whole number.
-            parts: what to save.
-            about: what the manifest says besides.
-            keep: checkpoints that rotation must not delete; the manifest names them.
-            overlap: you promise to call ``before_update`` before you next change parameters that
-                an optimizer of these parts holds, or its state. A broken promise fails the save.
+            step: names the checkpoint; ``resume`` returns it. A whole number of any type.
+            metrics: numbers measured at this step; retention finds the best by them.
+            keep: checkpoints that rotation must not delete.
 
         Returns:
             The checkpoint that will exist once it is committed.
 
         Raises:
-            SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
-            ConfigError: no step, one that this life has saved or tried to or is beyond, or
-                ``resume`` is due.
-            UnsavableState: a value that only pickle could save, or state that ``resume`` would
-                refuse or change. Each new structure of a part is checked once.
+            SaveFailed: the save before this one failed; this one did not begin.
+            ConfigError: it is no step, or this life has saved it already, or ``resume`` was not
+                called, or the loop ignores a resumed counter that it gave as 0.
+            UnsavableState: a value that only pickle could save, state that ``resume`` would
+                refuse or change, or a metric that is no number.
             Fenced: a newer life began.
         """
-        life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
-        self.wait()
-        with self._stall.running():
-            checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
-            self._saves += 1
-            topic, world = f"save/{self._saves}", self._desk.world
-            about = self.with_setup(about).closing(checkpoint, life)
-            self._persister.begin(topic)
-            steady = steady_memory(parts) if overlap else ()
-            snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
-            staged = stage(snapshot, world, self._arena, steady)
-            job = Job(
-                about=describe(self._desk, life, checkpoint.step, about, keep),
-                files=staged.files,
-                parts=staged.parts,
-                keep=tuple(keep),
-                is_first=not self._has_saved,
-                topic=topic,
-                began_seconds=began_seconds,
-                stall_seconds=self._stall.seconds,
-                bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
-                streamed=staged.streamed,
-                segment=about.segment,
-                token=life.token,
-            )
-            if staged.rest:
-                self._overlap.copy(staged.rest, partial(self._hand_over, job, staged.rest))
-            else:
-                self._hand_over(job, staged.rest)
-            self._pending = checkpoint
-            self._handed.add(checkpoint)
-        return checkpoint
+        spine, things, step = self._begun("save()"), self._things, whole_step(step)
+        self._require_counters_read()
+        about = CheckpointInfo(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
+        with self._saving(spine):
+            if things.is_collective:
+                # A rank that saves alone must not begin a collective of the training backend.
+                spine.meet()
+                things.align()
+            return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
-    def with_setup(self, about: About) -> About:
-        """Return what a manifest says besides, with the setup of optimizers and schedulers.
+    def load(self, checkpoint: CheckpointId | str, name: str) -> None:
+        """Load one thing from what ``save`` returned, or a reference such as ``best:loss`` names.
 
-        Crash: nothing was stored.
+        Collective: every rank, same checkpoint and name.
+        Crash: only this process's memory changed.
+
+        Raises:
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no such thing, or another shape.
+            SaveFailed: the save in flight failed; nothing was loaded.
+            NothingToResume: the reference names no checkpoint.
+            ConfigError: there is no such thing here.
         """
-        if not self._setup:
-            return about
-        return replace(about, config={**about.config, SETUP: self._setup})
-
-    def _begun(self) -> Generation:
-        if self._life is None:
+        spine = self._begun("load()")
+        if name not in self._things.parts:
             raise ConfigError(
-                "nothing is saved before `resume` has returned: if it was called, what is in "
-                "memory may be of no checkpoint or of several",
-                hint="call resume() first; if it failed, make model and optimizer anew",
+                f"`{name}` is no thing of this checkpointer: {', '.join(self._things.parts)}"
             )
-        return self._life
+        if not isinstance(checkpoint, CheckpointId | str):
+            raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
+        spine.load_part(checkpoint, name, self._things.parts[name])
 
-    def _hand_over(self, job: Job, copies: Copies, spoiled: Failure | None = None) -> None:
-        copies.forget()
-        with handing_over():
-            self._persister.submit(self._desk, replace(job, spoiled=spoiled))
+    def emit(self, event: events.Event) -> None:
+        """Report an event where this checkpointer reports its own; nothing before ``resume``.
 
-    def before_update(self) -> None:
-        """Wait until all of the live state may change: call it before each optimizer step.
-
-        Needed after ``save`` with ``overlap``; the next ``wait`` or ``save`` tells how it ended.
-
-        Crash: as in ``save``.
+        Crash: nothing in the repository changes.
         """
-        if self._overlap.is_copying:
-            with self._stall.running():
-                self._overlap.wait()
+        if self._told is not None:
+            self._told(event)
 
-    def wait(self, *, in_every_tier: bool = False) -> None:
-        """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
+    def wait(self) -> None:
+        """Wait until the save in flight is durable.
 
-        Collective if asked for, and each host has a near tier of its own.
         Crash: as in ``save``.
 
         Raises:
             SaveFailed: it could not be made durable; older ones are intact.
             Fenced: a newer life began, so nothing was committed.
         """
-        pending, self._pending, stall = self._pending, None, self._stall
-        # To wait for this save is what the next one costs, whoever asked first.
-        self._stall = stall if pending is None else Stopwatch(self._desk.clock)
-        try:
-            with stall.running():
-                self._overlap.settle()
-            with self._stall.running():
-                self._persister.wait()
-        except ResilientError:
-            if pending is not None:  # It may be committed all the same: who saves next asks.
-                self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
-            raise
-        if pending is not None:
-            self._has_saved, self._bases = True, (Base(pending),)
-        if in_every_tier:
-            self._desk.finish()
-
-    def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
-        """Load one part from a committed checkpoint, for example of ``best:loss``.
-
-        All ranks load it or none: what one of them cannot read is raised on all.
-
-        Collective: every rank, same checkpoint and part.
-        Crash: only this process's memory changed.
-
-        Raises:
-            NothingToResume: a reference names no checkpoint.
-            KeyNotFound: the checkpoint was rotated away.
-            IntegrityError: it is damaged.
-            IncompatibleCheckpoint: it holds no such part, or another shape.
-            SaveFailed: the save in flight failed; nothing was loaded.
-        """
-        self.wait()
-        self._loads += 1
-        topic, rank = f"load/{self._loads}", self._desk.world.rank
-        if isinstance(checkpoint, str):
-            checkpoint = named_by(self._desk, f"{topic}/name", checkpoint)
-        stored, landing = stored_name(name, part, rank), Landing({name: part})
-
-        def prove() -> Proved:
-            desk = self._desk
-            proved = read_wanted(desk.store, checkpoint, desk.wants({stored}, landing.boxes))
-            desk.tell_mended(proved)
-            if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
-                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
-            return proved
-
-        proved: Any = attempt(prove)
-        self._agree(f"{topic}/read", proved)
-        mine = attempt(lambda: load(proved.manifest, proved.files, {name: part}, rank, landing))
-        self._agree(topic, mine)
-
-    def _agree(self, topic: str, mine: Any) -> None:
-        """Go on only if no rank failed."""
-        shown = mine if isinstance(mine, Failure) else None
-        agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
-
-    def committed(self) -> list[CheckpointId]:
-        """Return every committed checkpoint, newest first, asked of the store.
-
-        Crash: reads only.
-        """
-        return catalog.committed(self._desk.store)
-
-    def holds_run(self) -> bool:
-        """Say whether a resume would find a checkpoint, or the loss of every one.
-
-        Crash: reads only.
-        """
-        known = catalog.lineage(self._desk.store)
-        return bool(known.candidates or known.lost)
+        self._begun("wait()").wait()
 
     def close(self) -> None:
-        """Wait for the save in flight, and until the last is durable; let go of who persisted.
+        """Wait for the save in flight and let go of the repository. Collective.
+
+        Leaving the ``with`` block does the same, and so does the end of the main program. What
+        goes wrong there is printed; under ``resilient train`` it is how the worker ends, under
+        any other launcher the exit code does not tell.
 
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: the save in flight failed, or the near tier alone has the last.
+            SaveFailed: the save in flight failed.
         """
-        try:
-            self.wait()
-            self._desk.finish(is_closing=True)
-        finally:
-            self._overlap.close()
-            self._persister.close()
-            self._desk.close()
-            self._arena.close()
-            if self._life is not None and self.claimant is not None:
-                release_claim(self._life.token)
+        if self._spine is None:
+            return
+        if self._detector is not None:
+            self._detector.decline("it closed its checkpointer")
+        self._let_go()
+        if self._gang is not None:
+            exit_barrier(self._gang, self._topic)
+
+    @contextmanager
+    def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
+        """Return a context of a save, for the agent and for the peers."""
+        with ExitStack() as inside:
+            if self.beat is not None:
+                inside.enter_context(self.beat.saving())
+            if self._detector is not None:
+                inside.enter_context(self._detector.inside(spine.saves + 1))
+            yield
+
+    def _detect_missed_saves(
+        self, gang: RankGroup, spine: checkpoint_engine.CheckpointEngine
+    ) -> None:
+        """Have peers that wait for a save hear that this rank trains on without it."""
+        if gang.board is None or gang.world.size == 1:
+            return
+        beat = self.beat
+        steps = (lambda: beat.steps) if beat is not None else (lambda: 0)
+        board = gang.board.another()
+        self._detector = MissedSaveDetector(spine.comms, board, lambda: spine.saves, steps)
+        self._detector.start()
+
+    def _resumed_counters(self) -> dict[str, int]:
+        """Return the plain numbers that were given as 0 and that the checkpoint has as more."""
+        return {
+            name: one.value
+            for name, one in self._things.values.items()
+            if type(one.value) is int and one.value > 0 and _is_zero(unwrap(self._given[name]))
+        }
+
+    def _require_counters_read(self) -> None:
+        """Raise if the loop goes on with a counter of its own that began at 0.
+
+        Raises:
+            ConfigError: It neither read nor set a resumed counter.
+        """
+        for name, value in self._unread.items():
+            raise ConfigError(
+                f"`{name}` was resumed as {value}, and this loop has neither read nor set it: it "
+                "goes on as if it were 0. Nothing was saved; older checkpoints are intact",
+                hint=f'after resume(), continue from checkpointer["{name}"], and set it before '
+                "save()",
+            )
+
+    def _let_optimizers_wait(self, spine: checkpoint_engine.CheckpointEngine) -> None:
+        """Have optimizers wait before each step for what the last save is still copying."""
+        for one in self._optimizers():
+            self._hooks.append(one.register_step_pre_hook(lambda *_: spine.before_update()))
+
+    def _optimizers(self) -> list[Optimizer]:
+        from torch.optim import Optimizer
+
+        return [one for one in map(unwrap, self._given.values()) if isinstance(one, Optimizer)]
+
+    def _begun(self, what: str) -> checkpoint_engine.CheckpointEngine:
+        if self._spine is None:
+            raise ConfigError(
+                f"resume() comes before {what}",
+                hint="it starts from scratch where nothing was saved, and never overwrites",
+            )
+        return self._spine
+
+    def _let_go(self) -> None:
+        spine, self._spine = self._spine, None
+        while self._hooks:
+            self._hooks.pop().remove()
+        if self.beat is not None:
+            self.beat.stop()
+        unregister_exit_hook(self._end)
+        if self._detector is not None:
+            self._detector.stop()
+            self._detector = None
+        if spine is not None:
+            spine.close()
+
+    def _end(self) -> None:
+        """Close at the end of the process; a rank that died of an error says no farewell."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
+        else:
+            self._let_go()
+
+    def _open(self, gang: RankGroup, told: events.Emitter) -> checkpoint_engine.CheckpointEngine:
+        launch, options = gang.launch, dict(self._options)
+        url = launch.repo or self._url
+        publish_repository(launch, url)
+        # Whoever launches names the place, and so knows better how to get there.
+        reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
+        alone = options.pop("single_writer", False) or launch.single_writer
+        signed = options.pop("require_signature", False) or launch.require_signature
+        opened = open_engine(
+            url,
+            gang.world,
+            gang.board,
+            scope=self._topic,
+            keeper=keeper_of(gang),
+            storage_options=reach,
+            single_writer=alone,
+            require_signature=signed,
+            **{"emit": told, **options},
+        )
+        opened.start, opened.claimant = gang.begin_training(), claimant_of(launch)
+        return opened
+
+    def _emitter(self, gang: RankGroup) -> events.Emitter:
+        """Return where events go: ranks above zero show only what needs attention."""
+        given: events.Emitter | None = self._options.get("emit")
+        if given is not None:
+            return given
+        shown = events.Level.INFO if gang.world.is_coordinator else events.Level.WARNING
+        sinks = [events.console(shown)]
+        file = events_file(gang)
+        if file:
+            sinks.append(events.json_lines(file))
+        return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
+
+
+def _is_zero(value: Any) -> bool:
+    return type(value) is int and value == 0

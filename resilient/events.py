@@ -1,4 +1,8 @@
-"""Facts, and where they go. A log line is one rendering of an event; the event is the truth.
+"""Event base, Level, Emitter, sinks (JSON lines, console), append-only log file.
+
+Lines that are written where nothing may come of a failure: to files, and to standard error.
+
+Facts, and where they go. A log line is one rendering of an event; the event is the truth.
 
 Names are a noun and a past participle; units are the last word of a field. ``run``,
 ``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
@@ -7,22 +11,96 @@ repeated at a call site.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from resilient.clock import boot_name
-from resilient.lines import LineFile, say
-from resilient.showing import cleared, visible, without_secrets
+from resilient.redaction import escape_control_chars, redact_json, redact_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from resilient.clock import Clock
+    from resilient.errors import ResilientError
+
+
+class AppendOnlyLog:
+    """Appends lines to a file, and never fails: what cannot be written is dropped and counted.
+
+    A full disk must not end a training whose checkpoints go elsewhere, or that was told to go on
+    without them. Standard error hears when dropping begins and, with the count, when it is over.
+    Each line is one write in append mode, so several processes may share the file.
+
+    Args:
+        path: the file; its folder is made if it can be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._dropped = 0
+        # Events come from the thread that trains and from the one that saves.
+        self._lock = threading.Lock()
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def append(self, line: str) -> None:
+        """Write one line, or drop it."""
+        with self._lock:
+            try:
+                _append(self._path, f"{line}\n".encode())
+            except OSError as error:
+                if self._dropped == 0:
+                    why = error.strerror or type(error).__name__
+                    write_stderr(
+                        f"`{self._path}` cannot be written, its lines are dropped: {why}; training "
+                        "and checkpoints are not affected; free some space: df -h"
+                    )
+                self._dropped += 1
+                return
+            if self._dropped:
+                write_stderr(f"`{self._path}` is written again; lines dropped: {self._dropped}")
+                self._dropped = 0
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write all of ``line`` or nothing of it."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        written = os.write(descriptor, line)
+        if written == len(line):
+            return
+        # A full disk takes a part; it would spoil the next line, unless that is there already.
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        if os.fstat(descriptor).st_size == end:
+            os.ftruncate(descriptor, end - written)
+    finally:
+        os.close(descriptor)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_stderr(text: str) -> None:
+    """Write one line to standard error, or let it be."""
+    # A program may have closed it, or have none.
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"resilient: {escape_control_chars(redact_secrets(text))}\n")
+
+
+def say_error(error: ResilientError) -> None:
+    """Write to standard error how an error of ours ended the process, or let it be."""
+    hint = f"\n  hint: {error.hint}" if error.hint else ""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(
+            escape_control_chars(redact_secrets(f"{error.message}  [{error.code}]{hint}\n"))
+        )
 
 
 class Level(IntEnum):
@@ -77,7 +155,7 @@ class CheckpointSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StartedOver(Event):
+class RunRestartedFromScratch(Event):
     """A life began from scratch beside checkpoints that are there."""
 
     level: ClassVar[Level] = Level.WARNING
@@ -180,7 +258,7 @@ class SaveAborted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRotated(Event):
+class CheckpointDeleted(Event):
     """Retention let a checkpoint go."""
 
     level: ClassVar[Level] = Level.DEBUG
@@ -196,7 +274,7 @@ class UploadsAborted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UploadsLeft(Event):
+class UploadCleanupFailed(Event):
     """Unfinished uploads of older lives, if there are any, could not be cleaned up."""
 
     level: ClassVar[Level] = Level.DEBUG
@@ -205,7 +283,7 @@ class UploadsLeft(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RotationFailed(Event):
+class RetentionFailed(Event):
     """An old checkpoint could not be deleted; the new one stays committed."""
 
     level: ClassVar[Level] = Level.WARNING
@@ -214,7 +292,7 @@ class RotationFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RotationPlanned(Event):
+class RetentionPlanned(Event):
     """Retention decided what stays after a commit, each for all of its reasons."""
 
     level: ClassVar[Level] = Level.DEBUG
@@ -223,7 +301,7 @@ class RotationPlanned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RotationHeld(Event):
+class RetentionDeferred(Event):
     """Old checkpoints were not let go, because that might not be safe now."""
 
     level: ClassVar[Level] = Level.WARNING
@@ -236,7 +314,7 @@ class RotationHeld(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BestDamaged(Event):
+class BestCheckpointDamaged(Event):
     """What would count as one of the best is not whole, so it does not count."""
 
     level: ClassVar[Level] = Level.WARNING
@@ -298,7 +376,7 @@ class Emitter:
             return
         self._failed.add(id(sink))
         name = getattr(sink, "__qualname__", type(sink).__qualname__)
-        say(
+        write_stderr(
             f"the sink `{name}` of events raised {type(error).__name__}: {error}; it still gets "
             "the next ones, and this is not told again; training and checkpoints are not affected"
         )
@@ -306,10 +384,10 @@ class Emitter:
 
 def json_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
     """Return a sink that appends one JSON object per event to ``path``."""
-    file = LineFile(path)
+    file = AppendOnlyLog(path)
 
     def sink(record: Mapping[str, Any], _event: Event) -> None:
-        file.append(json.dumps(cleared(record)))
+        file.append(json.dumps(redact_json(record)))
 
     return sink
 
@@ -326,7 +404,7 @@ def console(
         rank = f"r{record['rank']:03d}  " if "rank" in record else ""
         # Standard error may be a file on the disk that is full.
         with suppress(OSError):
-            line = visible(without_secrets(event.line()))
+            line = escape_control_chars(redact_secrets(event.line()))
             (stream or sys.stderr).write(f"{clock_time}  {rank}{line}\n")
 
     return sink

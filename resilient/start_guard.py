@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import NothingToResume, StartOverRefused
-from resilient.format.names import MANIFEST, parse_checkpoint
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import LAYOUTS, read_layout
-from resilient.layouts.runs import FILE, WEIGHTS, checkpoints_of
-from resilient.showing import quoted
-from resilient.storage.folder import Listing, open_folder
+from resilient.format.keys import MANIFEST, parse_checkpoint
+from resilient.layouts.detect import FILE, LAYOUTS, WEIGHTS, checkpoints_of, read_layout
+from resilient.layouts.resumability import assess_resumability
+from resilient.redaction import shell_quote
+from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resilient.format.names import CheckpointId
-    from resilient.layouts.runs import Kept
+    from resilient.format.keys import CheckpointId
+    from resilient.layouts.detect import RunCheckpoint
     from resilient.storage.store import Store
 
 OURS = "resilient"
@@ -59,7 +58,7 @@ class FoundCheckpoint:
 
     Attributes:
         path: path or URL.
-        layout: name of its layout, as in :mod:`resilient.layouts.recognizing`.
+        layout: name of its layout, as in :mod:`resilient.layouts.detect`.
     """
 
     path: str
@@ -141,7 +140,7 @@ def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     if root is not None:
         return checkpoints_in_folder(root)
     entries = islice(store.list(), _FILES_MAX)
-    return _found(Listing({one.key: one.size_bytes for one in entries}), store.url)
+    return _found(DirectoryListing({one.key: one.size_bytes for one in entries}), store.url)
 
 
 def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
@@ -151,7 +150,7 @@ def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
     the folder itself. Checkpoints of other runs, in other subfolders, do not count.
     """
     sizes = dict(islice(_files_of(root), _FILES_MAX))
-    return _found(Listing(sizes), str(root))
+    return _found(DirectoryListing(sizes), str(root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +228,16 @@ def _flaw_of(path: str) -> SkippedFolder | None:
     contents = read_layout(folder, folder.list())
     if contents is None or contents.layout != TRANSFORMERS:
         return SkippedFolder(path, "incomplete: the state of the trainer is missing")
-    verdict = judge(contents, path)
+    verdict = assess_resumability(contents, path)
     if verdict.answer == _INTACT:
         return None
     return SkippedFolder(path, "; ".join(verdict.why), verdict.answer == _LOSSY)
 
 
-def _found(listing: Listing, url: str) -> list[FoundCheckpoint]:
+def _found(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
     ours = {one for name in listing.sizes if (one := _own_checkpoint(name))}
     found = [FoundCheckpoint(f"{url}/{one}", OURS) for one in sorted(ours, reverse=True)]
-    others = Listing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
+    others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
     if layout := _layout_of_root(others):
         return [*found, FoundCheckpoint(url, layout)]
     kept = [one for one in checkpoints_of(others) if _counts(one)]
@@ -254,7 +253,7 @@ def _is_own_key(key: str) -> bool:
     return parse_checkpoint(key.partition("/")[0]) is not None
 
 
-def _layout_of_root(listing: Listing) -> str:
+def _layout_of_root(listing: DirectoryListing) -> str:
     """Return the layout of a folder that is a checkpoint itself, empty for any other."""
     layout = next((one.name for one in LAYOUTS if one.is_it(listing)), "")
     names = {name.partition("/")[0] for name in listing.sizes}
@@ -264,7 +263,7 @@ def _layout_of_root(listing: Listing) -> str:
     return "" if layout == WEIGHTS or is_end_of_run or holds_others else layout
 
 
-def _counts(one: Kept) -> bool:
+def _counts(one: RunCheckpoint) -> bool:
     """Say whether this is a checkpoint of the run itself, by its place, layout and name."""
     if one.folder and not all(_HOLDER.fullmatch(part) for part in one.folder.split("/")):
         return False
@@ -318,8 +317,8 @@ def _refusal(found: list[FoundCheckpoint], door: Door) -> StartOverRefused:
 def _continuing(found: FoundCheckpoint, door: Door) -> str:
     """Return how to continue from a checkpoint, never by a command that would refuse it."""
     if found.layout == OURS:
-        return f"resilient train --repo {quoted(found.path.rpartition('/')[0])} SCRIPT"
-    command = f"resilient train --resume {quoted(found.path)} SCRIPT"
+        return f"resilient train --repo {shell_quote(found.path.rpartition('/')[0])} SCRIPT"
+    command = f"resilient train --resume {shell_quote(found.path)} SCRIPT"
     if found.layout == TRANSFORMERS and door.takes:
         return f"{command}, or {door.takes.format(path=found.path)}"
     if found.layout == TRANSFORMERS:

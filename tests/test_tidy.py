@@ -43,31 +43,36 @@ README_LINES_MAX = 250
 # Imported by nothing because a person or the interpreter starts them, or because users import them.
 ENTRY_POINTS = {
     "resilient_cli.__main__",
-    "resilient.agent.workers.bootstrap",
-    "resilient.agent.workers.nursery",
-    "resilient.vault.keeper.keeper",
+    "resilient.elastic.workers.bootstrap",
+    "resilient.elastic.workers.fork_server",
+    "resilient.checkpoint.daemon.server",
 }
 USERS_IMPORT = ("resilient.testing.",)
 
 # The only places that may catch whatever comes.
 CATCH_ALL = {
     "cli/resilient_cli/app.py",  # the edge: errors become text and exit codes
-    "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
-    "resilient/agent/metrics/metrics.py",  # no figure is worth a run: see `_attempt`
-    "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
-    "resilient/agent/workers/nursery.py",  # whatever a package raises when imported: see `step`
-    "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
-    "resilient/ending.py",  # the edge of a process: what fails there is told
+    "resilient/distributed/coordination.py",  # a rank's failure is shown to its peers, then raised
+    "resilient/elastic/metrics/collector.py",  # no figure is worth a run: see `_attempt`
+    "resilient/elastic/workers/bootstrap.py",  # the worker's edge: what it died of is reported
+    "resilient/elastic/workers/fork_server.py",  # whatever a package raises when imported: see `step`
+    "resilient/train/trackers/reporting.py",  # whatever a tool raises, training goes on
+    "resilient/exit_hooks.py",  # the edge of a process: what fails there is told
     "resilient/events.py",  # a sink that raises must not stop what it is told of
-    "resilient/storage/pool.py",  # what a thread raised is raised again by its caller
+    "resilient/storage/transfer.py",  # what a thread raised is raised again by its caller
 }
 BROAD = ("Exception", "BaseException")
 
-SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py", "resilient/loop.py")
+SPINE = (
+    "resilient/state_dict/",
+    "resilient/checkpoint/",
+    "resilient/checkpoint_engine.py",
+    "resilient/checkpointer.py",
+)
 TORCH_FREE = (
-    *("resilient.vault", "resilient.storage", "resilient.format", "resilient.layouts"),
-    "resilient.accounting",
-    "resilient.comparison",
+    *("resilient.checkpoint", "resilient.storage", "resilient.format", "resilient.layouts"),
+    "resilient.goodput",
+    "resilient.diff",
     "resilient_cli",
 )
 

@@ -17,24 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import installed
 from benchmarks.peers.rounds import Contender, Figures, timed
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.restore.read import ReadRequest, read_wanted
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import CheckpointCommitted, Emitter, Event
-from resilient.opening import open_checkpointer
-from resilient.state.landing import Landing
-from resilient.state.load import load
+from resilient.state_dict.load import LoadPlan, load
 from resilient.storage.open import open_store
-from resilient.storage.parts import Parts
-from resilient.storage.s3_options import OBSTORE_PART_BYTES
-from resilient.vault.reading.read import Wanted, read_wanted
-from resilient.vault.registry.catalog import committed
+from resilient.storage.options import OBSTORE_PART_BYTES
+from resilient.storage.transfer import MultipartConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from benchmarks.peers.training import Training
 
-PARTS = Parts(OBSTORE_PART_BYTES)
+PARTS = MultipartConfig(OBSTORE_PART_BYTES)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def ours(training: Training, bucket: Bucket, client: str) -> Ways:
         if isinstance(event, CheckpointCommitted):
             took.append(event.commit_seconds)
 
-    checkpointer = open_checkpointer(
+    checkpointer = open_engine(
         url, emit=Emitter(SystemClock(), (listen,)), keep_last=1, storage_options=options
     )
     parts = training.parts()
@@ -105,14 +104,14 @@ def ours(training: Training, bucket: Bucket, client: str) -> Ways:
 
     def put() -> float:
         training.change()
-        checkpointer.save(len(took) + 1, parts, About())
+        checkpointer.save(len(took) + 1, parts, CheckpointInfo())
         # Deleting the checkpoint before this one comes after the commit.
         checkpointer.wait()
         return took[-1]
 
     def load_all() -> None:
-        landing = Landing(parts, in_place=True)
-        proved = read_wanted(store, committed(store)[0], Wanted(parts, places=landing.places))
+        landing = LoadPlan(parts, in_place=True)
+        proved = read_wanted(store, committed(store)[0], ReadRequest(parts, places=landing.places))
         load(proved.manifest, proved.files, parts, 0, landing)
 
     return Ways(put, lambda: timed(load_all))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from resilient.format.names import MANIFEST
+from resilient.format.keys import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
-    from resilient.storage.store import Data, Entry
-    from resilient.testing.memory import MemoryStore
+    from resilient.storage.store import Data, ObjectInfo
+    from resilient.testing.memory_store import MemoryStore
 
 LISTED_PER_PAGE = 1000
 
@@ -197,7 +197,7 @@ class CountingStore:
         with self._counted("get"):
             return self._shared.get_range(key, start, length)
 
-    def list(self, prefix: str = "") -> Sequence[Entry]:
+    def list(self, prefix: str = "") -> Sequence[ObjectInfo]:
         """Count the pages and pass on."""
         with self._counted("list"):
             found = list(self._shared.list(prefix))
@@ -211,7 +211,7 @@ class CountingStore:
         with self._counted("delete"):
             self._shared.delete(key)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         """Count and pass on."""
         with self._counted("stat"):
             return self._shared.stat(key)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from resilient.build import newest_committed
-from resilient.format.names import CheckpointId
+from resilient.elastic.restart_controller import newest_committed
+from resilient.format.keys import CheckpointId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

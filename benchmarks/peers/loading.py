@@ -16,14 +16,13 @@ from benchmarks.harness import installed
 from benchmarks.peers import saving
 from benchmarks.peers.rounds import Contender, Figures, Maker, timed
 from benchmarks.peers.trainers import Accelerated, Transformed
-from resilient.checkpointer import About
+from resilient.checkpoint.restore.read import ReadRequest, read_wanted
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.landing import Landing
-from resilient.state.load import load
+from resilient.state_dict.load import LoadPlan, load
 from resilient.storage.open import open_store
-from resilient.vault.reading.read import Wanted, read_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,16 +101,16 @@ def raw_of(training: Training) -> Callable[[Path], None]:
 
 def ours_of(training: Training, folder: Path) -> Contender:
     """Load both parts as resume does it, proved where they lie."""
-    checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock(), ()))
+    checkpointer = open_engine(str(folder), emit=Emitter(SystemClock(), ()))
     parts = training.parts()
     checkpointer.resume(parts)
-    checkpoint = checkpointer.save(1, parts, About())
+    checkpoint = checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.close()
     store = open_store(str(folder))
 
     def load_all() -> None:
-        landing = Landing(parts, in_place=True)
-        proved = read_wanted(store, checkpoint, Wanted(parts, places=landing.places))
+        landing = LoadPlan(parts, in_place=True)
+        proved = read_wanted(store, checkpoint, ReadRequest(parts, places=landing.places))
         load(proved.manifest, proved.files, parts, 0, landing)
 
     return lambda _: cold_and_warm(folder, load_all)

@@ -15,18 +15,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import (
-    AsyncCheckpointerType,
-    AsyncSaveResponse,
-)
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from benchmarks.harness import installed
 from benchmarks.peers.rounds import Contender, Figures, Maker, timed
 from benchmarks.peers.trainers import Accelerated, Transformed
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import CheckpointCommitted, Emitter, Event
-from resilient.opening import open_checkpointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,7 +116,7 @@ def ours_of(training: Training, folder: Path) -> Contender:
             committed.append(event.commit_seconds)
 
     emit = Emitter(SystemClock(), (listen,))
-    checkpointer = open_checkpointer(str(folder), emit=emit, keep_last=1)
+    checkpointer = open_engine(str(folder), emit=emit, keep_last=1)
     parts = training.parts()
     checkpointer.resume(parts)
     step = 0
@@ -128,7 +125,7 @@ def ours_of(training: Training, folder: Path) -> Contender:
         nonlocal step
         step += 1
         training.change()
-        stall = timed(lambda: checkpointer.save(step, parts, About()))
+        stall = timed(lambda: checkpointer.save(step, parts, CheckpointInfo()))
         # The manifest is in the store; deleting the checkpoint before this one comes after that.
         checkpointer.wait()
         return {"stall": stall, "durable": committed[-1]}

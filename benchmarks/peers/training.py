@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers.loading import READ_BYTES, cold_and_warm
 from benchmarks.peers.saving import sync
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import Manifest, PartEntry
-from resilient.format.names import CheckpointId
-from resilient.format.shard import HostFile
+from resilient.format.safetensors_file import StagedFile
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.registry.generations import claim
-from resilient.vault.saving.write import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from benchmarks.peers.rounds import Contender, Figures
+    from resilient.checkpoint.generations import Generation
     from resilient.storage.store import Store
-    from resilient.vault.registry.generations import Generation
 
 FILES = 4
 
@@ -87,7 +87,7 @@ def commit_files(
     """Commit a checkpoint of these files and a document."""
     checkpoint = CheckpointId(life.number, step)
     part = PartEntry("trainer", "replicated", "state.json")
-    held = [HostFile(name, data) for name, data in {"state.json": b"{}\n", **files}.items()]
+    held = [StagedFile(name, data) for name, data in {"state.json": b"{}\n", **files}.items()]
     receipt = write(store, checkpoint, 0, held, [part])
     world, now = {"size": 1, "strategy": "single"}, SystemClock().now_iso()
     about = Manifest(life.run_id, checkpoint, None, now, world, (), (), ())

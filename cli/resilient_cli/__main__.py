@@ -8,12 +8,12 @@ import sys
 def main() -> int:
     """Listen for signals before anything takes time, then run the program."""
     if "train" in sys.argv:
-        from resilient_cli import early
+        from resilient_cli import process_exit
 
-        early.listen(sys.argv[1:])
-    from resilient_cli.leaving import Ending
+        process_exit.record_early_signals(sys.argv[1:])
+    from resilient_cli.process_exit import ExitGuard
 
-    ending = Ending()
+    ending = ExitGuard()
     from resilient_cli import app
 
     ending.status = app.main()

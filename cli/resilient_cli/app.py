@@ -1,17 +1,33 @@
-"""The program `resilient`: its commands, its global options, its edge.
+"""Typer app, global options, help formatting.
+
+How ``--help`` is set: no line is wider than the terminal, and no word is cut.
+
+Typer wants fifty columns at least and breaks words at hyphens, so that an option in an example
+cannot be copied. Where there is no room for two columns, what an option does stands below it.
+
+Hints that are seen once more: one that repeats what has just failed is no help (pure).
+
+The program `resilient`: its commands, its global options, its edge.
 
 Commands are imported when they are called, so that ``--help`` and ``ckpt`` never pay for torch.
 The edge, :func:`main`, is the one place where errors become text and exit codes.
+
+Which options of ``resilient train`` a command line gives, without carrying them out.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import sys
 import tempfile
+import textwrap
 import traceback
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,21 +35,170 @@ import typer
 from typer.completion import completion_init
 from typer.core import TyperGroup
 
-from resilient.errors import ResilientError
-from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
-from resilient.showing import quoted
+from resilient.errors import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN, ResilientError
+from resilient.redaction import shell_quote
 from resilient.storage.urls import redacted_text
-from resilient_cli.helping import HelpContext
-from resilient_cli.hinting import another_way
-from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
-from resilient_cli.render import Format, Output, show_error
-from resilient_cli.streams import leave_the_pipe, put, speak_plainly, write_nowhere_if_closed
-from resilient_cli.tree import COMMANDS
+from resilient_cli.command_tree import COMMANDS
+from resilient_cli.durations import WITHIN_SECONDS, parse_duration
+from resilient_cli.output import (
+    Format,
+    Output,
+    ignore_broken_pipe,
+    put,
+    show_error,
+    use_utf8_streams,
+    write_nowhere_if_closed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient_cli.tree import LazyCommand
+    from resilient_cli.command_tree import LazyCommand
+
+_COLUMNS_MAX = 80
+_MARGIN = 2
+_TWO_COLUMNS_MIN = 60
+_TERM_MAX = 30
+_GAP = 2
+_BELOW = 4
+
+# The base of what makes a help; it changed its home between releases of Typer.
+_CONTEXT: Any = TyperGroup.context_class
+_FORMATTER: Any = _CONTEXT.formatter_class
+
+
+class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
+    """Sets a help for the terminal at hand."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        columns = min(shutil.get_terminal_size().columns, _COLUMNS_MAX)
+        super().__init__(width=max(columns - _MARGIN, 1))
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """Write how the command is called."""
+        first = f"{'Usage: ' if prefix is None else prefix}{prog} "
+        fits = len(first) + 20 <= self.width
+        indent = " " * (len(first) if fits else _BELOW)
+        lines = _folded(args, self.width, indent)
+        if fits and lines:
+            lines[0] = first + lines[0].lstrip()
+        else:
+            lines = [*_folded(first.strip(), self.width, "", _BELOW), *lines]
+        self._write_lines(lines)
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        self._write_lines(_paragraphs(text, self.width, " " * self.current_indent))
+
+    def write_dl(
+        self, rows: Sequence[tuple[str, str]], col_max: int = _TERM_MAX, col_spacing: int = _GAP
+    ) -> None:
+        """Write terms and what they mean: beside them, or below where it is narrow."""
+        rows = list(rows)
+        first = min(max((len(term) for term, _ in rows), default=0), col_max) + col_spacing
+        is_narrow = self.width < _TWO_COLUMNS_MIN
+        start = self.current_indent + (_BELOW if is_narrow else first)
+        for term, meaning in rows:
+            own = _folded(term, self.width if is_narrow else 0, " " * self.current_indent, _BELOW)
+            lines = list(_paragraphs(meaning, self.width, " " * start))
+            is_beside = not is_narrow and len(term) <= first - col_spacing
+            if is_beside and lines:
+                lines[0] = own[0].ljust(start) + lines[0].lstrip()
+                own = []
+            self._write_lines([*own, *lines])
+
+    def _write_lines(self, lines: Sequence[str] | Iterator[str]) -> None:
+        self.write("".join(f"{line}\n" for line in lines))
+
+
+class HelpContext(_CONTEXT):  # type: ignore[misc]  # it is one of two
+    """Knows how a help is set."""
+
+    formatter_class = HelpFormatter
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Folds between words, and behind the strokes of a choice."""
+
+    wordsep_simple_re = re.compile(r"([\t\n ]+|(?<=\|))")
+
+
+def _paragraphs(text: str, width: int, indent: str) -> Iterator[str]:
+    for number, paragraph in enumerate(one for one in text.split("\n\n") if one.strip()):
+        if number:
+            yield ""
+        yield from _folded(" ".join(paragraph.split("\n")), width, indent)
+
+
+def _folded(text: str, width: int, indent: str, more: int = 0) -> list[str]:
+    """Return a text as lines of a width; 0: as one."""
+    if not width:
+        return [indent + text]
+    wrapper = _Wrapper(
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * more,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text)
+
+
+_LISTING = ["resilient", "ckpt", "ls"]
+
+
+def drop_useless_hint(hint: str, given: Sequence[str], code: str) -> str:
+    """Return a hint, or another one where it is the very command that failed.
+
+    Args:
+        hint: what the error says.
+        given: the command line without the program.
+        code: of the error.
+    """
+    try:
+        words = shlex.split(hint)
+    except ValueError:
+        return hint
+    said = [one for one in given if not one.startswith("-")]
+    # Nearly every error of a place says to list it; who just did wants to know what is wrong there.
+    if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
+        return f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _explained(code)
+    if words[:3] == ["resilient", *said[:2]] and words[3:] and _are_options(words[3:]):
+        # The same command with something more: whatever else was typed stays as it was.
+        more = words[3:]
+        better = [*_without(given, more), *more]
+        is_same = sorted(better) == sorted(given)
+        return _explained(code) if is_same else shlex.join(["resilient", *better])
+    return _explained(code) if words == ["resilient", *given] else hint
+
+
+def _are_options(words: Sequence[str]) -> bool:
+    is_plain = all(one.startswith("--") or one.isdigit() for one in words)
+    return words[0].startswith("--") and is_plain and "--help" not in words
+
+
+def _without(given: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command line without these options and their values, which stand after it then.
+
+    Args:
+        given: the command line.
+        options: what :func:`_are_options` says are some; a number is the value of what precedes it.
+    """
+    valued = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
+    kept = []
+    rest = iter(given)
+    for word in rest:
+        name, is_joined, _ = word.partition("=")
+        if not name.startswith("--") or name not in valued:
+            kept.append(word)
+        elif valued[name] and not is_joined:
+            next(rest, None)
+    return kept
+
+
+def _explained(code: str) -> str:
+    return f"resilient help {code}"
+
 
 EXIT_INTERRUPTED = 130
 PROGRAM = "resilient"
@@ -130,12 +295,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
     write_nowhere_if_closed()
-    speak_plainly(sys.stdout, sys.stderr)
+    use_utf8_streams(sys.stdout, sys.stderr)
     within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
         status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
-        hint = another_way(error.hint, given, error.code)
+        hint = drop_useless_hint(error.hint, given, error.code)
         return _fail(error, output, error.exit_code, error.code, error.message, hint)
     except _PARSER_ERROR as error:
         return _wrong_usage(error, output, given)
@@ -145,7 +310,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         # So the parser leaves a pipe that nobody reads any more.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        leave_the_pipe()
+        ignore_broken_pipe()
         status = 0
     except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback
         text = f"unexpected {type(error).__name__}: {error}"
@@ -222,7 +387,7 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
     elif parameter.name == "yes" and value:
         output.agrees = True
     elif parameter.name == "timeout" and value:
-        WITHIN_SECONDS.set(seconds_of(value, "--timeout"))
+        WITHIN_SECONDS.set(parse_duration(value, "--timeout"))
     elif parameter.name in ("quiet", "debug") and value:
         setattr(output, parameter.name, True)
 
@@ -263,4 +428,22 @@ def _where_it_was(error: BaseException) -> str:
         Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
         return ""  # --debug shows it
-    return f"cat {quoted(path)}"
+    return f"cat {shell_quote(path)}"
+
+
+def parse_train_options(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options of ``resilient train`` that these words give, with their values.
+
+    What the parser does not know is left to the command itself, which ends by it.
+    """
+    from resilient_cli.command_tree import COMMANDS
+
+    context = load("train", COMMANDS["train"]).make_context(
+        "train", list(words), resilient_parsing=True
+    )
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {
+        name: context.params[name]
+        for name, source in sources
+        if source is not None and source.name == "COMMANDLINE"
+    }

@@ -1,31 +1,64 @@
-"""Looking at checkpoints that other tools wrote."""
+"""Checkpoints and runs of other tools on a command line.
+
+Looking at checkpoints that other tools wrote.
+
+Runs of other tools on a command line: which checkpoint a reference means there.
+
+Checkpoints of any tool by what a command line calls them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from resilient.errors import KeyNotFound, StoreError, UnknownLayout
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.verify import verify
+from resilient.diff import foreign, native
+from resilient.distributed.launch_env import read_storage_options
+from resilient.errors import (
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+    RepositoryNotFound,
+    StoreError,
+    UnknownLayout,
+    UsageError,
+)
+from resilient.format.keys import parse_checkpoint
+from resilient.layouts.detect import (
+    LAYOUTS,
+    checkpoints_in,
+    checkpoints_of,
+    pointed_at,
+    read_layout,
+    referred,
+    with_last,
+)
 from resilient.layouts.incomplete import saved_name
-from resilient.layouts.judging import Alternatives, Outcome, judge
-from resilient.layouts.recognizing import checkpoints_in, read_layout
-from resilient.layouts.remedies import is_costly
-from resilient.layouts.values import Cure
+from resilient.layouts.model import Remedy
+from resilient.layouts.resumability import Alternatives, Outcome, assess_resumability, is_costly
+from resilient.layouts.single_file import ALONE
 from resilient.layouts.weights import SAFE, TORCH
-from resilient.showing import quoted
-from resilient.storage.folder import Listing, open_folder
+from resilient.redaction import shell_quote
+from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import open_store
 from resilient.storage.urls import protocol_of
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.generations import list_numbers
-from resilient.world.launch import read_storage_options
-from resilient_cli.lengths import WITHIN_SECONDS
-from resilient_cli.progress import Progress
-from resilient_cli.told import ToldFolder
+from resilient_cli.durations import WITHIN_SECONDS
+from resilient_cli.output import Progress
+from resilient_cli.repositories import open_repository
+from resilient_cli.store_wrappers import ProgressFolder
 
 if TYPE_CHECKING:
-    from resilient.layouts.values import Contents, Verdict
+    from collections.abc import Sequence
+
+    from resilient.diff.model import CheckpointView
+    from resilient.layouts.detect import Pointers, RunCheckpoint
+    from resilient.layouts.model import Contents, Resumability
     from resilient.storage.folder import Folder
 
 _SIBLINGS_MAX = 3
@@ -34,7 +67,7 @@ _PLANNED_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ForeignCheckpoint:
     """What was found at a place.
 
     Attributes:
@@ -48,8 +81,8 @@ class Looked:
 
     url: str
     contents: Contents
-    verdict: Verdict
-    listing: Listing
+    verdict: Resumability
+    listing: DirectoryListing
     sibling: str = ""
     read_bytes: int | None = None
 
@@ -74,7 +107,7 @@ def is_foreign(url: str) -> bool:
     return not committed(store) and not list_numbers(store)
 
 
-def look_if_known(url: str | None, *, is_read: bool) -> Looked | None:
+def look_if_known(url: str | None, *, is_read: bool) -> ForeignCheckpoint | None:
     """Return what another tool left at a place; None when nothing that is known did.
 
     Args:
@@ -86,14 +119,14 @@ def look_if_known(url: str | None, *, is_read: bool) -> Looked | None:
         StoreError: it could not be read.
     """
     try:
-        return look(url, is_read=is_read) if url and is_foreign(url) else None
+        return inspect_foreign(url, is_read=is_read) if url and is_foreign(url) else None
     except UnknownLayout as error:
         if error.hint:
             raise
         return None
 
 
-def look(url: str, *, is_read: bool = False) -> Looked | None:
+def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | None:
     """Return what is at a place, None when there is nothing.
 
     Args:
@@ -104,28 +137,32 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
         UnknownLayout: it is no checkpoint.
         StoreError: it could not be read.
     """
-    found = opened(url)
+    found = open_foreign(url)
     if found is None:
         return None
     folder, listing, contents = found
     read_bytes = None
     if is_read:
-        from resilient.comparison.proving import prove  # it needs numpy, which listing does not
+        from resilient.diff.foreign_verify import (
+            verify_foreign,
+        )  # it needs numpy, which listing does not
 
         with Progress("reading") as told:
-            counted = ToldFolder(folder, told, sum(listing.sizes.values()))
-            proofs = prove(counted, listing, contents)
+            counted = ProgressFolder(folder, told, sum(listing.sizes.values()))
+            proofs = verify_foreign(counted, listing, contents)
         read_bytes = counted.seen_bytes
         contents = replace(contents, problems=(*contents.problems, *proofs))
-    verdict = judge(contents, folder.url)
+    verdict = assess_resumability(contents, folder.url)
     others = Alternatives()
-    if verdict.answer != "yes" or any(one.cure is Cure.EARLIER for one in contents.problems):
+    if verdict.answer != "yes" or any(one.cure is Remedy.EARLIER for one in contents.problems):
         others = _alternatives(url, listing, verdict, is_read=is_read)
-        verdict = judge(contents, folder.url, others)
-    return Looked(folder.url, contents, verdict, listing, others.sibling, read_bytes)
+        verdict = assess_resumability(contents, folder.url, others)
+    return ForeignCheckpoint(folder.url, contents, verdict, listing, others.sibling, read_bytes)
 
 
-def _alternatives(url: str, listing: Listing, verdict: Verdict, *, is_read: bool) -> Alternatives:
+def _alternatives(
+    url: str, listing: DirectoryListing, verdict: Resumability, *, is_read: bool
+) -> Alternatives:
     """Return the other ways to continue the run of a checkpoint.
 
     Raises:
@@ -141,15 +178,17 @@ def _alternatives(url: str, listing: Listing, verdict: Verdict, *, is_read: bool
 
 def _outcome(url: str) -> Outcome:
     """Return what `resilient ckpt repair` would make of a checkpoint."""
-    from resilient.mending.planning import plan_mending  # it needs numpy, which listing does not
+    from resilient.layout_repair.plan import (
+        plan_layout_repair,
+    )  # it needs numpy, which listing does not
 
-    plan = plan_mending(url)
+    plan = plan_layout_repair(url)
     if not plan.is_mended or plan.verdict.answer == "no":
         return Outcome.NONE
     return Outcome.LOSSLESS if plan.is_whole and plan.verdict.answer == "yes" else Outcome.LOSSY
 
 
-def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
+def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
     """Return the folder at a place, its files and what they hold; None when there is nothing.
 
     Raises:
@@ -169,18 +208,18 @@ def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
     return folder, listing, contents
 
 
-def _unknown(url: str, listing: Listing) -> UnknownLayout:
+def _unknown(url: str, listing: DirectoryListing) -> UnknownLayout:
     inside = checkpoints_in(listing)
     newer = f"{url.rstrip('/')}/{inside[0]}" if inside else ""
-    hint = f"resilient ckpt inspect {quoted(newer)}" if inside else ""
+    hint = f"resilient ckpt inspect {shell_quote(newer)}" if inside else ""
     newest = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
     what = newest or "; docs/layouts.md has a list"
     if protocol_of(url) in ("http", "https"):
         what = "; over http one file is read, and a page of links is no listing of a folder"
-        hint = f"resilient ckpt inspect {quoted(url.rstrip('/') + '/model.safetensors')}"
+        hint = f"resilient ckpt inspect {shell_quote(url.rstrip('/') + '/model.safetensors')}"
     return UnknownLayout(
         f"`{url}` is no checkpoint of a tool that is known{what}",
-        hint=hint or f"resilient ckpt ls {quoted(url)}",
+        hint=hint or f"resilient ckpt ls {shell_quote(url)}",
     )
 
 
@@ -215,11 +254,177 @@ def _answer(path: str, *, is_read: bool) -> str:
     """Return the judge's answer about another checkpoint; empty if it cannot be read."""
     try:
         if is_read:
-            from resilient.comparison.verification import verify_folder
+            from resilient.diff.verification import verify_folder
 
             return verify_folder(path).verdict.answer
         folder = open_folder(path)
         contents = read_layout(folder, folder.list())
     except (StoreError, UnknownLayout):
         return ""
-    return judge(contents, path).answer if contents else ""
+    return assess_resumability(contents, path).answer if contents else ""
+
+
+_SHOWN_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRun:
+    """A folder in which another tool keeps its checkpoints.
+
+    Attributes:
+        url: where, without secrets.
+        checkpoints: newest first; one at least.
+        pointers: what it says of them.
+        latest: the names of those that `latest` means, one of each run.
+        is_whole: whether all files were listed; else newer checkpoints may lack.
+    """
+
+    url: str
+    checkpoints: Sequence[RunCheckpoint]
+    pointers: Pointers
+    latest: frozenset[str]
+    is_whole: bool
+
+
+def find_foreign_run(url: str) -> ForeignRun | None:
+    """Return the run of another tool at a place; None of what is none.
+
+    Raises:
+        RepositoryNotFound: it is a checkpoint itself.
+        StoreError: it could not be read.
+    """
+    there = _found_at(url) if is_foreign(url) else None
+    if there is None:
+        return None
+    folder, listing, found = there
+    if found:
+        pointers = pointed_at(folder, listing, found)
+        # Of a list that is cut only a tracker knows the latest: newer ones may lack.
+        newest = referred("latest", found, pointers.latest) if listing.is_whole else []
+        latest = pointers.latest.union(one.name for one in newest)
+        return ForeignRun(folder.url, found, pointers, latest, listing.is_whole)
+    if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
+        raise RepositoryNotFound(
+            f"`{folder.url}` is a checkpoint of another tool, and holds no others",
+            hint=f"resilient ckpt inspect {shell_quote(folder.url)}",
+        )
+    return None
+
+
+def in_run(ref: str | None, url: str | None) -> str | None:
+    """Return the path of the checkpoint that a reference means in a run of another tool.
+
+    None where there is no such run, or nothing in it is asked for. It is for who found no
+    repository of ours there: those do not pay for it.
+
+    Raises:
+        NothingToResume: there is no such checkpoint in it.
+        UsageError: there are several, of several runs.
+        StoreError: it could not be read.
+    """
+    if not ref or not url or "://" in ref or not is_foreign(url):
+        return None
+    there = _found_at(url)
+    if there is None or not there[2]:
+        return None
+    folder, listing, found = there
+    if not listing.is_whole:
+        raise UsageError(
+            f"`{folder.url}` holds more files than are listed, so what `{ref}` means is not known: "
+            "name a checkpoint by its path",
+            hint=f"resilient ckpt ls {shell_quote(folder.url)}",
+        )
+    latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
+    named = referred(ref, found, latest)
+    if len(named) == 1:
+        return f"{url.rstrip('/')}/{named[0].name}"
+    if named:
+        shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
+        raise UsageError(
+            f"`{ref}` means {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
+            hint=f"resilient ckpt inspect {shell_quote(folder.url.rstrip('/') + '/' + named[0].name)}",
+        )
+    raise NothingToResume(
+        f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
+        "latest~2, step:500 and names do",
+        hint=f"resilient ckpt ls {shell_quote(folder.url)}",
+    )
+
+
+def _found_at(url: str) -> tuple[Folder, DirectoryListing, list[RunCheckpoint]] | None:
+    folder = open_folder(url, read_storage_options(os.environ))
+    try:
+        listing = folder.list()
+    except KeyNotFound:
+        return None  # whoever looks for a repository there says so
+    if listing.is_file:
+        return folder, listing, []
+    return folder, listing, with_last(folder, listing, checkpoints_of(listing))
+
+
+_REFERENCE = re.compile(r"latest(?:~\d+)?|step:\d+|best:.+|@.+")
+
+
+def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
+    """Return the checkpoint that an argument means.
+
+    It is a path or a URL if it has a slash, ends like a file of weights, or no repository is
+    named: of a checkpoint of any tool, of one of ours, of a repository (its latest), or of a
+    repository with a reference behind a slash. Else it is a reference in the repository.
+
+    Raises:
+        ResilientError: nothing is there, or it is no checkpoint.
+    """
+    if not _is_path(ref, place or repo):
+        return _referred(ref, place or repo or "")
+    head, _, tail = ref.rstrip("/").rpartition("/")
+    if parse_checkpoint(tail) is not None:
+        return _ours(tail, head or ("/" if ref.startswith("/") else "."))
+    if _REFERENCE.fullmatch(tail):
+        return _referred(tail, head or ".")
+    found = open_foreign(ref) if is_foreign(ref) else None
+    return _ours("latest", ref) if found is None else foreign.open_foreign(*found)
+
+
+def require_whole(side: CheckpointView) -> None:
+    """Read every byte of a checkpoint once, and hold it against what its tool says of it.
+
+    Raises:
+        IntegrityError: something is damaged; the message names the first.
+        StoreError: it could not be read.
+    """
+    if side.layout == native.LAYOUT:
+        place, _, name = side.url.rpartition("/")
+        checkpoint = parse_checkpoint(name)
+        store = open_repository(place, None)
+        found = verify(store, checkpoint) if checkpoint else []
+        wrong = [f"{one.file} {one.problem}" for one in found if one.severity == "damaged"]
+        hint = f"resilient ckpt repair {name} {shell_quote(place)}"
+    else:
+        looked = inspect_foreign(side.url, is_read=True)
+        problems = looked.contents.problems if looked else ()
+        wrong = [f"{it.place}: {it.what}" for it in problems if it.is_fatal and it.what != ALONE]
+        hint = f"resilient ckpt verify {shell_quote(side.url)}"
+    if wrong:
+        raise IntegrityError(f"{side.url} is damaged: {wrong[0]}", key=side.url, hint=hint)
+
+
+def _is_path(ref: str, repository: str | None) -> bool:
+    return "/" in ref or not repository or ref.endswith((SAFE, *TORCH))
+
+
+def _referred(ref: str, url: str) -> CheckpointView:
+    """Return what a reference means in a repository, or in a run of another tool."""
+    try:
+        return _ours(ref, url)
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        found = open_foreign(path) if path else None
+        if found is None:
+            raise
+        return foreign.open_foreign(*found)
+
+
+def _ours(ref: str, url: str) -> CheckpointView:
+    store = open_repository(url, None)
+    return native.open_native(store, read_manifest(store, resolve(store, ref)))

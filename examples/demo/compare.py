@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient.testing.endings import differences, ending
+from resilient.testing.run_equality import differences, ending
 
 if TYPE_CHECKING:
     from resilient.storage.store import Store

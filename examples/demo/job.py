@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from resilient.checkpoint.catalog import committed, folders_of
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed, folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resilient.format.names import CheckpointId
+    from resilient.format.keys import CheckpointId
 
 RANKS = 2
 PATIENCE_SECONDS = 120.0

@@ -1,4 +1,11 @@
-"""Sealed JSON documents: canonical bytes that carry their own root digest.
+"""Sealed canonical JSON, bounded validation of untrusted documents.
+
+What a document may hold, as data: types, lengths, counts and depths, looked at before use.
+
+A seal finds damage, but whoever can write a document can also seal it. So nothing of a document
+is multiplied, allocated or walked before it was held against these bounds.
+
+Sealed JSON documents: canonical bytes that carry their own root digest.
 
 A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. Its
 ``root`` is the SHA-256 of the same document without that field. Reading demands the very bytes
@@ -8,14 +15,256 @@ that writing would produce, so a change of any bit is found.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from resilient.errors import IntegrityError
-from resilient.format.bounds import check_depth
 from resilient.format.digest import root_digest
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+Check = Callable[[Any, str], None]
+"""Raises ValueError, with the path, unless the value is as it must be."""
+
+DEPTH_MAX = 100
+NUMBER_MAX = 1 << 62
+FILES_MAX = 200_000
+TENSORS_MAX = 500_000
+REGIONS_MAX = 100_000
+AXES_MAX = 64
+CHECKPOINTS_MAX = 10_000
+RECORDS_MAX = 1 << 20
+ROW_LENGTH_MAX = 16
+CELL_MAX = 1 << 64
+_NAME_LENGTH_MAX = 4096
+_TEXT_LENGTH_MAX = 256
+_ELEMENTS_MAX = 1 << 60
+_NESTED = frozenset({list, dict})
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def text(value: Any, path: str, length_max: int = _TEXT_LENGTH_MAX) -> None:
+    """Require a short text that can be shown: no lone surrogates, no control characters."""
+    _require(isinstance(value, str) and len(value) <= length_max, path, "is no short text")
+    _require(value.isprintable(), path, "is no text that can be shown")
+
+
+def name(value: Any, path: str) -> None:
+    """Require the name of a tensor: any keys of a model, so longer and less plain."""
+    _require(isinstance(value, str) and len(value) <= _NAME_LENGTH_MAX, path, "is no name")
+
+
+def number(value: Any, path: str) -> None:
+    """Require a whole number that a file system could mean."""
+    _require(type(value) is int and 0 <= value <= NUMBER_MAX, path, "is no whole number in bounds")
+
+
+def digest(value: Any, path: str) -> None:
+    """Require an XXH3-128 in hex."""
+    is_digest = isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+    _require(is_digest, path, "is no digest")
+
+
+def plain(value: Any, path: str) -> None:
+    """Require an object of whatever JSON can say."""
+    _require(isinstance(value, dict), path, "is no object")
+
+
+def maybe(check: Check) -> Check:
+    """Require null or what ``check`` requires."""
+
+    def look(value: Any, path: str) -> None:
+        if value is not None:
+            check(value, path)
+
+    return look
+
+
+def each(check: Check, count_max: int) -> Check:
+    """Require a list of at most ``count_max`` values, each as ``check`` requires."""
+
+    def look(value: Any, path: str) -> None:
+        _require(isinstance(value, list | tuple), path, "is no list")
+        _require(len(value) <= count_max, path, f"has more than {count_max} entries")
+        for index, one in enumerate(value):
+            check(one, f"{path}/{index}")
+
+    return look
+
+
+def having(**known: Check) -> Check:
+    """Require an object with these fields; whoever reads it decides about others."""
+
+    def look(value: Any, path: str) -> None:
+        _require(isinstance(value, dict), path, "is no object")
+        for field, check in known.items():
+            _require(field in value, path, f"has no `{field}`")
+            check(value[field], f"{path}/{field}")
+
+    return look
+
+
+_BOX = having(offsets=each(number, AXES_MAX), lengths=each(number, AXES_MAX))
+_STORED = having(region=_BOX, file=text, start=number, size_bytes=number, digest=text)
+_TENSOR = having(
+    name=name,
+    part=text,
+    dtype=text,
+    shape=each(number, AXES_MAX),
+    regions=each(_STORED, REGIONS_MAX),
+)
+_FILE = having(
+    name=text, size_bytes=number, digest=digest, chunks=each(digest, NUMBER_MAX), rank=number
+)
+_PART = having(name=text, scope=text, document=text)
+_FILES, _TENSORS = each(_FILE, FILES_MAX), each(_TENSOR, TENSORS_MAX)
+_PARTS = each(_PART, FILES_MAX)
+_MANIFEST = having(
+    chunk_bytes=number,
+    run_id=text,
+    generation=number,
+    step=number,
+    parent=maybe(text),
+    created_at=text,
+    world=having(size=number, strategy=text),
+    files=_FILES,
+    tensors=_TENSORS,
+    parts=_PARTS,
+    config=plain,
+    software=plain,
+    data=plain,
+    metrics=plain,
+    protects=each(text, CHECKPOINTS_MAX),
+)
+_RECEIPT = having(rank=number, files=_FILES, tensors=_TENSORS, parts=_PARTS)
+
+
+_RECORD = having(
+    number=number,
+    run_id=text,
+    parent=maybe(text),
+    cause=text,
+    claimed_at=text,
+    host=text,
+    token=text,
+)
+
+
+def row(value: Any, path: str) -> None:
+    """Require a record of a ledger: its kind, then what it says, in numbers and short texts."""
+    each(_cell, ROW_LENGTH_MAX)(value, path)
+    _require(len(value) > 0 and isinstance(value[0], str), path, "does not say its kind")
+
+
+def _cell(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        text(value, path)
+        return
+    # A seed may use all of 64 bits.
+    is_whole = type(value) is int and -CELL_MAX <= value <= CELL_MAX
+    is_number = is_whole or (type(value) is float and math.isfinite(value))
+    _require(is_number, path, "is no number in bounds")
+
+
+_PLACE = having(step=number, epoch=number, samples=number)
+_LEDGER = having(
+    run_id=text,
+    generation=number,
+    step=number,
+    previous=text,
+    opens=text,
+    start=_PLACE,
+    stop=_PLACE,
+    before=number,
+    records=each(row, RECORDS_MAX),
+    checks=each(text, RECORDS_MAX),
+    head=text,
+)
+
+
+def check_ledger(fields: Mapping[str, Any]) -> None:
+    """Hold the fields of a segment of the ledger against the bounds.
+
+    Raises:
+        ValueError: a field is missing, of another type or out of bounds.
+    """
+    _LEDGER(fields, "segment")
+
+
+def check_manifest(fields: Mapping[str, Any]) -> None:
+    """Hold a manifest's fields against the bounds, before a value is made of them.
+
+    Raises:
+        ValueError: a field is missing, of another type or out of bounds, or tensors claim more
+            bytes of a file than it has, so that reading them would take more memory than it does.
+    """
+    _MANIFEST(fields, "manifest")
+    claimed = _check_tensors(fields["tensors"])
+    sizes = {one["name"]: one["size_bytes"] for one in fields["files"]}
+    for file, size_bytes in claimed.items():
+        _require(size_bytes <= sizes.get(file, 0), file, "is shorter than its tensors")
+
+
+def check_record(fields: Mapping[str, Any]) -> None:
+    """Hold the fields of a life's record against the bounds.
+
+    Raises:
+        ValueError: a field is missing, of another type or out of bounds.
+    """
+    _RECORD(fields, "record")
+    skipped = fields.get("skipped", 0)
+    number(skipped, "record/skipped")
+    _require(skipped <= fields["number"], "record/skipped", "is above the number of the life")
+
+
+def check_receipt(fields: Mapping[str, Any]) -> None:
+    """Hold a receipt's fields against the bounds.
+
+    Raises:
+        ValueError: as :func:`check_manifest`.
+    """
+    _RECEIPT(fields, "receipt")
+    _check_tensors(fields["tensors"])
+
+
+def nested(values: Iterable[Any]) -> list[Any]:
+    """Return the lists and objects among values that were read from JSON."""
+    return [one for one in values if type(one) in _NESTED]
+
+
+def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
+    """Require that lists and objects nest at most ``depth_max`` deep, without recursion.
+
+    Raises:
+        ValueError: they nest deeper.
+    """
+    level = nested([value])
+    for _ in range(depth_max):
+        level = nested(
+            inner for one in level for inner in (one.values() if type(one) is dict else one)
+        )
+        if not level:
+            return
+    raise ValueError(f"it nests more than {depth_max} deep")
+
+
+def _check_tensors(tensors: list[dict[str, Any]]) -> Counter[str]:
+    """Return how many bytes of each file the tensors claim."""
+    claimed: Counter[str] = Counter()
+    for tensor in tensors:
+        # An empty axis must not hide the others: strides are products without it.
+        elements = math.prod(max(one, 1) for one in tensor["shape"])
+        _require(elements <= _ELEMENTS_MAX, tensor["name"], "is too large for any memory")
+        for one in tensor["regions"]:
+            claimed[one["file"]] += one["size_bytes"]
+    return claimed
+
+
+def _require(holds: bool, path: str, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise ValueError(f"`{path[:80]}` {what}")
+
 
 DOCUMENT_BYTES_MAX = 256 << 20
 """A manifest of 30 TB of state has about as much; nothing of ours is larger."""

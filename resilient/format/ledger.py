@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError
-from resilient.format.bounds import check_ledger
 from resilient.format.digest import root_digest
-from resilient.format.document import canonical, seal, unseal
-from resilient.format.names import CheckpointId, parse_segment, segment_key
+from resilient.format.document import canonical, check_ledger, seal, unseal
+from resilient.format.keys import CheckpointId, parse_segment, segment_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ _START = ("step", "epoch", "samples")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LedgerPosition:
     """How far a run has come: the last step, and the samples that its epoch has used up."""
 
     step: int = 0
@@ -47,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class LedgerHead:
     """What a manifest says of the ledger, so that no segment can be changed unnoticed.
 
     Attributes:
@@ -60,7 +59,7 @@ class Anchor:
     segment: str
     head: str
     records: int
-    place: Place
+    place: LedgerPosition
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
@@ -73,7 +72,7 @@ class Anchor:
         }
 
     @staticmethod
-    def from_data(data: Mapping[str, Any]) -> Anchor | None:
+    def from_data(data: Mapping[str, Any]) -> LedgerHead | None:
         """Return what the data of a manifest says, None if it says nothing.
 
         Raises:
@@ -83,11 +82,11 @@ class Anchor:
             return None
         try:
             value = data["ledger"]
-            return Anchor(
+            return LedgerHead(
                 str(value["segment"]),
                 str(value["head"]),
                 int(value["records"]),
-                Place(*(int(one) for one in value["place"])),
+                LedgerPosition(*(int(one) for one in value["place"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             problem = f"what the manifest says of the ledger makes no sense: {error}"
@@ -115,8 +114,8 @@ class Segment:
     checkpoint: CheckpointId
     previous: str
     opens: str
-    start: Place
-    stop: Place
+    start: LedgerPosition
+    stop: LedgerPosition
     before: int
     rows: tuple[str, ...]
     checks: tuple[str, ...] = ()
@@ -128,9 +127,9 @@ class Segment:
         return segment_key(self.checkpoint)
 
     @property
-    def anchor(self) -> Anchor:
+    def anchor(self) -> LedgerHead:
         """What the manifest says of it."""
-        return Anchor(self.key, self.head, self.before + len(self.rows), self.stop)
+        return LedgerHead(self.key, self.head, self.before + len(self.rows), self.stop)
 
     @property
     def opening(self) -> str:
@@ -140,7 +139,7 @@ class Segment:
     @property
     def links(self) -> list[str]:
         """The link of each record, computed anew."""
-        return list(links_after(self.opening, self.checkpoint.generation, self.rows))
+        return list(extend_chain(self.opening, self.checkpoint.generation, self.rows))
 
     def closed(self) -> Segment:
         """Return it with what is stored of its links."""
@@ -149,24 +148,24 @@ class Segment:
         return replace(self, checks=checks, head=links[-1] if links else self.opening)
 
 
-def beginning(run_id: str, start: Place) -> str:
+def beginning(run_id: str, start: LedgerPosition) -> str:
     """Return the link before the first record of a ledger."""
     said = {"format": FORMAT, "run_id": run_id, "start": _place(start)}
     return root_digest(canonical(said))
 
 
-def links_after(link: str, generation: int, rows: Iterable[str]) -> Iterator[str]:
+def extend_chain(link: str, generation: int, rows: Iterable[str]) -> Iterator[str]:
     """Yield the link of each row that a life wrote, the first of which comes after ``link``."""
     for row in rows:
         link = root_digest(f"{link}\n{generation}\n{row}\n".encode())
         yield link
 
 
-def _place(place: Place) -> dict[str, int]:
+def _place(place: LedgerPosition) -> dict[str, int]:
     return {name: getattr(place, name) for name in _START}
 
 
-def step_row(place: Place, step: Sequence[Any], loss: float) -> str:
+def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
     """Return the record of optimizer steps.
 
     Args:
@@ -225,7 +224,9 @@ def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
     try:
         check_ledger(fields)
         checkpoint = CheckpointId(fields["generation"], fields["step"])
-        start, stop = (Place(*(fields[end][name] for name in _START)) for end in ("start", "stop"))
+        start, stop = (
+            LedgerPosition(*(fields[end][name] for name in _START)) for end in ("start", "stop")
+        )
         rows = tuple(row_of(*row) for row in fields["records"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"`{key}`: contradicts itself ({error})", key=key) from error

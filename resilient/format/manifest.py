@@ -1,23 +1,99 @@
-"""The Manifest: a checkpoint's table of contents; its presence is the commit."""
+"""Manifest, consistency checks, merging of rank receipts.
+
+Whether a manifest that was read makes sense: names, places, sizes.
+
+The Manifest: a checkpoint's table of contents; its presence is the commit.
+
+Receipts of all ranks, joined into what one manifest says.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
-from resilient.format.bounds import check_manifest, check_receipt
-from resilient.format.checks import check
-from resilient.format.digest import CHUNK_BYTES, FileDigest
-from resilient.format.document import seal, unseal
-from resilient.format.dtypes import ITEM_BYTES
-from resilient.format.names import CheckpointId, key_of_file, origin_of, parse_checkpoint
-from resilient.format.parity import ParityGroup
-from resilient.format.regions import Region
+from resilient.format.digest import CHUNK_BYTES, FileDigest, join_chunks
+from resilient.format.document import check_manifest, check_receipt, seal, unseal
+from resilient.format.keys import (
+    CheckpointId,
+    is_file_name,
+    key_of_file,
+    origin_of,
+    parse_checkpoint,
+)
+from resilient.format.parity import ParityGroup, check_groups
+from resilient.format.regions import ITEM_BYTES, Region, covers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+
+def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
+    """Refuse what contradicts itself, so that nothing that reads a manifest has to doubt it.
+
+    Args:
+        manifest: as it was decoded.
+        chunk_bytes: the length of chunks that it states.
+
+    Raises:
+        ValueError: names climb, offsets leave files, or tensors have holes.
+        KeyError: a region lies in a file that is not listed.
+    """
+    _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
+    sizes: dict[str, int] = {}
+    for entry in manifest.files:
+        _require(_may_be_listed(entry.name, manifest), f"file name {entry.name!r}")
+        _require(entry.name not in sizes, f"`{entry.name}` is listed twice")
+        _require(join_chunks(entry.chunks) == entry.digest, f"digests of `{entry.name}`")
+        _require(
+            -(-entry.size_bytes // CHUNK_BYTES) == len(entry.chunks), f"chunks of {entry.name}"
+        )
+        sizes[entry.name] = entry.size_bytes
+    _require(len({one.name for one in manifest.tensors}) == len(manifest.tensors), "tensor names")
+    for tensor in manifest.tensors:
+        _check_tensor(tensor, sizes)
+    for part in manifest.parts:
+        _require(
+            part.document in sizes and is_file_name(part.document), f"document of `{part.name}`"
+        )
+    _require(isinstance(manifest.metrics, dict), "metrics")
+    for name, value in manifest.metrics.items():
+        _require(type(value) in (int, float) and math.isfinite(value), f"metric `{name}`")
+    _require(manifest.format_version > 1 or not manifest.parity, "parity before version 2")
+    check_groups(manifest.parity, sizes)
+
+
+def _may_be_listed(name: str, manifest: Manifest) -> bool:
+    """Say whether it names a file of our own or, since version 2, of an older checkpoint.
+
+    Never of a newer one: so references cannot run in a ring, and rotation knows how far the
+    needs of a manifest that it cannot read may reach.
+    """
+    origin = origin_of(name)
+    if origin is None:
+        return is_file_name(name)
+    return manifest.format_version > 1 and origin < manifest.checkpoint
+
+
+def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
+    _require(
+        covers(tensor.shape, [one.region for one in tensor.regions]), f"holes in {tensor.name}"
+    )
+    for one in tensor.regions:
+        _require(
+            one.size_bytes == one.region.size * ITEM_BYTES[tensor.dtype]
+            and 0 <= one.start <= one.start + one.size_bytes <= sizes[one.file],
+            f"place of {tensor.name}{one.region}",
+        )
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise ValueError(what)
+
 
 FORMAT = "resilient-checkpoint"
 FORMAT_VERSION = 2
@@ -81,7 +157,7 @@ class TensorEntry:
     Attributes:
         name: the part's name, a slash, and the path inside the part.
         part: the part that it belongs to.
-        dtype: a name of :data:`resilient.format.dtypes.ITEM_BYTES`.
+        dtype: a name of :data:`resilient.format.regions.ITEM_BYTES`.
         shape: the global shape.
         regions: boxes that hold every element exactly once.
     """
@@ -252,7 +328,7 @@ def decode(data: bytes, key: str) -> Manifest:
     try:
         check_manifest(fields)
         manifest = _from_fields(fields)
-        check(manifest, int(fields["chunk_bytes"]))
+        check_manifest_consistency(manifest, int(fields["chunk_bytes"]))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"`{key}`: contradicts itself ({error})", key=key) from error
     if manifest.checkpoint.manifest_key != key:
@@ -305,3 +381,41 @@ def _tensor(value: Mapping[str, Any]) -> TensorEntry:
         for one in value["regions"]
     )
     return TensorEntry(**{**value, "shape": tuple(value["shape"]), "regions": regions})
+
+
+def merge_receipt_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
+    """Join the files that ranks stored; what several refer to stands there once.
+
+    Raises:
+        IntegrityError: two ranks disagree on a file.
+    """
+    merged: dict[str, FileEntry] = {}
+    for receipt in receipts:
+        for one in receipt.files:
+            if merged.setdefault(one.name, one) != one:
+                raise IntegrityError(f"ranks disagree on `{one.name}`", key=one.name)
+    return tuple(merged.values())
+
+
+def merge_receipt_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
+    """Join the regions that ranks wrote into whole tensors, in the order of names.
+
+    Raises:
+        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
+    """
+    first: dict[str, TensorEntry] = {}
+    regions: defaultdict[str, list[StoredRegion]] = defaultdict(list)
+    for receipt in receipts:
+        for one in receipt.tensors:
+            known = first.setdefault(one.name, one)
+            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
+                raise IntegrityError(
+                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
+                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
+                    tensor=one.name,
+                )
+            regions[one.name] += one.regions
+    for tensor in first.values():
+        if not covers(tensor.shape, [one.region for one in regions[tensor.name]]):
+            raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
+    return tuple(replace(first[name], regions=tuple(regions[name])) for name in sorted(first))

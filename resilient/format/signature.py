@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, IntegrityError, SignatureRefused
-from resilient.format.bounds import having, number, plain, text
-from resilient.format.document import canonical, seal, unseal
+from resilient.format.document import canonical, having, number, plain, seal, text, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.format.names import CheckpointId
+    from resilient.format.keys import CheckpointId
 
 FORMAT = "resilient-signature"
 VERSION = 1
@@ -66,7 +65,7 @@ class SigningKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Signing:
+class SigningPolicy:
     """What a run does about signatures.
 
     Attributes:
@@ -88,13 +87,13 @@ class Signing:
             )
 
     @staticmethod
-    def of_secret(secret: str, *, is_required: bool = False) -> Signing:
+    def of_secret(secret: str, *, is_required: bool = False) -> SigningPolicy:
         """Return what a secret as text makes; an empty one is none."""
         key = SigningKey(secret.encode("utf-8", "surrogateescape")) if secret else None
-        return Signing(key, is_required)
+        return SigningPolicy(key, is_required)
 
 
-UNSIGNED = Signing()
+UNSIGNED = SigningPolicy()
 """Nothing is signed, and nothing has to be."""
 
 

@@ -1,4 +1,10 @@
-"""Folders of accelerate's ``save_state``: one process, many, FSDP, DeepSpeed inside.
+"""Accelerate save_state folders.
+
+The model's and the optimizer's half of a folder, as accelerate and the Trainer lay them out.
+
+Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
+
+Folders of accelerate's ``save_state``: one process, many, FSDP, DeepSpeed inside.
 
 Source: ``accelerate.checkpointing`` and ``accelerate.accelerator`` 1.15. Its loader stops at any
 file that a script's objects want and that is not there, and passes over random states in silence.
@@ -7,21 +13,182 @@ file that a script's objects want and that is not there, and passes over random 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.agreeing import odd_count
-from resilient.layouts.archives import open_archive
-from resilient.layouts.deepspeed import tag_of
-from resilient.layouts.documents import decimal, whole
-from resilient.layouts.halves import model_half, optimizer_half
-from resilient.layouts.progress import read_random, required, schedule_of
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Cure, Problem, Unreadable
-from resilient.layouts.weights import SAFE, read_all
+from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.dcp import INDEX, optimizer_at, read_index
+from resilient.layouts.deepspeed import LATEST, read_engine, tag_of
+from resilient.layouts.json_files import decimal, read_text, whole
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER, Contents, Problem, Remedy, Unreadable
+from resilient.layouts.torch_zip import open_archive
+from resilient.layouts.training_state import (
+    device_of,
+    optimizer_of,
+    read_random,
+    required,
+    schedule_of,
+)
+from resilient.layouts.weights import SAFE, read_all, read_weights
 
 if TYPE_CHECKING:
-    from resilient.layouts.halves import Half
-    from resilient.layouts.values import Optimizer, Schedule, Tensor
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.model import Optimizer, Schedule, Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
+
+OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
+_MODEL_SLICES = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)[^/]*\.distcp")
+_OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
+_OPTIMIZER_SLICES = re.compile(r"(optimizer_\d{1,4}/)[^/]*\.distcp")
+_OF_TRAINER, _FSDP = "trainer_state.json", "pytorch_model_fsdp.bin"
+_ENGINE_FOLDER = re.compile(r"((?:global_step\d{1,12}|pytorch_model)/)[^/]*_optim_states\.pt")
+_ENGINE_SCRIPT = "zero_to_fp32.py"
+_MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class StateHalf:
+    """The model's or the optimizer's half of a folder.
+
+    Attributes:
+        tensors: of it.
+        optimizer: its numbers, of the optimizer's half.
+        kind: what is added to the layout's title.
+        problems: what is missing or broken.
+        engine: what an engine of DeepSpeed inside says; it has both halves.
+        world: ranks that wrote it, where it says.
+        device: where the optimizer's state was when it was saved, where it says.
+        is_in_one: whether it is an optimizer in one file, as torch gives it.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    optimizer: Optimizer | None = None
+    kind: str = ""
+    problems: tuple[Problem, ...] = ()
+    engine: Contents | None = None
+    world: int | None = None
+    device: str = ""
+    is_in_one: bool = False
+
+
+def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> StateHalf:
+    """Return the model's half; of an engine, both.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        tag: the folder of an engine of DeepSpeed in it; empty without.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    sharded = _first(listing, _MODEL_FOLDER, _MODEL_SLICES)
+    if sharded:
+        return _half(folder, listing, sharded, MODEL, ", FSDP with sharded state")
+    if tag:
+        engine = read_engine(folder, listing, tag)
+        kind = f", DeepSpeed in {tag.rstrip('/')}"
+        return StateHalf(engine.tensors, engine.optimizer, kind, engine.problems, engine)
+    if lost := _lost_engine(folder, listing):
+        engine = Contents("deepspeed", "an engine of DeepSpeed")
+        return StateHalf(kind=", DeepSpeed", problems=(lost,), engine=engine)
+    whole_files = sorted(one for one in listing.sizes if _MODEL_WHOLE.fullmatch(one))
+    if whole_files:
+        tensors, problems = read_all(folder, listing, whole_files)
+        return StateHalf(tensors, None, ", FSDP with full state", tuple(problems))
+    return _in_one(folder, listing)
+
+
+def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
+    """Return the model's half where it is as `save_pretrained` writes it."""
+    tensors, problems = read_weights(folder, listing)
+    if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
+        # With FSDP alone the Trainer names it so, and takes the weights of no other file.
+        what = "it is missing, and with FSDP the Trainer stops at that"
+        problems = [Problem(_FSDP, what, is_fatal=True, cure=Remedy.COPY)]
+    elif not tensors and not problems:
+        problems = [Problem(".", "no weights are in it", is_fatal=True)]
+    return StateHalf(tensors, None, "", tuple(problems))
+
+
+def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
+    """Return whether an engine of DeepSpeed left its traces, and none of its folders is there."""
+    named = read_text(folder, listing, LATEST)
+    folders = (match[1] for one in listing.sizes if (match := _ENGINE_FOLDER.match(one)))
+    left = next(folders, "")
+    if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
+        return None
+    what = (
+        "the engine's model states are missing, and DeepSpeed stops at that"
+        if left
+        else "the folder of DeepSpeed's engine is missing, and no resume takes the model's file "
+        "beside it"
+    )
+    return Problem(left or f"{named or 'global_step*'}/", what, is_fatal=True, cure=Remedy.COPY)
+
+
+def optimizer_half(
+    folder: Folder,
+    listing: DirectoryListing,
+    model: StateHalf,
+    loses: str,
+    *,
+    is_begun: bool = True,
+) -> StateHalf:
+    """Return the optimizer's half; of an engine it is in the model's.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        model: the other half.
+        loses: what its own tool begins anew when nothing of it is there; empty: that tool stops.
+        is_begun: whether steps were made.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    if model.engine is not None:
+        return StateHalf(optimizer=model.engine.optimizer)
+    sharded = _first(listing, _OPTIMIZER_FOLDER, _OPTIMIZER_SLICES)
+    if sharded:
+        return _half(folder, listing, sharded, OPTIMIZER, "")
+    last = OPTIMIZERS[0] if loses else OPTIMIZERS[1]
+    name = next((one for one in OPTIMIZERS if listing.is_there(one)), last)
+    try:
+        archive = open_archive(folder, listing, name)
+        found = required(optimizer_of(archive.value, archive), "an optimizer")
+        odd = check_optimizer(name, archive.value, archive, is_begun=is_begun)
+        device = device_of(archive.value)
+        tensors = archive.tensors(OPTIMIZER)
+        return StateHalf(tensors, found, problems=tuple(odd), device=device, is_in_one=True)
+    except Unreadable as error:
+        # What is missing may be passed over in silence; what is broken stops the tool.
+        is_fatal = not loses or listing.is_there(name)
+        cure = Remedy.REPAIR if listing.is_there(name) else Remedy.COPY
+        return StateHalf(problems=(Problem(name, str(error), loses, is_fatal=is_fatal, cure=cure),))
+
+
+def _half(
+    folder: Folder, listing: DirectoryListing, prefix: str, part: str, kind: str
+) -> StateHalf:
+    try:
+        index = read_index(folder, listing, prefix, part)
+    except Unreadable as error:
+        return StateHalf(
+            kind=kind, problems=(Problem(f"{prefix}{INDEX}", str(error), is_fatal=True),)
+        )
+    found = optimizer_at(folder, listing, index, "optimizer.") if part == OPTIMIZER else None
+    return StateHalf(index.tensors, found, kind, index.problems, world=index.ranks)
+
+
+def _first(listing: DirectoryListing, *patterns: re.Pattern[str]) -> str:
+    """Return the folder that the first of the patterns finds; empty without."""
+    for pattern in patterns:
+        found = sorted(match[1] for one in listing.sizes if (match := pattern.fullmatch(one)))
+        if found:
+            return found[0]
+    return ""
+
 
 _RESUME = "accelerator.load_state('{path}')"
 _TITLE = "accelerate's `save_state`"
@@ -35,20 +202,20 @@ _PLACE = "the place in the data"
 _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 
 
-def is_state(listing: Listing) -> bool:
+def is_state(listing: DirectoryListing) -> bool:
     """Say whether a folder is of ``save_state``, also when it lost its random states."""
     names = listing.sizes
     marks = any(re.fullmatch(_RANDOM, one) or _OWN.fullmatch(one) for one in names)
     return marks or bool({"scheduler.bin", "sampler.bin", _LOADER, "optimizer.bin"} & set(names))
 
 
-def read_saved_state(folder: Folder, listing: Listing) -> Contents:
+def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
     """Return what a folder of ``save_state`` holds.
 
     Raises:
         StoreError: it could not be read.
     """
-    model = model_half(folder, listing, tag_of(folder, listing))
+    model = read_model_half(folder, listing, tag_of(folder, listing))
     schedule, odd = _schedules(folder, listing, model)
     optimizer = optimizer_half(
         folder, listing, model, "", is_begun=bool(schedule and schedule.step)
@@ -80,7 +247,7 @@ def read_saved_state(folder: Folder, listing: Listing) -> Contents:
 
 
 def _more(
-    folder: Folder, listing: Listing, model: Half
+    folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
     """Return what is kept of models and optimizers beyond the first of each."""
     if model.engine is not None or model.kind:
@@ -101,7 +268,7 @@ def _more(
 
 
 def _schedules(
-    folder: Folder, listing: Listing, model: Half
+    folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[Schedule | None, list[Problem]]:
     numbers = _numbers(listing, re.compile(rf"scheduler{_NUMBERED}\.bin"))
     found: list[Schedule] = []
@@ -117,18 +284,21 @@ def _schedules(
     return (found[0] if found else inside), problems
 
 
-def _counted(folder: Folder, listing: Listing, optimizer: Half) -> list[Problem]:
+def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
     """Return whether the first schedule is of another number of groups than the first optimizer."""
     try:
         value = open_archive(folder, listing, "scheduler.bin").value
     except Unreadable:
         return []
     held = optimizer.optimizer if optimizer.is_in_one else None
-    return odd_count("scheduler.bin", value, held, "optimizer.bin")
+    return check_update_count("scheduler.bin", value, held, "optimizer.bin")
 
 
 def _scheduled(
-    folder: Folder, listing: Listing, optimizer: Optimizer | None, schedule: Schedule | None
+    folder: Folder,
+    listing: DirectoryListing,
+    optimizer: Optimizer | None,
+    schedule: Schedule | None,
 ) -> list[Problem]:
     """Return what the optimizer and the schedule say of each other.
 
@@ -143,10 +313,10 @@ def _scheduled(
     if optimizer.rates == schedule.rates or len(optimizer.rates) != len(schedule.rates):
         return []
     what = f"the optimizer has the rates {optimizer.rates}, the schedule {schedule.rates}"
-    return [Problem(".", what, "the agreement of its files", cure=Cure.COPY)]
+    return [Problem(".", what, "the agreement of its files", cure=Remedy.COPY)]
 
 
-def _had_schedule(folder: Folder, listing: Listing) -> bool:
+def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
     try:
         value = open_archive(folder, listing, "optimizer.bin").value
     except Unreadable:
@@ -156,7 +326,9 @@ def _had_schedule(folder: Folder, listing: Listing) -> bool:
     return any(isinstance(one, dict) and "initial_lr" in one for one in held)
 
 
-def _own(folder: Folder, listing: Listing) -> tuple[tuple[Tensor, ...], str, list[Problem]]:
+def _own(
+    folder: Folder, listing: DirectoryListing
+) -> tuple[tuple[Tensor, ...], str, list[Problem]]:
     """Return the tensors of a script's own objects, what tells a place in the data, what is wrong.
 
     Their number must be that of the objects a script registers, so a gap stops the loader.
@@ -178,19 +350,21 @@ def _own(folder: Folder, listing: Listing) -> tuple[tuple[Tensor, ...], str, lis
     return tuple(tensors), ", ".join(one[:40] for one in places[:6]), problems
 
 
-def _unplaced(listing: Listing, ranks: int | None) -> list[Problem]:
+def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
     """Return what is to say of the place in the data, which accelerate keeps for few loaders."""
     if _LOADER not in listing.sizes:
         return [
-            Problem(".", "nothing in it says how far in the data it was", _PLACE, cure=Cure.UNKEPT)
+            Problem(
+                ".", "nothing in it says how far in the data it was", _PLACE, cure=Remedy.UNKEPT
+            )
         ]
     if (ranks or 1) > 1:
         what = f"{ranks} ranks wrote their place in the data to this one file, and one was last"
-        return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one", cure=Cure.UNKEPT)]
+        return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one", cure=Remedy.UNKEPT)]
     return []
 
 
-def _facts(folder: Folder, listing: Listing, own: int) -> dict[str, Any]:
+def _facts(folder: Folder, listing: DirectoryListing, own: int) -> dict[str, Any]:
     found: dict[str, Any] = {"objects of the script": own} if own else {}
     step = _value(folder, listing, "random_states_0.pkl", "step")
     if whole(step):
@@ -199,7 +373,7 @@ def _facts(folder: Folder, listing: Listing, own: int) -> dict[str, Any]:
     return {**found, **({"loss scale": scale} if scale is not None else {})}
 
 
-def _value(folder: Folder, listing: Listing, name: str, key: str) -> Any:
+def _value(folder: Folder, listing: DirectoryListing, name: str, key: str) -> Any:
     try:
         archive = open_archive(folder, listing, name)
     except Unreadable:
@@ -208,7 +382,7 @@ def _value(folder: Folder, listing: Listing, name: str, key: str) -> Any:
     return archive.number(value)
 
 
-def _numbers(listing: Listing, pattern: re.Pattern[str]) -> set[int]:
+def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
     found = (pattern.fullmatch(one) for one in listing.sizes)
     return {int(match[1] or 0) for match in found if match}
 

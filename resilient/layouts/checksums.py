@@ -12,16 +12,15 @@ import zlib
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound
-from resilient.layouts.archives import BROKEN, data_start, is_contradictory
-from resilient.layouts.distributed import INDEX, read_index
-from resilient.layouts.values import Problem, Unreadable
+from resilient.layouts.dcp import INDEX, read_index
+from resilient.layouts.model import Problem, Unreadable
+from resilient.layouts.torch_zip import BROKEN, RangeReader, data_start, is_contradictory
 from resilient.layouts.weights import TORCH
-from resilient.layouts.windows import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resilient.storage.folder import Folder, Listing
+    from resilient.storage.folder import DirectoryListing, Folder
 
 _CHUNK_BYTES = 4 << 20
 _ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
@@ -33,7 +32,7 @@ _LOST_MAX = 64
 """Members that are named; of a file that lost more, one says all."""
 
 
-def check_bytes(folder: Folder, listing: Listing) -> tuple[Problem, ...]:
+def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...]:
     """Return which members of files of torch, and of slices, are not what their checksum says.
 
     Reads every byte of them once. What cannot be opened at all is the readers' to tell.
@@ -57,7 +56,7 @@ def check_bytes(folder: Folder, listing: Listing) -> tuple[Problem, ...]:
     return (*found, *_behind(folder, listing))
 
 
-def _behind(folder: Folder, listing: Listing) -> Iterator[Problem]:
+def _behind(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
     """Yield the files of slices that are longer than their slices."""
     for name in listing.sizes:
         if name.rpartition("/")[2] != INDEX:
@@ -70,7 +69,7 @@ def _behind(folder: Folder, listing: Listing) -> Iterator[Problem]:
                 yield Problem(file, BEHIND)
 
 
-def _archives(folder: Folder, listing: Listing) -> Iterator[tuple[str, int, int]]:
+def _archives(folder: Folder, listing: DirectoryListing) -> Iterator[tuple[str, int, int]]:
     """Yield what may be a file of torch: file, beginning, length."""
     for name, size_bytes in sorted(listing.sizes.items()):
         if name.endswith(TORCH) and size_bytes:
@@ -79,7 +78,9 @@ def _archives(folder: Folder, listing: Listing) -> Iterator[tuple[str, int, int]
             yield from _slices(folder, listing, name.removesuffix(INDEX))
 
 
-def _slices(folder: Folder, listing: Listing, prefix: str) -> Iterable[tuple[str, int, int]]:
+def _slices(
+    folder: Folder, listing: DirectoryListing, prefix: str
+) -> Iterable[tuple[str, int, int]]:
     try:
         index = read_index(folder, listing, prefix)
     except Unreadable:
@@ -95,7 +96,7 @@ def _slices(folder: Folder, listing: Listing, prefix: str) -> Iterable[tuple[str
 
 def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator[str]:
     try:
-        with zipfile.ZipFile(Window(folder, name, start, size_bytes)) as opened:
+        with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
             members, comment = opened.infolist(), opened.comment
     except (*BROKEN, KeyNotFound, Unreadable) as error:
         if folder.read(name, start, len(_ZIP)) == _ZIP:

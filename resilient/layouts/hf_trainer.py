@@ -9,30 +9,30 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.agreeing import (
+from resilient.layouts.accelerate import OPTIMIZERS, optimizer_half, read_model_half
+from resilient.layouts.consistency import (
     behind,
-    odd_config,
-    odd_count,
-    odd_rates,
-    odd_schedule,
-    odd_state,
+    check_learning_rates,
+    check_model_config,
+    check_scheduler,
+    check_trainer_state,
+    check_update_count,
     wrapped,
 )
-from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import SKIPPED, tag_of
-from resilient.layouts.documents import decimal, read_json, whole
-from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
-from resilient.layouts.pickled import Made
-from resilient.layouts.progress import ahead, read_random, required, schedule_of
-from resilient.layouts.values import Contents, Cure, Problem, Unreadable
+from resilient.layouts.json_files import decimal, read_json, whole
+from resilient.layouts.model import Contents, Problem, Remedy, Unreadable
+from resilient.layouts.pickle_reader import PickledCall
+from resilient.layouts.torch_zip import open_archive
+from resilient.layouts.training_state import ahead, read_random, required, schedule_of
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.layouts.halves import Half
-    from resilient.layouts.values import Optimizer, RandomStates, Schedule
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.accelerate import StateHalf
+    from resilient.layouts.model import Optimizer, RandomStates, Schedule
+    from resilient.storage.folder import DirectoryListing, Folder
 
 STATE = "trainer_state.json"
 RESUME = "trainer.train(resume_from_checkpoint='{path}')"
@@ -62,14 +62,14 @@ NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
 _BOTH = "the optimizer's state and the schedule"
 
 
-def is_trainer(listing: Listing) -> bool:
+def is_trainer(listing: DirectoryListing) -> bool:
     """Say whether a folder is of this Trainer, also when it lost its state."""
     names = listing.sizes
     beside = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
     return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, one) for one in names))
 
 
-def read_trainer(folder: Folder, listing: Listing) -> Contents:
+def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     """Return what a checkpoint of this Trainer holds.
 
     Raises:
@@ -77,7 +77,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     """
     state, problems = _state(folder, listing)
     tag = tag_of(folder, listing)
-    model = model_half(folder, listing, tag)
+    model = read_model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model, optimizer)
     arguments = _arguments(folder, listing)
@@ -98,7 +98,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *odd,
         *_leftover(listing, rng, told),
         *_config(folder, listing, model),
-        *odd_rates(None if model.engine else optimizer.optimizer, schedule),
+        *check_learning_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers, optimizer.optimizer),
         *_unplaced(arguments, state),
@@ -122,22 +122,24 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     )
 
 
-def _arguments(folder: Folder, listing: Listing) -> Made | None:
+def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
     """Return the arguments of the run as data, None if they cannot be read."""
     try:
         held = open_archive(folder, listing, _ARGUMENTS).value
     except Unreadable:
         return None
-    return held if isinstance(held, Made) else None
+    return held if isinstance(held, PickledCall) else None
 
 
-def _processes(arguments: Made | None) -> int | None:
+def _processes(arguments: PickledCall | None) -> int | None:
     """Return how many processes trained, by the arguments of the run."""
     held = arguments.get("distributed_state") if arguments else None
-    return whole(held.get("num_processes")) if isinstance(held, Made) else None
+    return whole(held.get("num_processes")) if isinstance(held, PickledCall) else None
 
 
-def _leftover(listing: Listing, rng: RandomStates | None, world: int | None) -> list[Problem]:
+def _leftover(
+    listing: DirectoryListing, rng: RandomStates | None, world: int | None
+) -> list[Problem]:
     """Return random states of ranks that the run had not, and doubt over how many it had."""
     numbered = {
         int(match[1]): one
@@ -149,17 +151,17 @@ def _leftover(listing: Listing, rng: RandomStates | None, world: int | None) -> 
         last = 0 if world == 1 else world
         more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
         what = f"it is of a rank that the run of {world} had not: a leftover of another one"
-        return [Problem(one, what, cure=Cure.NEEDLESS) for one in more]
+        return [Problem(one, what, cure=Remedy.NEEDLESS) for one in more]
     if not numbered or _ALONE not in listing.sizes or rng is None:
         return []
     what = (
         f"`{_ALONE}` is of a run of one process, `{numbered[max(numbered)]}` of one of "
         f"{max(numbered) + 1}, and nothing says which of them this was: remove the other one's"
     )
-    return [Problem(".", what, is_fatal=True, cure=Cure.COPY)]
+    return [Problem(".", what, is_fatal=True, cure=Remedy.COPY)]
 
 
-def _not_imported(listing: Listing, tag: str) -> tuple[str, ...]:
+def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
     """Return why our own Trainer does not import what Transformers resumes."""
     names = [one for one in listing.sizes if tag and one.startswith(tag)]
     found = []
@@ -170,14 +172,18 @@ def _not_imported(listing: Listing, tag: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Problem]]:
+def _state(folder: Folder, listing: DirectoryListing) -> tuple[dict[str, Any], list[Problem]]:
     try:
         state = read_json(folder, listing, STATE)
     except Unreadable as error:
         return {}, [Problem(STATE, str(error), is_fatal=True, help=_REBUILD)]
     if why := _refusal(state):
         return state, [Problem(STATE, why, is_fatal=True, help=_REBUILD)]
-    return state, [*_best_moved(folder, state), *_batch_size(state), *odd_state(STATE, state)]
+    return state, [
+        *_best_moved(folder, state),
+        *_batch_size(state),
+        *check_trainer_state(STATE, state),
+    ]
 
 
 def _refusal(state: dict[str, Any]) -> str:
@@ -260,7 +266,7 @@ def _is_full(path: Path) -> bool:
 
 
 def _schedule(
-    folder: Folder, listing: Listing, model: Half, optimizer: Half
+    folder: Folder, listing: DirectoryListing, model: StateHalf, optimizer: StateHalf
 ) -> tuple[Schedule | None, list[Problem]]:
     if model.engine is not None and _SCHEDULE not in listing.sizes:
         return model.engine.schedule, []
@@ -272,12 +278,16 @@ def _schedule(
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
     # Of an engine, and of what is cut up by name, groups are counted in another way.
     held = optimizer.optimizer if optimizer.is_in_one else None
-    odd = odd_count(_SCHEDULE, archive.value, held, OPTIMIZERS[0])
-    return found, [*odd_schedule(_SCHEDULE, archive.value), *odd]
+    odd = check_update_count(_SCHEDULE, archive.value, held, OPTIMIZERS[0])
+    return found, [*check_scheduler(_SCHEDULE, archive.value), *odd]
 
 
 def _behind(
-    listing: Listing, model: Half, optimizer: Half, step: int | None, versions: Mapping[str, str]
+    listing: DirectoryListing,
+    model: StateHalf,
+    optimizer: StateHalf,
+    step: int | None,
+    versions: Mapping[str, str],
 ) -> list[Problem]:
     # Versions before 5 save no scaler; an engine has its own.
     is_old = versions.get("transformers", "").startswith("4.")
@@ -286,7 +296,11 @@ def _behind(
 
 
 def _skipped(
-    listing: Listing, model: Half, optimizer: Half, step: int | None, schedule: Schedule | None
+    listing: DirectoryListing,
+    model: StateHalf,
+    optimizer: StateHalf,
+    step: int | None,
+    schedule: Schedule | None,
 ) -> int:
     """Return the updates that a scaler of fp16 skipped: schedule and optimizer are behind by them.
 
@@ -335,7 +349,7 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _unplaced(arguments: Made | None, state: dict[str, Any]) -> list[Problem]:
+def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
     """Return why the place in the data is not found again, where its loader does not find it.
 
     A stream has no length: its batches are counted over as if it were in its first pass.
@@ -349,10 +363,10 @@ def _unplaced(arguments: Made | None, state: dict[str, Any]) -> list[Problem]:
         )
     if arguments is not None and arguments.get("ignore_data_skip") is True:
         found.append("its run has `ignore_data_skip`: a resume begins the data anew")
-    return [Problem(".", one, "the place in the data", cure=Cure.UNKEPT) for one in found[:1]]
+    return [Problem(".", one, "the place in the data", cure=Remedy.UNKEPT) for one in found[:1]]
 
 
-def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:
+def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> dict[str, str]:
     versions = dict(model.engine.versions) if model.engine else {}
     try:
         found = read_json(folder, listing, _CONFIG).get("transformers_version")
@@ -361,12 +375,12 @@ def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:
     return {**({"transformers": found[:40]} if isinstance(found, str) else {}), **versions}
 
 
-def _config(folder: Folder, listing: Listing, model: Half) -> list[Problem]:
+def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list[Problem]:
     """Return what is wrong with the configuration: it may be missing, and is read if not."""
     if _CONFIG not in listing.sizes:
         return []
     try:
-        return odd_config(_CONFIG, read_json(folder, listing, _CONFIG), model.tensors)
+        return check_model_config(_CONFIG, read_json(folder, listing, _CONFIG), model.tensors)
     except Unreadable as error:
         what = f"{error}; Transformers reads it as it resumes"
         return [Problem(_CONFIG, what, is_fatal=True, help=_REBUILD)]

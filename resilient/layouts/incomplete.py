@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.layouts.values import Cure, Problem
-from resilient.showing import quoted
+from resilient.layouts.model import Problem, Remedy
+from resilient.redaction import shell_quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resilient.storage.folder import Listing
+    from resilient.storage.folder import DirectoryListing
 
 SENTINEL = "checkpoint-is-incomplete.txt"
 """Transformers writes this file before a save on SIGTERM, and deletes it afterwards."""
@@ -52,7 +52,7 @@ def saved_name(url: str) -> str:
     return match["name"] if match else ""
 
 
-def is_cut_short(url: str, listing: Listing) -> bool:
+def is_cut_short(url: str, listing: DirectoryListing) -> bool:
     """Return True for a folder of the Trainer whose save ended before the state was written."""
     base = url.rstrip("/").rpartition("/")[2]
     name = saved_name(url) or base
@@ -62,7 +62,9 @@ def is_cut_short(url: str, listing: Listing) -> bool:
     return _OF_TRAINER.fullmatch(name) is not None and is_begun and lacks
 
 
-def unfinished(url: str, listing: Listing, problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def unfinished(
+    url: str, listing: DirectoryListing, problems: Iterable[Problem]
+) -> tuple[Problem, ...]:
     """Return the problems of a checkpoint, led by the unfinished save if it is incomplete.
 
     No repair knows the missing parts of such a save, so every problem points at another step.
@@ -78,9 +80,9 @@ def unfinished(url: str, listing: Listing, problems: Iterable[Problem]) -> tuple
     lacking = [name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))]
     of_trainer = _OF_TRAINER.fullmatch(saved_name(url) or url.rstrip("/").rpartition("/")[2])
     named = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
-    first = Problem(place, f"{why}{named}", is_fatal=True, cure=Cure.EARLIER)
+    first = Problem(place, f"{why}{named}", is_fatal=True, cure=Remedy.EARLIER)
     others = (
-        replace(one, help="", cure=Cure.EARLIER)
+        replace(one, help="", cure=Remedy.EARLIER)
         for one in problems
         if not any(one.what.startswith(each) for each in _MISSING)
     )
@@ -95,7 +97,7 @@ def is_incomplete(problems: Iterable[Problem]) -> bool:
 _INCOMPLETE = "it is an incomplete checkpoint"
 
 
-def _reason(url: str, listing: Listing) -> tuple[str, str]:
+def _reason(url: str, listing: DirectoryListing) -> tuple[str, str]:
     """Return the place and the reason of an incomplete checkpoint; empty texts for others."""
     if SENTINEL in listing.sizes:
         return SENTINEL, f"{_INCOMPLETE}: its save never ended"
@@ -109,7 +111,11 @@ def _reason(url: str, listing: Listing) -> tuple[str, str]:
 
 
 def pointers(
-    url: str, listing: Listing, problems: Iterable[Problem], found: Iterable[str], what: str
+    url: str,
+    listing: DirectoryListing,
+    problems: Iterable[Problem],
+    found: Iterable[str],
+    what: str,
 ) -> Iterator[Problem]:
     """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
 
@@ -122,7 +128,7 @@ def pointers(
     """
     names = list(found)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
-    fetch = f"cd {quoted(where or '.')} && git lfs pull" if names else ""
+    fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
     told = {one.place for one in problems}
     for one in problems:
         text = what if one.place in names else one.what

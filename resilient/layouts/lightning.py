@@ -9,18 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.agreeing import odd_count
-from resilient.layouts.archives import open_archive, tensors_in
-from resilient.layouts.distributed import INDEX, optimizer_at, read_index
-from resilient.layouts.documents import decimal, whole
-from resilient.layouts.groups import odd_optimizer
-from resilient.layouts.progress import ahead, optimizer_of, schedule_of
-from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Cure, Problem, Unreadable
+from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.dcp import INDEX, optimizer_at, read_index
+from resilient.layouts.json_files import decimal, whole
+from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
+from resilient.layouts.torch_zip import open_archive, tensors_in
+from resilient.layouts.training_state import ahead, optimizer_of, schedule_of
 
 if TYPE_CHECKING:
-    from resilient.layouts.archives import Archive
-    from resilient.layouts.values import Optimizer, Schedule, Tensor
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.model import Optimizer, Schedule, Tensor
+    from resilient.layouts.torch_zip import Archive
+    from resilient.storage.folder import DirectoryListing, Folder
 
 REST = "meta.pt"
 """What a sharded checkpoint keeps in one piece."""
@@ -41,7 +40,7 @@ def is_run(value: Any) -> bool:
     return isinstance(value, dict) and _VERSION in value
 
 
-def is_sharded(listing: Listing) -> bool:
+def is_sharded(listing: DirectoryListing) -> bool:
     """Say whether a folder is of Lightning with sharded state."""
     has_slices = INDEX in listing.sizes or any(one.endswith(".distcp") for one in listing.sizes)
     return REST in listing.sizes and has_slices
@@ -74,17 +73,17 @@ def read_run(archive: Archive) -> Contents:
     if value.get("optimizer_states") == [] and is_begun:
         # The loader pairs optimizers with states, and what has no state begins anew in silence.
         what = "its `optimizer_states` is empty, and it has made steps"
-        problems.append(Problem(archive.name, what, "the optimizer's state", cure=Cure.COPY))
+        problems.append(Problem(archive.name, what, "the optimizer's state", cure=Remedy.COPY))
     for one in states:
         if optimizer_of(one, archive) is not None:
-            problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
+            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)
     schedules = _list(value.get("lr_schedulers"))
     if len(optimizers) == len(schedules) == 1:
-        problems += odd_count(archive.name, schedules[0], optimizers[0])
+        problems += check_update_count(archive.name, schedules[0], optimizers[0])
     return replace(found, problems=(*problems, *found.problems))
 
 
-def read_sharded(folder: Folder, listing: Listing) -> Contents:
+def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
     """Return what a folder of Lightning with sharded state holds.
 
     Raises:
@@ -139,7 +138,7 @@ def _progress(
                 archive.name,
                 "Lightning keeps no random states",
                 "the random state",
-                cure=Cure.UNKEPT,
+                cure=Remedy.UNKEPT,
             ),
         ),
     )
@@ -157,7 +156,7 @@ def _schedule_lost(
     if not schedules and any(_at(one, "initial_lr") is not None for one in groups):
         # The loader pairs schedules with states, and what has no state begins anew in silence.
         what = "the optimizer had a schedule, and it has none"
-        return [Problem(archive.name, what, "the schedule", cure=Cure.COPY)]
+        return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
     return []
 
 
@@ -171,12 +170,12 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
                 archive.name,
                 "it has no progress of its loops",
                 f"{_PLACE} and the step",
-                cure=Cure.COPY,
+                cure=Remedy.COPY,
             )
         ]
     # What its loader does not find it leaves at zero, and says nothing.
     problems = [
-        Problem(archive.name, f"its loops have no `{name}`", loses, cure=Cure.COPY)
+        Problem(archive.name, f"its loops have no `{name}`", loses, cure=Remedy.COPY)
         for name, loses in _LOOPS.items()
         if not isinstance(_at(loop, name), dict)
     ]
@@ -188,13 +187,13 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     counted = (made or 0) + (manual or 0)
     if made is not None and step is not None and counted != step:
         what = f"its loops made {counted} steps, and it says {step}"
-        problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Cure.COPY))
+        problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Remedy.COPY))
     batches = _at(loop, "epoch_loop.batch_progress")
     is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
     kept = _down(loop, "state_dict", "combined_loader")
     if is_within and not kept:
         what = "it was saved within an epoch, and its loader keeps no place"
-        problems.append(Problem(archive.name, what, _PLACE, cure=Cure.UNKEPT))
+        problems.append(Problem(archive.name, what, _PLACE, cure=Remedy.UNKEPT))
     return problems
 
 

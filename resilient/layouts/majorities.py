@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.values import ITEM_BITS, MODEL, OPTIMIZER, Cure, Problem
+from resilient.layouts.model import ITEM_BITS, MODEL, OPTIMIZER, Problem, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.layouts.values import Tensor
+    from resilient.layouts.model import Tensor
 
 _FIRST_MOMENTS = (".exp_avg", ".momentum_buffer", ".square_avg")
 """Kept once of each parameter, in its shape and its dtype."""
@@ -71,7 +71,7 @@ def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
                     f"`{one.name[:80]}` has the shape {list(one.shape)}, and {_joined(named)} say "
                     f"{list(shape)}: the weight is damaged"
                 )
-                return Problem(_place(one), what, is_fatal=True, cure=Cure.COPY)
+                return Problem(_place(one), what, is_fatal=True, cure=Remedy.COPY)
     return None
 
 
@@ -145,7 +145,7 @@ def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
             f"{len(odd)} of its weights are {first.dtype}, `{first.name[:80]}` among them, and "
             f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
         )
-        yield Problem(_place(first), what, _PRECISION, cure=Cure.COPY)
+        yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
     held = {one.dtype for one in weights}
     if wanted and len(held) == 1 and wanted not in held and kept == held and is_trained:
         what = f"its `dtype` is {told}, and weights and optimizer are {held.pop()}"

@@ -9,24 +9,24 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.archives import open_archive
-from resilient.layouts.distributed import INDEX, SLICES, read_index
-from resilient.layouts.documents import decimal, read_json, read_text, whole
-from resilient.layouts.pickled import Made
-from resilient.layouts.values import (
+from resilient.layouts.dcp import INDEX, SLICES, read_index
+from resilient.layouts.json_files import decimal, read_json, read_text, whole
+from resilient.layouts.model import (
     Contents,
-    Cure,
     Optimizer,
     Problem,
     RandomStates,
+    Remedy,
     Schedule,
     Unreadable,
 )
+from resilient.layouts.pickle_reader import PickledCall
+from resilient.layouts.torch_zip import open_archive
 
 if TYPE_CHECKING:
-    from resilient.layouts.distributed import Index
-    from resilient.layouts.values import Tensor
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.dcp import Index
+    from resilient.layouts.model import Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
 
 COMMON, CONFIG = "common.pt", "metadata.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -36,19 +36,19 @@ _RANDOM = "rng_state/shard_"
 _PLACE = "the place in the data"
 
 
-def is_iteration(listing: Listing, prefix: str = "") -> bool:
+def is_iteration(listing: DirectoryListing, prefix: str = "") -> bool:
     """Say whether a folder has the files of one iteration directly in it."""
     names = {one[len(prefix) :] for one in listing.sizes if one.startswith(prefix)}
     slices = INDEX in names or any(one.endswith(SLICES) and "/" not in one for one in names)
     return len({COMMON, CONFIG} & names) + slices > 1
 
 
-def is_megatron(listing: Listing) -> bool:
+def is_megatron(listing: DirectoryListing) -> bool:
     """Say whether a folder is of Megatron: an iteration, or what holds them and their tracker."""
     return is_iteration(listing) or bool(TRACKER in listing.sizes and _inside(listing))
 
 
-def read_megatron(folder: Folder, listing: Listing) -> Contents:
+def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     """Return what an iteration holds; of a folder of them, that which its tracker names.
 
     Raises:
@@ -69,14 +69,14 @@ def read_megatron(folder: Folder, listing: Listing) -> Contents:
     )
 
 
-def _inside(listing: Listing) -> set[str]:
+def _inside(listing: DirectoryListing) -> set[str]:
     """Return the folders of iterations in a folder."""
     found = {one.partition("/")[0] + "/" for one in listing.sizes if "/" in one}
     named = {one for one in found if _ITERATION.fullmatch(one) or one == "release/"}
     return {one for one in named if is_iteration(listing, one)}
 
 
-def _read(folder: Folder, listing: Listing, prefix: str) -> Contents:
+def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
     problems: list[Problem] = []
     config = _config(folder, listing, prefix, problems)
     try:
@@ -86,23 +86,23 @@ def _read(folder: Folder, listing: Listing, prefix: str) -> Contents:
         return Contents("megatron", _TITLE, problems=tuple(problems))
     common = _common(folder, listing, prefix, config, problems)
     arguments = common.get("args")
-    held = arguments.state if isinstance(arguments, Made) else None
+    held = arguments.state if isinstance(arguments, PickledCall) else None
     given = held if isinstance(held, dict) else {}
     step = whole(common.get("iteration"))
     rng = _random(index)
     if rng is None:
         problems.append(
-            Problem(".", "no random states are saved", "the random state", cure=Cure.UNKEPT)
+            Problem(".", "no random states are saved", "the random state", cure=Remedy.UNKEPT)
         )
     optimizer = _optimizer(index.tensors, common)
     if optimizer is None:
         problems.append(
-            Problem(".", "no optimizer is in it", "the optimizer's state", cure=Cure.UNKEPT)
+            Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)
         )
     samples = whole(given.get("consumed_train_samples"))
     if common and samples is None:
         problems.append(
-            Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE, cure=Cure.UNKEPT)
+            Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE, cure=Remedy.UNKEPT)
         )
     problems += _disagreements(folder, prefix, step, optimizer)
     version = common.get("checkpoint_version")
@@ -124,7 +124,7 @@ def _read(folder: Folder, listing: Listing, prefix: str) -> Contents:
 
 
 def _config(
-    folder: Folder, listing: Listing, prefix: str, problems: list[Problem]
+    folder: Folder, listing: DirectoryListing, prefix: str, problems: list[Problem]
 ) -> dict[str, Any]:
     """Return how it was written; without this file Megatron takes it for another format."""
     name = f"{prefix}{CONFIG}"
@@ -141,7 +141,11 @@ def _config(
 
 
 def _common(
-    folder: Folder, listing: Listing, prefix: str, config: dict[str, Any], problems: list[Problem]
+    folder: Folder,
+    listing: DirectoryListing,
+    prefix: str,
+    config: dict[str, Any],
+    problems: list[Problem],
 ) -> dict[Any, Any]:
     name = f"{prefix}{COMMON}"
     if name not in listing.sizes and config and "common_backend" not in config:
@@ -193,7 +197,7 @@ def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> S
     if not isinstance(found, dict):
         if common:
             what = "it has no state of the schedule"
-            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule", cure=Cure.UNKEPT))
+            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule", cure=Remedy.UNKEPT))
         return None
     return Schedule(whole(found.get("num_steps")))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError
-from resilient.layouts.values import Cure, Problem
+from resilient.layouts.model import Problem, Remedy
 from resilient.layouts.weights import read_weights
 from resilient.storage.folder import open_folder
 from resilient.storage.urls import protocol_of
@@ -15,8 +15,8 @@ from resilient.storage.urls import protocol_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.layouts.values import Tensor
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.model import Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
 
 CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
@@ -49,7 +49,7 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     return sorted(found, key=lambda one: (abs(one[0]), one[0]))
 
 
-def older_steps(url: str) -> Iterator[tuple[Folder, Listing]]:
+def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
     """Yield the nearest older steps beside a checkpoint; a folder that cannot be read is left out.
 
     Args:
@@ -73,7 +73,7 @@ def weights_beside(url: str) -> dict[str, Tensor]:
     return {}
 
 
-def lost_config(url: str, listing: Listing) -> list[Problem]:
+def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     """Return the loss of a configuration that the folder or another step shows.
 
     Args:
@@ -87,11 +87,11 @@ def lost_config(url: str, listing: Listing) -> list[Problem]:
     if beside is None and not by_file:
         return []
     why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it was there"
-    cure = Cure.REPAIR if beside else Cure.COPY
+    cure = Remedy.REPAIR if beside else Remedy.COPY
     return [Problem(CONFIG, f"it is missing, and {why}", _LOSES, cure=cure)]
 
 
-def _opened(paths: list[Path]) -> Iterator[tuple[Folder, Listing]]:
+def _opened(paths: list[Path]) -> Iterator[tuple[Folder, DirectoryListing]]:
     for path in paths:
         try:
             folder = open_folder(str(path))

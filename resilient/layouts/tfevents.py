@@ -12,13 +12,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.layouts.values import Unreadable
-from resilient.layouts.windows import Window
+from resilient.layouts.model import Unreadable
+from resilient.layouts.torch_zip import RangeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.storage.folder import Folder, Listing
+    from resilient.storage.folder import DirectoryListing, Folder
 
 FILE = re.compile(r"(?:.*/)?events\.out\.tfevents\.[^/]*")
 FILE_BYTES_MAX = 64 << 20
@@ -73,7 +73,7 @@ class Scalars:
     broken: str = ""
 
 
-def read_scalars(folder: Folder, listing: Listing, name: str) -> Scalars:
+def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalars:
     """Return the numbers in a file of events, a record at a time.
 
     A record whose checksum is wrong is passed over, and told; at a length that cannot be the rest
@@ -86,7 +86,7 @@ def read_scalars(folder: Folder, listing: Listing, name: str) -> Scalars:
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
     size_bytes = listing.sizes[name]
-    window = Window(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
+    window = RangeReader(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
     found: list[Scalar] = []
     broken = "" if size_bytes <= FILE_BYTES_MAX else f"of its {size_bytes} bytes the first are read"
     began = None
@@ -128,7 +128,7 @@ def _table() -> tuple[int, ...]:
 _TABLE = _table()
 
 
-def _records(window: Window) -> Iterator[tuple[bytes, str]]:
+def _records(window: RangeReader) -> Iterator[tuple[bytes, str]]:
     """Yield each record, and what is wrong with it; empty where it is too large for a number."""
     while len(head := window.read(_HEAD_BYTES)) == _HEAD_BYTES:
         length, expected = struct.unpack("<QI", head)

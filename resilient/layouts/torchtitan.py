@@ -10,14 +10,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.distributed import optimizer_at, value_at
-from resilient.layouts.documents import decimal, whole
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Cure, Problem, Schedule
+from resilient.layouts.dcp import optimizer_at, value_at
+from resilient.layouts.json_files import decimal, whole
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER, Contents, Problem, Remedy, Schedule
 
 if TYPE_CHECKING:
-    from resilient.layouts.distributed import Index
-    from resilient.layouts.values import Optimizer, Tensor
-    from resilient.storage.folder import Folder, Listing
+    from resilient.layouts.dcp import Index
+    from resilient.layouts.model import Optimizer, Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
 
 _TITLE = "a step of torchtitan"
 _STEP = "train_state.step"
@@ -33,7 +33,7 @@ def is_step(index: Index) -> bool:
     return _STEP in index.slices and any(one.startswith("optimizer.") for one in index.slices)
 
 
-def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
+def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Contents:
     """Return what a step of torchtitan holds.
 
     Raises:
@@ -50,10 +50,10 @@ def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
     lacking = (
         []
         if optimizer
-        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Cure.UNKEPT)]
+        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
     if last is None:
-        lacking.append(Problem(".", "no schedule is in it", "the schedule", cure=Cure.UNKEPT))
+        lacking.append(Problem(".", "no schedule is in it", "the schedule", cure=Remedy.UNKEPT))
     data = {"loaders": world, "tokens": tokens}
     return Contents(
         "torchtitan",
@@ -71,7 +71,9 @@ def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
             *lacking,
             *_unplaced(index, world),
             *_disagreements(folder, step, last, optimizer),
-            Problem(".", "torchtitan keeps no random states", "the random state", cure=Cure.UNKEPT),
+            Problem(
+                ".", "torchtitan keeps no random states", "the random state", cure=Remedy.UNKEPT
+            ),
         ),
     )
 
@@ -86,12 +88,14 @@ def _unplaced(index: Index, world: int | None) -> list[Problem]:
     """Return which loaders have no place in the data; there is one for each data-parallel rank."""
     ranks = {int(match[1]) for one in index.slices if (match := _RANK.fullmatch(one))}
     if not ranks:
-        return [Problem(".", "no loader's place is in it", _PLACE, cure=Cure.UNKEPT)]
+        return [Problem(".", "no loader's place is in it", _PLACE, cure=Remedy.UNKEPT)]
     last = min(max(world or 0, max(ranks) + 1), len(ranks) + _GAPS_MAX)
     gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]
     if not gaps:
         return []
-    return [Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE, cure=Cure.COPY)]
+    return [
+        Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE, cure=Remedy.COPY)
+    ]
 
 
 def _disagreements(
@@ -110,5 +114,5 @@ def _disagreements(
     what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
     # A name alone that is wrong is mended.
     is_mixed = len({one for one in (step, last, optimizer and optimizer.step) if one}) > 1
-    cure = Cure.COPY if is_mixed else Cure.REPAIR
+    cure = Remedy.COPY if is_mixed else Remedy.REPAIR
     return [Problem(".", what, "the agreement of its files", cure=cure)]

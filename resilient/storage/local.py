@@ -1,11 +1,19 @@
-"""A folder as a Store: temp in the same folder, fsync, rename or link, fsync the folders."""
+"""LocalStore: temp file, fsync, rename/link; temp-file sweep.
+
+Files that are being written, or that a killed writer left: how they are named and swept.
+
+A folder as a Store: temp in the same folder, fsync, rename or link, fsync the folders.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import stat
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import (
@@ -17,32 +25,107 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from resilient.showing import quoted
-from resilient.storage.buffers import byte_view, check_range
-from resilient.storage.errnos import kind_of
-from resilient.storage.files import PosixFiles
-from resilient.storage.parts import Parts
-from resilient.storage.settling import folders_of
-from resilient.storage.space import free_bytes_at
-from resilient.storage.store import Entry, check_key, is_key
-from resilient.storage.temporaries import TEMPORARY, SweepsTemporaries
+from resilient.redaction import shell_quote
+from resilient.storage.errors import kind_of
+from resilient.storage.posix import PosixFileSystem, parent_dirs
+from resilient.storage.store import ObjectInfo, check_key, free_bytes_at, is_key
+from resilient.storage.transfer import MultipartConfig, as_byte_view, check_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
-    from resilient.storage.buffers import Room
-    from resilient.storage.files import Files, Handle
-    from resilient.storage.filling import Arrived
+    from resilient.clock import Clock
+    from resilient.storage.posix import FileSystem, WritableFile
     from resilient.storage.store import Data
+    from resilient.storage.transfer import Arrived, ScatterBuffer
 
-_POSIX = PosixFiles()
+TEMPORARY = ".tmp-"
+"""How the name of a file being written begins: outside the grammar of keys, so invisible."""
+
+
+class TempFileSweeper:
+    """What a store in a folder does about temporary files that nobody will rename any more."""
+
+    _root: Path
+    url: str
+
+    def sweep(
+        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+    ) -> tuple[str, ...]:
+        """Remove temporary files that killed writers left; ``is_ours`` is asked by their own keys.
+
+        What they were for is not known any more, but the folder is. A folder that is left empty
+        goes too.
+        """
+
+        def key_of(path: Path) -> str:
+            return path.relative_to(self._root).as_posix()
+
+        try:
+            gone = sweep_temporaries(
+                self._root, older_than_seconds, clock, lambda path: is_ours(key_of(path))
+            )
+        except OSError as error:
+            raise kind_of(error)(
+                f"cannot sweep {self.url}: {error.strerror or error}",
+                hint=f"ls -ld {shell_quote(self._root)}",
+            ) from error
+        for folder in {path.parent for path in gone}:
+            # Not emptied: the end of the way.
+            with suppress(OSError):
+                folder.rmdir()
+        return tuple(map(key_of, gone))
+
+
+def sweep_temporaries(
+    root: Path,
+    older_than_seconds: float,
+    clock: Clock,
+    is_wanted: Callable[[Path], bool] = lambda _: True,
+) -> list[Path]:
+    """Remove temporary files that nobody has written to for ``older_than_seconds``.
+
+    A write in progress touches its file at each of its parts, so an hour is generous where its
+    writer may live. Other names are not touched, and symbolic links are not followed. A store's
+    own file that is removed by mistake makes one ``put`` fail; it damages no object.
+
+    Args:
+        root: the folder of the store.
+        older_than_seconds: age by the file system's clock, so leave room for a skew.
+        clock: whose wall clock is now.
+        is_wanted: says of a temporary file whether it may go.
+
+    Returns:
+        The files that were removed.
+    """
+    oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
+    removed = []
+    for folder, _, names in os.walk(root, followlinks=False):
+        for name in names:
+            path = Path(folder, name)
+            if name.startswith(TEMPORARY) and is_wanted(path) and _is_stale(path, oldest):
+                # Its writer may have been slower than we thought, and have finished just now.
+                with suppress(FileNotFoundError):
+                    path.unlink()
+                    removed.append(path)
+    return sorted(removed)
+
+
+def _is_stale(path: Path, oldest: float) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_mtime <= oldest
+
+
+_POSIX = PosixFileSystem()
 _NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 _CREATE_TRIES_MAX = 20
 
 
-class LocalStore(SweepsTemporaries):
+class LocalStore(TempFileSweeper):
     """Objects as files under one folder.
 
     What others leave in the folder is not touched: symbolic links, pipes and names outside
@@ -59,9 +142,9 @@ class LocalStore(SweepsTemporaries):
 
     exclusive = True
     # Long ones, for a disk is read ahead of whoever reads one byte behind the other.
-    ranges = Parts(part_bytes=256 << 20, in_flight=4)
+    ranges = MultipartConfig(part_bytes=256 << 20, in_flight=4)
 
-    def __init__(self, root: Path, files: Files = _POSIX) -> None:
+    def __init__(self, root: Path, files: FileSystem = _POSIX) -> None:
         self._root = root.resolve()
         self._files = files
         self._anchored = False
@@ -73,7 +156,7 @@ class LocalStore(SweepsTemporaries):
 
         Crash: the old object or the new one, whole; once this has returned, the new one.
         """
-        final, view = self._file(key), byte_view(data, key)
+        final, view = self._file(key), as_byte_view(data, key)
         with ExitStack() as undo, self._errors("put", key):
             temporary = self._write(final.parent, view, key, undo)
             self._files.replace(temporary, final)
@@ -87,7 +170,7 @@ class LocalStore(SweepsTemporaries):
 
         Crash: no object or all of it; once this has returned, all of it.
         """
-        final, view = self._file(key), byte_view(data, key)
+        final, view = self._file(key), as_byte_view(data, key)
         with ExitStack() as undo, self._errors("create", key):
             temporary = self._write(final.parent, view, key, undo)
             self._link(temporary, final, key)
@@ -107,14 +190,14 @@ class LocalStore(SweepsTemporaries):
         with self._errors("get", key, reading=True):
             return self._files.read(file, start, length)
 
-    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
         """Fill ``room`` from offset ``start``; fewer bytes come only at the object's end."""
         file = self._file(key)
         check_range(key, start, len(room))
         with self._errors("get", key, reading=True):
             return self._files.read_into(file, start, room, arrived)
 
-    def list(self, prefix: str = "") -> Iterable[Entry]:
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
         with self._errors("list", prefix):
             return sorted(_walk(self._files, self._root, "", prefix))
@@ -135,11 +218,11 @@ class LocalStore(SweepsTemporaries):
                 self._sync(lambda: self._files.sync_folder(file.parent), key)
             self._remove_emptied(file.parent)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         """Return the object's entry."""
         file = self._file(key)
         with self._errors("stat", key, reading=True):
-            return Entry(key, self._files.size_bytes(file))
+            return ObjectInfo(key, self._files.size_bytes(file))
 
     def settle(self) -> None:
         """Sync every folder once, because a process that was killed may not have come to it.
@@ -149,7 +232,7 @@ class LocalStore(SweepsTemporaries):
         if self._settled:
             return
         with self._errors("settle", ""):
-            for folder in folders_of(self._files, self._root):
+            for folder in parent_dirs(self._files, self._root):
                 # Not made yet, or removed meanwhile: then there is nothing in it to keep.
                 with suppress(FileNotFoundError, NotADirectoryError):
                     self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
@@ -169,7 +252,7 @@ class LocalStore(SweepsTemporaries):
         raise StoreDenied(
             f"cannot use `{key}` in {self.url}: a symbolic link on its way may leave the store",
             key=key,
-            hint=f"ls -l {quoted(self._root)}",
+            hint=f"ls -l {shell_quote(self._root)}",
         )
 
     def _write(self, folder: Path, view: memoryview, key: str, undo: ExitStack) -> Path:
@@ -180,7 +263,7 @@ class LocalStore(SweepsTemporaries):
             self._sync(handle.sync, key)
         return temporary
 
-    def _create(self, folder: Path, key: str) -> tuple[Path, Handle]:
+    def _create(self, folder: Path, key: str) -> tuple[Path, WritableFile]:
         # Unique over hosts and forks too, and short: a name may have 255 bytes, and a segment
         # of the key may already have them all.
         temporary = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
@@ -265,7 +348,7 @@ class LocalStore(SweepsTemporaries):
                 f"cannot make `{key}` durable in {self.url}: {error.strerror or error}; older "
                 "objects are untouched",
                 key=key,
-                hint=f"df -h {quoted(self._root)}" if kind is StoreFull else "dmesg | tail",
+                hint=f"df -h {shell_quote(self._root)}" if kind is StoreFull else "dmesg | tail",
             ) from error
 
     def _remove_emptied(self, folder: Path) -> None:
@@ -287,7 +370,7 @@ class LocalStore(SweepsTemporaries):
             raise kind(
                 f"cannot {verb} `{key}` in {self.url}: {error.strerror or error}",
                 key=key,
-                hint=f"{'df -h' if kind is StoreFull else 'ls -ld'} {quoted(self._root)}",
+                hint=f"{'df -h' if kind is StoreFull else 'ls -ld'} {shell_quote(self._root)}",
             ) from error
 
 
@@ -308,25 +391,25 @@ def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
             ) from error
 
 
-def _discard(files: Files, temporary: Path) -> None:
+def _discard(files: FileSystem, temporary: Path) -> None:
     # What cannot be removed is invisible, and swept later.
     with suppress(OSError):
         files.unlink(temporary)
 
 
-def _walk(files: Files, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
+def _walk(files: FileSystem, folder: Path, at: str, prefix: str) -> Iterator[ObjectInfo]:
     for item in files.items(folder):
         key = at + item.name
         if not is_key(key):
             continue
         if not item.is_folder:
             if key.startswith(prefix):
-                yield Entry(key, item.size_bytes)
+                yield ObjectInfo(key, item.size_bytes)
         elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
             yield from _walk(files, folder / item.name, f"{key}/", prefix)
 
 
-def _write_all(handle: Handle, view: memoryview) -> None:
+def _write_all(handle: WritableFile, view: memoryview) -> None:
     while view.nbytes:
         written = handle.write(view)
         if written <= 0:

@@ -1,22 +1,31 @@
-"""From a URL to a Store; the only place where a backend is chosen."""
+"""Open_store(): the only place that chooses a backend.
+
+From a URL to a Store; the only place where a backend is chosen.
+
+From the URL of another machine's storage to a Store: which client, and its options.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.showing import quoted
+from resilient.redaction import shell_quote
 from resilient.storage.local import LocalStore
-from resilient.storage.retrying import RetryingStore
-from resilient.storage.urls import protocol_of, redacted
+from resilient.storage.options import for_cloud, for_s3fs, read_s3_options, trusted
+from resilient.storage.retry import RetryingStore
+from resilient.storage.transfer import MultipartConfig
+from resilient.storage.urls import protocol_of, redacted, require_plain_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.clock import Clock
+    from resilient.storage.options import S3Options
     from resilient.storage.store import Store
 
 _SYSTEM_CLOCK = SystemClock()
@@ -38,8 +47,8 @@ def open_store(
         clock: for the pauses between tries.
         within_seconds: how long one operation may go on trying.
         storage_options: endpoint, credentials and the like: for ``s3://`` the names in
-            :mod:`resilient.storage.s3_options`, for ``gs://`` and ``az://`` in
-            :mod:`resilient.storage.cloud_options`, else passed to fsspec as they are. Never
+            :mod:`resilient.storage.options`, for ``gs://`` and ``az://`` in
+            :mod:`resilient.storage.options`, else passed to fsspec as they are. Never
             shown, never stored.
 
     Raises:
@@ -56,7 +65,6 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
     if protocol_of(url) == "file":
         return LocalStore(local_path(url))
     # TLS, fsspec and what they load are nothing that a command on a local folder need pay for.
-    from resilient.storage.remote import open_remote
 
     return open_remote(url, storage_options)
 
@@ -75,6 +83,45 @@ def local_path(url: str) -> Path:
         raise ConfigError(
             f"cannot open {redacted(url)}: `{parts.netloc.rpartition('@')[2]}` is read as a "
             "machine's name, and a local path has none",
-            hint=f"resilient ckpt ls {quoted(meant)}",
+            hint=f"resilient ckpt ls {shell_quote(meant)}",
         )
     return Path(unquote(parts.path))
+
+
+def open_remote(url: str, storage_options: Mapping[str, Any]) -> Store:
+    """Return the store at a URL that is no local path; nothing is contacted.
+
+    Raises:
+        ConfigError: the URL or an option is malformed, or the package for it is not installed.
+    """
+    require_plain_host(url)
+    if protocol_of(url) in ("s3", "s3a") and "::" not in url:
+        return _s3(url, read_s3_options(storage_options))
+    # It loads fsspec, which obstore does without.
+    from resilient.storage.fsspec_store import FsspecStore
+
+    return FsspecStore(url, **for_cloud(protocol_of(url), storage_options))
+
+
+def _s3(url: str, options: S3Options) -> Store:
+    """Return the store of the client that was asked for, else of the fastest one that is there."""
+    if options.client == "s3fs" or options.for_s3fs or not _has_obstore(options.client):
+        from resilient.storage.fsspec_store import FsspecStore
+
+        # Its own error would come with the first request, and look like a server that is away.
+        trusted(options)
+        return FsspecStore(url, options.parts(MultipartConfig().part_bytes), **for_s3fs(options))
+    from resilient.storage.s3_store import ObstoreStore
+
+    return ObstoreStore(url, options)
+
+
+def _has_obstore(client: str) -> bool:
+    if find_spec("obstore") is not None:
+        return True
+    if client == "obstore":
+        raise ConfigError(
+            "storage option `client` says obstore, which is not installed",
+            hint="pip install 'resilient-train[fast]'",
+        )
+    return False

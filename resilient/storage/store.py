@@ -1,8 +1,15 @@
-"""The Store: immutable objects by key, and what it promises."""
+"""Store protocol, optional capabilities (free space, sweep).
+
+The Store: immutable objects by key, and what it promises.
+
+How much room is left: something that some stores can tell and others cannot.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -10,6 +17,7 @@ from resilient.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from resilient.clock import Clock
 
@@ -21,7 +29,7 @@ _KEY_LENGTH_MAX = 900
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class ObjectInfo:
     """What a store knows of an object without reading it.
 
     Attributes:
@@ -86,13 +94,13 @@ class Store(Protocol):
             KeyNotFound: no such object.
         """
 
-    def list(self, prefix: str = "") -> Iterable[Entry]:
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         """Return the object's entry.
 
         Raises:
@@ -134,3 +142,32 @@ def check_key(key: str) -> str:
 def is_key(key: str) -> bool:
     """Say whether ``key`` follows the grammar; foreign files and temporary ones do not."""
     return len(key) <= _KEY_LENGTH_MAX and all(_SEGMENT.fullmatch(part) for part in key.split("/"))
+
+
+@runtime_checkable
+class FreeSpace(Protocol):
+    """A store that can tell, or wraps one that may. Not a part of the seven verbs of a Store."""
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes may still be put, None if nobody knows."""
+
+
+def free_bytes(store: Store) -> int | None:
+    """Return how many bytes ``store`` has left, None if it cannot tell."""
+    return store.free_bytes() if isinstance(store, FreeSpace) else None
+
+
+def free_bytes_at(folder: Path) -> int | None:
+    """Return what statvfs(3) says an ordinary user may still write under ``folder``.
+
+    Before the folder is made its nearest parent answers. A file system that has no size, as
+    some network ones report, does not know. Quotas are not seen.
+    """
+    for one in (folder, *folder.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                told = os.statvfs(one)
+            except PermissionError:
+                return None
+            return told.f_bavail * told.f_frsize if told.f_blocks else None
+    return None

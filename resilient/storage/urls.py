@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from resilient.errors import ConfigError
-from resilient.showing import without_users
+from resilient.redaction import redact_userinfo
 
 _BUCKETS = frozenset({"s3", "s3a", "gs"})
 _ANSWER = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
@@ -30,7 +30,7 @@ def redacted(url: str) -> str:
         return url
     try:
         urlsplit(url)
-        parts = urlsplit(without_users(url, ""))
+        parts = urlsplit(redact_userinfo(url, ""))
     except ValueError:
         return f"{protocol_of(url)}://<unreadable>"
     host = parts.netloc.rpartition("@")[2]
@@ -62,7 +62,7 @@ def redacted_text(text: str) -> str:
     """
     text = _ANSWER.sub(_code_and_message, text)
     text = _HEADER.sub(r"\1: <redacted>", text)
-    return _QUERY.sub("?<redacted>", without_users(text, ""))
+    return _QUERY.sub("?<redacted>", redact_userinfo(text, ""))
 
 
 def fit_to_show(error: Exception) -> Exception:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from resilient.errors import ConfigError
-from resilient.strategies.buffers import broadcast_buffers
-from resilient.strategies.compression import Compression, compress
-from resilient.strategies.strategy import bind_plainly
+from resilient.strategies.base import bind_plainly, broadcast_buffers
+from resilient.strategies.gradient_compression import Compression, compress
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from resilient.state.capture import Part
-    from resilient.strategies.strategy import Bound, Updates
+    from resilient.state_dict.snapshot import Part
+    from resilient.strategies.base import BoundModel, OptimizerStepper
 
 # Since torch 2.13 under a new name, and the old one warns.
 _SYNC = "forward_sync_buffers"
@@ -109,7 +108,7 @@ class DdpStrategy:
                 "buffers differ between ranks, of which a checkpoint holds one: leave it out"
             )
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the model as it is and what makes its steps."""
         bound = bind_plainly(self, model, optimizer, updates)
         return replace(bound, parts={**bound.parts, **cast("FixedBuckets", model).parts})

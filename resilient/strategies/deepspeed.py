@@ -13,13 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from resilient.distributed.rank_group import is_single_process
 from resilient.errors import ConfigError
-from resilient.state.capture import Part
-from resilient.state.zero import ZeroModel, ZeroOptimizer
-from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.state_dict.deepspeed import ZeroModel, ZeroOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.strategies.base import BoundModel, begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.deepspeed_config import stage_in
-from resilient.strategies.strategy import Bound
-from resilient.world.gang import compute_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from resilient.strategies.strategy import Updates
+    from resilient.strategies.base import OptimizerStepper
 
 # A model belongs to its engine for good; a second training goes on with it.
 _engines: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
@@ -64,7 +63,7 @@ class DeepSpeedStrategy:
             model.register_forward_pre_hook(self._in_model_dtype, with_kwargs=True)
         return model
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Make the engine, which takes the optimizer over. Collective.
 
         Raises:
@@ -74,7 +73,7 @@ class DeepSpeedStrategy:
         if engine is None:
             engine = _engines[model] = self._engine(model, optimizer)
         parts = {"model": Part(ZeroModel(engine)), "optimizer": Part(ZeroOptimizer(engine))}
-        return Bound(engine, EngineUpdates(engine, updates), parts)
+        return BoundModel(engine, EngineUpdates(engine, updates), parts)
 
     def _engine(self, model: nn.Module, optimizer: Optimizer) -> Any:
         config = dict(self.config)
@@ -128,7 +127,7 @@ class EngineUpdates:
 
     scaler = None  # fp16's loss scale is the engine's, and saved with the optimizer
 
-    def __init__(self, engine: Any, plain: Updates) -> None:
+    def __init__(self, engine: Any, plain: OptimizerStepper) -> None:
         self._engine = engine
         self._plain = plain
         self._norm = torch.zeros(())
@@ -210,7 +209,7 @@ def _require(config: dict[str, Any], device: torch.device) -> None:
         # A kernel for inference that it would compile here, and that names files in /dev/shm.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        compute_alone("nccl" if device.type == "cuda" else "gloo")
+        is_single_process("nccl" if device.type == "cuda" else "gloo")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

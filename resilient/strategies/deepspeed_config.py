@@ -1,32 +1,224 @@
-"""DeepSpeed's config, completed from what the run was told: "auto" filled, contradictions refused.
+"""DeepSpeed config: auto values, key checks, schedules.
+
+The keys of DeepSpeed's config: what DeepSpeed reads, and what it would pass over (pure).
+
+DeepSpeed says nothing of a key at the top that it does not know, so a misspelt one trains without
+what it asks for. One that is near a known name is refused here; any other is left to whoever reads
+it. Inside ``zero_optimization`` DeepSpeed knows every key, and so do we.
+
+The schedules that DeepSpeed's config may name, as closed forms of the step (pure).
+
+``WarmupLR`` rises and stays, ``WarmupDecayLR`` rises and falls to 0. With ``w`` iterations of
+warm-up out of ``n``, iteration ``i`` has the rate ``low + (high - low) f(i)``:
+
+    f(i) = log(i + 1) / log(w)      warm-up, warmup_type "log", which is DeepSpeed's default
+    f(i) = i / w                    warm-up, warmup_type "linear"
+    f(i) = 1                        after it, WarmupLR
+    f(i) = (n - i) / (n - w)        after it, WarmupDecayLR
+
+DeepSpeed's engine starts one before iteration 0 and steps after each update, so the first two
+updates have the rate ``low``. The operations are those of deepspeed.runtime.lr_schedules 0.19, so
+that the rates are equal to the bit.
+
+DeepSpeed's config, completed from what the run was told: "auto" filled, contradictions refused.
 
 What may be ``"auto"`` and what it becomes is Transformers' rule (integrations/deepspeed.py, 5.23).
 Here a value that is left out is filled as well, and a value of any key that says something else
 than the run's arguments is refused, all of them at once, with both values. The optimizer is the
 Trainer's: a block that asks for the same is taken, any other is refused. A block that names a
-schedule is honoured by the Trainer (:mod:`resilient.strategies.deepspeed_warmup`).
+schedule is honoured by the Trainer (:mod:`resilient.strategies.deepspeed_config`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
-from resilient.strategies.deepspeed_keys import misspelt
-from resilient.strategies.deepspeed_warmup import contradictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+# What DeepSpeed 0.19 looks for at the top; some of it only to refuse it.
+TOP = frozenset(
+    {
+        *("activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16"),
+        *("checkpoint", "comet", "comms_logger", "communication_data_type", "compile"),
+        *("compression_training", "csv_monitor", "curriculum_learning", "data_efficiency"),
+        *("data_types", "dataloader_drop_last", "datastates_ckpt", "disable_allgather"),
+        *("disable_python_gc", "dump_state", "eigenvalue", "elasticity", "expert_parallel"),
+        *("flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op"),
+        *("gradient_clipping", "gradient_predivide_factor", "graph_harvesting", "hybrid_engine"),
+        *("inference", "log_level", "managed_gradient_accumulation", "memory_breakdown"),
+        *("nebula", "optimizer", "pipeline", "prescale_gradients", "progressive_layer_drop"),
+        *("quantize_training", "scheduler", "seq_parallel_communication_data_type"),
+        *("sequence_parallel_size", "sparse_attention", "sparse_gradients", "steps_per_print"),
+        *("tensor_parallel", "tensorboard", "timers", "torch_autocast", "train_batch_size"),
+        *("train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism"),
+        *("vocabulary_size", "wall_clock_breakdown", "wandb", "weight_quantization"),
+        *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
+    }
+)
+# Keys with two names: alone, and with the stage before it.
+_OF_STAGE_3 = (
+    *("allgather_sequential", "gather_16bit_weights_on_model_save", "max_live_parameters"),
+    *("max_reuse_distance", "model_persistence_threshold", "module_granularity_threshold"),
+    *("param_persistence_threshold", "prefetch_bucket_size", "use_all_reduce_for_fetch_params"),
+)
+ZERO = frozenset(
+    {
+        *_OF_STAGE_3,
+        *(f"stage3_{name}" for name in _OF_STAGE_3),
+        *("allgather_bucket_size", "allgather_partitions", "compute_grad_norm"),
+        *("contiguous_gradients", "cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"),
+        *("elastic_checkpoint", "enable_sanity_checks", "ignore_unused_parameters", "leaf_module"),
+        *("legacy_stage1", "load_from_fp32_weights", "log_trace_cache_warnings"),
+        *("memory_efficient_linear", "mics_hierarchical_params_gather", "mics_shard_size"),
+        *("offload_optimizer", "offload_param", "overlap_comm", "override_module_apply"),
+        *("parameter_alignment", "pipeline_loading_checkpoint", "reduce_bucket_size"),
+        *("reduce_scatter", "round_robin_gradients", "save_muon_momentum_buffer_in_memory"),
+        *("stage", "stage3_gather_fp16_weights_on_model_save", "sub_group_size"),
+        *("use_multi_rank_bucket_allreduce", "zenflow", "zero_hpz_partition_size"),
+        *("zero_quantized_gradients", "zero_quantized_nontrainable_weights"),
+        *("zero_quantized_weights", "zeropp_loco_param"),
+    }
+)
+# A key of a tool of one's own is no misspelling; `gradient_cliping` is 0.97 alike.
+_ALIKE = 0.8
+
+
+def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the keys of a config, at its top and in ``zero_optimization``."""
+    for name in config:
+        near = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
+        if name not in TOP and near:
+            yield f"{name} is no key of it; did you mean `{near[0]}`?"
+    zero = config.get("zero_optimization")
+    for name in zero if isinstance(zero, dict) else ():
+        if name not in ZERO:
+            near = get_close_matches(str(name), ZERO, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            yield f"zero_optimization.{name} is no key of it{hint}"
+
+
+# DeepSpeed's name -> names of ours that may stand beside it; "linear" is what is there unsaid.
+_KINDS = {"WarmupLR": ("linear", "constant_with_warmup"), "WarmupDecayLR": ("linear",)}
+_TYPES = ("log", "linear")
+_STEPS = 1000  # DeepSpeed's, where nothing says how long a warm-up is
+_PARAMS = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps", "warmup_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """One of the two schedules.
+
+    Attributes:
+        low: the first rate.
+        high: the rate after the warm-up; None: that which a group of parameters has at first.
+        steps: of the warm-up, at least 2.
+        total: steps of the run; None: the rate stays.
+        is_log: whether it rises as a logarithm.
+    """
+
+    low: float
+    high: float | None
+    steps: int
+    total: int | None
+    is_log: bool
+
+    def rate(self, step: int, base: float) -> float:
+        """Return the rate after ``step`` updates, of a group whose first rate was ``base``."""
+        high = base if self.high is None else self.high
+        return self.low if step < 1 else self.low + (high - self.low) * self._factor(step - 1)
+
+    def _factor(self, at: int) -> float:
+        if at < self.steps:
+            return 1.0 / math.log(self.steps) * math.log(at + 1) if self.is_log else at / self.steps
+        if self.total is None:
+            return 1.0
+        return max(0.0, float(self.total - at) / float(max(1.0, self.total - self.steps)))
+
+
+def contradictions(block: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a ``scheduler`` block is not known, or is other than the run was told.
+
+    Args:
+        block: of the config.
+        values: the run's arguments by name.
+    """
+    kind, params = block.get("type"), block.get("params", {})
+    if kind not in _KINDS:
+        yield f"scheduler.type={kind!r} is none of {', '.join(_KINDS)}"
+    elif values["lr_scheduler_type"] not in _KINDS[kind]:
+        yield f"scheduler.type={kind!r} where lr_scheduler_type={values['lr_scheduler_type']!r}"
+    for name in params:
+        if name not in _PARAMS:
+            yield f"scheduler.params.{name} is none of {', '.join(_PARAMS)}"
+    if params.get("warmup_type", "log") not in _TYPES:
+        yield f"scheduler.params.warmup_type={params['warmup_type']!r} is none of {_TYPES}"
+    low = params.get("warmup_min_lr", 0)
+    if low != "auto" and not isinstance(low, int | float):
+        yield f"scheduler.params.warmup_min_lr={low!r} is no number"
+    yield from _other_values(params, values)
+
+
+def _other_values(params: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs, but lengths that only the length of the run will tell."""
+    told = {"warmup_max_lr": "learning_rate"}
+    if values["max_steps"] > 0:
+        told["total_num_steps"] = "max_steps"
+    if values["warmup_steps"] >= 1:
+        told["warmup_num_steps"] = "warmup_steps"
+    for name, argument in told.items():
+        value = values[argument]
+        if params.get(name) not in (None, "auto", value):
+            yield f"scheduler.params.{name}={params[name]!r} where {argument}={value!r}"
+    if params.get("warmup_num_steps") == "auto" and not values["warmup_steps"]:
+        yield "scheduler.params.warmup_num_steps='auto' where warmup_steps=0, which DeepSpeed lacks"
+
+
+def read_warmup(block: Mapping[str, Any], rate: float, warmup: int, total: int) -> Warmup:
+    """Return what a block asks for, "auto" filled.
+
+    Args:
+        block: one without contradictions.
+        rate: the run's learning rate.
+        warmup: its steps of warm-up; 0 if nothing is said.
+        total: its steps.
+
+    Raises:
+        ConfigError: a length is no positive number, or is not that of the run.
+    """
+    params = {name: value for name, value in block.get("params", {}).items() if value is not None}
+    steps = params.get("warmup_num_steps", warmup or _STEPS)
+    steps = warmup if steps == "auto" else steps
+    if not isinstance(steps, int) or steps < 1 or (warmup and steps != warmup):
+        raise ConfigError(
+            f"scheduler.params.warmup_num_steps={steps!r} in the config of DeepSpeed is no length "
+            f"of a warm-up, or not that of `warmup_steps` ({warmup})",
+            hint='write "auto" and set warmup_steps',
+        )
+    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr")
+    ends = params.get("total_num_steps", total)
+    return Warmup(
+        low=0.0 if low == "auto" else float(low),
+        high=rate if high == "auto" else high,
+        steps=max(2, steps),
+        total=None if block["type"] == "WarmupLR" else total if ends == "auto" else int(ends),
+        is_log=params.get("warmup_type", "log") == "log",
+    )
+
 
 Config = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DeepSpeedInputs:
     """What the arguments of the run say, in their words.
 
     Attributes:
@@ -92,7 +284,7 @@ def read_config(given: Mapping[str, Any] | str | None) -> Config:
     return config
 
 
-def complete(config: Mapping[str, Any], told: Told) -> Config:
+def complete(config: Mapping[str, Any], told: DeepSpeedInputs) -> Config:
     """Return a config that says all that DeepSpeed must know, and nothing else than the run.
 
     Args:
@@ -103,7 +295,7 @@ def complete(config: Mapping[str, Any], told: Told) -> Config:
         ConfigError: keys contradict arguments, or ask for what cannot be saved or is not ours to
             give, or are misspelt; all of them are named.
     """
-    unknown = [*misspelt(config)]
+    unknown = [*find_misspelt_keys(config)]
     if unknown:
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
     made = deepcopy(dict(config))
@@ -128,7 +320,7 @@ def stage_in(config: Mapping[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
-def _fill(config: Config, told: Told) -> Iterator[str]:
+def _fill(config: Config, told: DeepSpeedInputs) -> Iterator[str]:
     """Fill what is "auto" or left out; yield what says something else."""
     values = told.values
     per_step = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
@@ -138,7 +330,7 @@ def _fill(config: Config, told: Told) -> Iterator[str]:
         yield from _match(config, key, values[argument], _says(argument, values[argument]))
     yield from _fill_optimizer(config, values)
     if "scheduler" in config:
-        # Taken out here: the loop steps it (resilient.train.schedules.deepspeed).
+        # Taken out here: the loop steps it (resilient.train.schedules.factory).
         yield from contradictions(config.pop("scheduler"), values)
     _fill_zero(config, told.hidden_size)
 

@@ -23,9 +23,13 @@ from torch.distributed.fsdp import (
 
 from resilient.environment import read_integer
 from resilient.errors import ConfigError
-from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
-from resilient.strategies.groups import made_patient
-from resilient.strategies.strategy import bind_plainly
+from resilient.strategies.base import (
+    begin_with_rank_0,
+    bind_plainly,
+    broadcast,
+    broadcast_buffers,
+    with_group_timeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,8 +37,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from resilient.strategies.base import BoundModel, OptimizerStepper
     from resilient.strategies.fsdp_options import FsdpOptions
-    from resilient.strategies.strategy import Bound, Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class FsdpStrategy:
                 # Itself is there already; nothing at all would mean torch's default.
                 one.set_modules_to_backward_prefetch([one])
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the sharded model and what makes its steps."""
         return bind_plainly(self, model, optimizer, updates)
 
@@ -154,7 +158,9 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
             hint="set `shard_size` in fsdp_config to a divisor of the number of ranks",
         )
     names = ("dp_replicate", "dp_shard")
-    return made_patient(init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=names))
+    return with_group_timeout(
+        init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=names)
+    )
 
 
 def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:

@@ -21,12 +21,11 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from resilient.errors import ConfigError
-from resilient.state.capture import Part
-from resilient.state.fsdp1 import Fsdp1Model, Fsdp1Optimizer
-from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
-from resilient.strategies.detour import Detour, detour_of, named_in
+from resilient.state_dict.fsdp1 import Fsdp1Model, Fsdp1Optimizer
+from resilient.state_dict.snapshot import Part
+from resilient.strategies.base import BoundModel, begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.fsdp import data_mesh, dtype_of, refuse_scalars, units_of
-from resilient.strategies.strategy import Bound
+from resilient.strategies.module_wrapper import ForwardRedirect, find_redirect, named_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from resilient.strategies.base import OptimizerStepper
     from resilient.strategies.fsdp_options import FsdpOptions
-    from resilient.strategies.strategy import Updates
 
 # (dimensions of the mesh, whether gathered parameters are freed after the forward pass).
 _STRATEGIES = {
@@ -78,7 +77,7 @@ class Fsdp1Strategy:
                 scalar, parameters of one vector differ in what is to be trained, or ranks cannot
                 be cut so.
         """
-        if detour_of(model) is not None:
+        if find_redirect(model) is not None:
             return model
         refuse_scalars(model)
         units = units_of(model, self.options)
@@ -88,7 +87,7 @@ class Fsdp1Strategy:
         named = named_in(model)
         wrapper = self._wrap(model, units)
         wrapper.register_forward_pre_hook(begin_with_rank_0)
-        Detour(model, wrapper, named)
+        ForwardRedirect(model, wrapper, named)
         return model
 
     def _wrap(self, model: nn.Module, units: Sequence[nn.Module]) -> FullyShardedDataParallel:
@@ -129,13 +128,13 @@ class Fsdp1Strategy:
             dtype_of(dtypes.param), dtype_of(dtypes.reduce), dtype_of(dtypes.buffer)
         )
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the sharded model and what makes its steps.
 
         Raises:
             ConfigError: the optimizer was made before the model was sharded.
         """
-        detour = cast("Detour", detour_of(model))
+        detour = cast("ForwardRedirect", find_redirect(model))
         wrapper = cast("FullyShardedDataParallel", detour.wrapper)
         own = {id(one) for one in model.parameters()}
         if any(id(one) not in own for group in optimizer.param_groups for one in group["params"]):
@@ -148,7 +147,7 @@ class Fsdp1Strategy:
             "model": Part(Fsdp1Model(wrapper)),
             "optimizer": Part(Fsdp1Optimizer(wrapper, optimizer)),
         }
-        return Bound(model, FlatUpdates(updates, wrapper), parts)
+        return BoundModel(model, FlatUpdates(updates, wrapper), parts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model itself: its calls take a detour."""
@@ -157,7 +156,9 @@ class Fsdp1Strategy:
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Return a context in which gradients stay whole on each rank, and are not reduced."""
-        wrapper = cast("FullyShardedDataParallel", cast("Detour", detour_of(model)).wrapper)
+        wrapper = cast(
+            "FullyShardedDataParallel", cast("ForwardRedirect", find_redirect(model)).wrapper
+        )
         with wrapper.no_sync():
             yield
 
@@ -187,7 +188,7 @@ class FlatUpdates:
         wrapper: the outermost one.
     """
 
-    def __init__(self, plain: Updates, wrapper: FullyShardedDataParallel) -> None:
+    def __init__(self, plain: OptimizerStepper, wrapper: FullyShardedDataParallel) -> None:
         self._plain = plain
         self._device: torch.device = cast("torch.device", wrapper.compute_device)
         self._group: Any = wrapper.process_group

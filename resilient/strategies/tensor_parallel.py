@@ -20,11 +20,15 @@ from torch.distributed.tensor.parallel import (
 )
 
 from resilient.errors import ConfigError
-from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.base import (
+    begin_with_rank_0,
+    bind_plainly,
+    broadcast,
+    broadcast_buffers,
+    scale_jointly,
+    with_group_timeout,
+)
 from resilient.strategies.fsdp import FsdpStrategy
-from resilient.strategies.groups import made_patient
-from resilient.strategies.scaling import scale_jointly
-from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,9 +36,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from resilient.strategies.base import BoundModel, OptimizerStepper
     from resilient.strategies.fsdp_options import FsdpOptions
-    from resilient.strategies.meshes import MeshSizes
-    from resilient.strategies.strategy import Bound, Updates
+    from resilient.strategies.parallelism_options import MeshSizes
 
 
 class Replicated(ParallelStyle):
@@ -106,7 +110,7 @@ class TensorParallelStrategy:
         broadcast([*model.parameters(), *model.buffers()])
         sizes = self.sizes
         mesh = init_device_mesh(self.device.type, sizes.shape, mesh_dim_names=sizes.names)
-        made_patient(mesh)
+        with_group_timeout(mesh)
         cut_layers(model, self.plan, mesh["tp"])
         if sizes.data > 1:
             self._over_groups().shard(model, mesh[sizes.names[:-1]])
@@ -119,7 +123,7 @@ class TensorParallelStrategy:
         whole = FsdpOptions(reshard_after_forward=False)
         return FsdpStrategy(self.device, self.options or whole)
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the cut model and what makes its steps."""
         scale_jointly(updates, self.device)
         return bind_plainly(self, model, optimizer, updates)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from resilient.errors import KeyExists, KeyNotFound, NotExclusive, StoreError
-from resilient.storage.buffers import Room
-from resilient.storage.filling import fill
-from resilient.storage.store import Entry
+from resilient.storage.store import ObjectInfo
+from resilient.storage.transfer import ScatterBuffer, read_into
 
 if TYPE_CHECKING:
     from resilient.storage.store import Data, Store
@@ -66,8 +65,8 @@ class StoreContract:
         """Nothing in it is not the same as not there."""
         store.put("empty", b"")
         assert store.get("empty") == b""
-        assert store.stat("empty") == Entry("empty", 0)
-        assert list(store.list()) == [Entry("empty", 0)]
+        assert store.stat("empty") == ObjectInfo("empty", 0)
+        assert list(store.list()) == [ObjectInfo("empty", 0)]
 
     def test_a_put_replaces_all_of_the_old_object(self, store: Store) -> None:
         """Nothing of a longer old object shows behind the new one."""
@@ -98,8 +97,8 @@ class StoreContract:
         memory = bytearray(b"." * length)
         pieces: list[tuple[int, int]] = []
         # In two pieces, as memory of two tensors is; the second one is empty where nothing is left.
-        room = Room([memoryview(memory)[:3], memoryview(memory)[3:]])
-        came = fill(store, "a/b", start, room, lambda *piece: pieces.append(piece))
+        room = ScatterBuffer([memoryview(memory)[:3], memoryview(memory)[3:]])
+        came = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
         assert came == len(expected)
         assert [stop for _, stop in pieces][-1:] in ([came], [])
         assert memory == expected + b"." * (length - len(expected))
@@ -111,7 +110,7 @@ class StoreContract:
         with pytest.raises(StoreError):
             store.get_range("a", start, length)
         with pytest.raises(StoreError):
-            fill(store, "a", -1, Room([memoryview(bytearray(5))]), lambda *_: None)
+            read_into(store, "a", -1, ScatterBuffer([memoryview(bytearray(5))]), lambda *_: None)
 
     def test_a_missing_object_is_not_found(self, store: Store) -> None:
         """In an empty store, beside other objects, and where a folder is."""
@@ -124,7 +123,7 @@ class StoreContract:
             with pytest.raises(KeyNotFound):
                 store.get_range(key, 0, 0)
             with pytest.raises(KeyNotFound):
-                fill(store, key, 0, Room([memoryview(bytearray(1))]), lambda *_: None)
+                read_into(store, key, 0, ScatterBuffer([memoryview(bytearray(1))]), lambda *_: None)
             with pytest.raises(KeyNotFound):
                 store.stat(key)
 
@@ -147,7 +146,7 @@ class StoreContract:
         keys.remove("a/b")  # an object in the place of a folder is not promised
         for key in keys:
             store.put(key, key.encode())
-        assert list(store.list()) == [Entry(key, len(key)) for key in sorted(keys)]
+        assert list(store.list()) == [ObjectInfo(key, len(key)) for key in sorted(keys)]
 
     def test_a_list_holds_the_keys_that_begin_with_the_prefix(self, store: Store) -> None:
         """A prefix is characters, not a folder."""
@@ -253,7 +252,7 @@ class StoreContract:
             store.put("seen/now", b"x" * size)
             assert store.get("seen/now") == b"x" * size
             assert store.stat("seen/now").size_bytes == size
-            assert list(store.list("seen/")) == [Entry("seen/now", size)]
+            assert list(store.list("seen/")) == [ObjectInfo("seen/now", size)]
             store.delete("seen/now")
             assert list(store.list("seen/")) == []
             with pytest.raises(KeyNotFound):

@@ -10,17 +10,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from resilient.distributed.heartbeat import Phase
 from resilient.errors import NumbersBroken
-from resilient.train.assembly import replan
-from resilient.train.interop.shelf import shelf_of
-from resilient.train.measures.spikes import LossBroken
-from resilient.train.reporting import RolledBack
-from resilient.world.pulse import Phase
+from resilient.train.build_run import recompute_schedule
+from resilient.train.events import TrainingRolledBack
+from resilient.train.hf_interop.saved_models import saved_models
+from resilient.train.loss_guard import LossDiverged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.train.run import Run
+    from resilient.train.run import TrainingRun
     from resilient.train.trainer import Trainer
 
 REASON = "broken loss"
@@ -28,7 +28,7 @@ REASON = "broken loss"
 
 
 @contextmanager
-def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
+def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     """Take up training behind the data that breaks a step inside, and save that at once.
 
     Crash: until that save is durable, the next life meets the same data and goes back again.
@@ -38,7 +38,7 @@ def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
     """
     try:
         yield
-    except LossBroken as broken:
+    except LossDiverged as broken:
         trainer.precision.zero_grad(run.optimizer)
         trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         told = go_back(trainer, run, broken.reason)
@@ -48,7 +48,7 @@ def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
         trainer._save_step(run)  # noqa: SLF001
 
 
-def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
+def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBack:
     """Begin a life from the newest checkpoint, behind the data that broke the loss. Collective.
 
     The next save makes it last: until then nothing but memory knows what is left out.
@@ -83,11 +83,13 @@ def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
     run.ledger.begin(resumed, state.global_step, run.cursor)
     run.ledger.leave_out(run.cursor, REASON, until=behind[:2])
     cursor.skip_to(*behind)
-    callbacks.context["shelf"] = shelf_of(session, run.saver)
-    replan(run, trainer, state, callbacks)
+    callbacks.context["shelf"] = saved_models(session, run.saver)
+    recompute_schedule(run, trainer, state, callbacks)
     run.turns_ahead += step - state.global_step
     session.pulse.end_step(state.global_step)
-    return RolledBack(broken, step, resumed.checkpoint.folder, run.cursor.skipped[-1], times, limit)
+    return TrainingRolledBack(
+        broken, step, resumed.checkpoint.folder, run.cursor.skipped[-1], times, limit
+    )
 
 
 def _given_up(step: int, broken: str, why: str) -> NumbersBroken:

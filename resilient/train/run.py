@@ -1,27 +1,39 @@
-"""What one call of ``train`` holds while it lasts."""
+"""Objects of one train() call.
+
+What one call of ``train`` holds while it lasts.
+
+The passes of a step through a pipeline, of all micro-batches together.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
 
-from resilient.checkpointer import About
-from resilient.errors import Preempted, ResilientError
-from resilient.strategies.detour import detour_of
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.errors import ConfigError, Preempted, ResilientError
+from resilient.strategies.module_wrapper import find_redirect
+from resilient.strategies.pipeline.registry import pipeline_of
 from resilient.train.arguments.arguments import open_names
 from resilient.train.arguments.json_values import json_value
-from resilient.train.copied import CopiedAgain
-from resilient.train.data.drawing import draw_for_epoch
-from resilient.train.data.streams import StreamLoader
-from resilient.train.leaving import Tier
-from resilient.train.reporting import FirstStepEnded, TrainedUntil, TrainingStarted, TrainingStopped
+from resilient.train.data.ordering import draw_for_epoch
+from resilient.train.data.streaming import StreamLoader
+from resilient.train.events import (
+    FirstStepEnded,
+    TrainingStarted,
+    TrainingStopped,
+    UntilStepReached,
+)
+from resilient.train.fast_asdict import CachedAsdict
+from resilient.train.saver import SaveDestination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -30,21 +42,20 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from resilient.events import Event
-    from resilient.strategies.pipeline.running import Pipelined
-    from resilient.strategies.strategy import Strategy
+    from resilient.strategies.base import Strategy
+    from resilient.strategies.pipeline.runtime import PipelinedModel
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.data.sampling import Cursor, Deal
-    from resilient.train.fitting import Fitting
-    from resilient.train.holding import HoldingSaver
+    from resilient.train.auto_batch_size import AutoBatchSize
+    from resilient.train.canonical_reduction import CanonicalPasses
+    from resilient.train.data.sampler import BatchLayout, DataCursor
     from resilient.train.ledger import Ledger
-    from resilient.train.measures.counting import Counter
-    from resilient.train.measures.meters import Meters
-    from resilient.train.measures.spikes import LossWatch
-    from resilient.train.reduction.passes import LeafPasses
+    from resilient.train.loss_guard import LossGuard
+    from resilient.train.meters import Meters, UsageCounter
+    from resilient.train.preemption import StopCoordinator
+    from resilient.train.saver import HoldingSaver
     from resilient.train.state import TrainerState
-    from resilient.train.stop import StopGate
     from resilient.train.trainer import Trainer
-
+    from resilient.train.trainer_hooks import LossHooks, TrainerHooks
 
 # Each step asks whether a copy is made; only waits from here on are told.
 _STALL_SECONDS = 0.01
@@ -58,7 +69,7 @@ def set_seed(seed: int) -> None:
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """The objects of one training; all of them exist before anything is restored.
 
     Attributes:
@@ -88,19 +99,19 @@ class Run:
     optimizer: Optimizer
     scheduler: LRScheduler
     loader: DataLoader[Any] | StreamLoader
-    cursor: Cursor
-    deal: Deal
+    cursor: DataCursor
+    deal: BatchLayout
     meters: Meters
-    counter: Counter
+    counter: UsageCounter
     saver: HoldingSaver
-    gate: StopGate
+    gate: StopCoordinator
     accumulation: int
     farewell: Callable[[], None]
     scheduled_steps: int
-    watch: LossWatch
-    fitting: Fitting | None = None
-    pipeline: Pipelined | None = None
-    leaves: LeafPasses | None = None
+    watch: LossGuard
+    fitting: AutoBatchSize | None = None
+    pipeline: PipelinedModel | None = None
+    leaves: CanonicalPasses | None = None
     turns_ahead: int = 0
     until_step: int = 0
     ends_here: bool = False
@@ -114,7 +125,7 @@ class Run:
     @property
     def trained_numbers(self) -> int:
         """How many numbers are trained, whether they are here or not."""
-        detour = detour_of(self.model)
+        detour = find_redirect(self.model)
         if detour is not None:
             return detour.numbers
         return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
@@ -194,7 +205,7 @@ class Run:
         if self.ends_here:
             self._end_launch(step, save, tell)
         tier = self.saver.choose_tier(self.gate)
-        if tier is not Tier.IN_FLIGHT:
+        if tier is not SaveDestination.IN_FLIGHT:
             save()
         self.saver.leave(self.gate, tier)
         request = self.gate.request
@@ -208,7 +219,7 @@ class Run:
     ) -> NoReturn:
         save()
         self.saver.wait()
-        tell(TrainedUntil(step))
+        tell(UntilStepReached(step))
         self.is_over = True
         raise SystemExit(0)
 
@@ -295,7 +306,7 @@ class Run:
         self.saver.mind(episodes.read(self.saver.step, losses), is_broken=episodes.is_broken)
 
 
-class Teller:
+class CheckpointInfoBuilder:
     """Says of a run what its checkpoints say, at each step that is saved or held.
 
     Args:
@@ -304,9 +315,11 @@ class Teller:
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
-        self._config = CopiedAgain(json_value)
+        self._config = CachedAsdict(json_value)
 
-    def about(self, args: TrainingArguments, cursor: Cursor, deal: Deal) -> About:
+    def about(
+        self, args: TrainingArguments, cursor: DataCursor, deal: BatchLayout
+    ) -> CheckpointInfo:
         """Return what a checkpoint says that is made now."""
         data = {
             "epoch": cursor.epoch,
@@ -316,4 +329,49 @@ class Teller:
             "global_batch": deal.round_samples * args.gradient_accumulation_steps,
         }
         config = self._config.of(args, open_names(cast("Any", type(args))))
-        return About(config=config, data=data, strategy=self._strategy)
+        return CheckpointInfo(config=config, data=data, strategy=self._strategy)
+
+
+def pipeline_for(hooks: TrainerHooks) -> PipelinedModel | None:
+    """Return the pipeline of a trainer's model, None if it is in one piece.
+
+    Raises:
+        ConfigError: the trainer makes steps in a way of its own.
+    """
+    pipelined = pipeline_of(hooks.model)
+    if pipelined is not None and hooks.has_own_training_step:
+        raise ConfigError(
+            f"`{type(hooks).__name__}.training_step` makes the passes of one micro-batch, and a "
+            "pipeline makes those of a whole step together: override `compute_loss` instead"
+        )
+    return pipelined
+
+
+def pass_through(
+    trainer: Trainer, run: TrainingRun, samples: Sequence[Any], counted: tuple[torch.Tensor, ...]
+) -> None:
+    """Make forward and backward passes of a step, then count its micro-batches. Collective.
+
+    Every stage calls ``compute_loss``; all but the last leave it where the model is cut.
+
+    Args:
+        trainer: whose model is in a pipeline.
+        run: of it.
+        samples: micro-batches as the loader made them.
+        counted: labels of the whole step, if they are counted.
+    """
+    assert run.pipeline is not None  # noqa: S101 - for mypy
+    batches = [trainer._prepare_inputs(one) for one in samples]  # noqa: SLF001 - the field's name
+    runs = [partial(_loss, trainer, one, counted) for one in batches]
+    losses = run.pipeline.passes(runs, batches)
+    for nth, (inputs, loss) in enumerate(zip(samples, losses, strict=True), 1):
+        run.add_loss(loss)
+        if run.counter.is_on:
+            run.counter.add(inputs)
+        run.cursor.advance(run.deal)
+        if nth < len(samples):
+            trainer.callback_handler.fire("on_substep_end")
+
+
+def _loss(hooks: LossHooks, batch: Any, counted: tuple[torch.Tensor, ...], model: Any) -> Any:
+    return hooks.step_loss(model, batch, *counted)

@@ -10,7 +10,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.fields.option import option
+from resilient.train.arguments.fields import option
 from resilient.train.model.batch import find_labels
 from resilient.train.trainer import Trainer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from resilient.train.evaluation.evaluate import PredictionOutput
+    from resilient.train.evaluation.loop import PredictionOutput
 
 # What was made from the labels for the decoder; a model that generates makes its own.
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask")

@@ -1,57 +1,103 @@
-"""What one process holds for as long as it lives: its place, its board, its process group."""
+"""Process-wide objects and settings.
+
+How a script ends that no agent of ours runs: with our errors' own exit codes.
+
+Under `resilient train` the worker's bootstrap does the same.
+
+What one process holds for as long as it lives: its place, its board, its process group.
+
+What arguments change in the process and in the model before anything is trained.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.promotion_policy import TieringOptions
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError
-from resilient.opening import claimant_of, open_checkpointer
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.heartbeat import progress_reporter
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import (
+    World,
+    publish_event_file,
+    publish_repository,
+    read_launch,
+)
+from resilient.distributed.rank_group import ProcessGroupSpec, join
+from resilient.engine_factory import claimant_of, open_engine
+from resilient.errors import ConfigError, Preempted, ResilientError
+from resilient.events import say_error
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
-from resilient.strategies.meshes import together_size
-from resilient.train.arguments.checks import check
-from resilient.train.arguments.distribution import fsdp_options
-from resilient.train.arguments.every import is_auto, settle_every
-from resilient.train.edge import end_with_exit_codes
-from resilient.train.reporting import open_emitter
-from resilient.train.stop import Grace, StopGate
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.comms import Comms
-from resilient.world.gang import Backend, join
-from resilient.world.launch import read_launch, tell_events, tell_repository
-from resilient.world.memory import MemoryBoard
-from resilient.world.pulse import own_pulse
-from resilient.world.world import World
+from resilient.strategies.parallelism_options import model_parallel_size
+from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.derived import (
+    fsdp_options,
+    is_auto,
+    is_canonical,
+    normalize_save_every,
+)
+from resilient.train.arguments.validation import check
+from resilient.train.events import open_emitter
+from resilient.train.preemption import StopCoordinator, StopDeadline
 
 if TYPE_CHECKING:
-    from resilient.checkpointer import Checkpointer
+    from types import TracebackType
+
+    from torch import nn
+
+    from resilient.checkpoint_engine import CheckpointEngine
     from resilient.clock import Clock
+    from resilient.distributed.heartbeat import ProgressReporter
+    from resilient.distributed.rank_group import RankGroup
     from resilient.events import Emitter
-    from resilient.train.arguments import TrainingArguments
-    from resilient.world.gang import Gang
-    from resilient.world.pulse import Pulse
+
+
+def end_with_exit_codes() -> None:
+    """Let an error of ours that nobody catches end this process with its exit code.
+
+    Other errors go to the hook that was there; called again, it changes nothing.
+    """
+    before = sys.excepthook
+    if getattr(before, "is_ours", False):
+        return
+
+    def report(
+        kind: type[BaseException], error: BaseException, frames: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Preempted):
+            before(kind, error, frames)
+        if not isinstance(error, ResilientError):
+            return
+        say_error(error)
+        # Of all that a hook may raise, this alone decides how the interpreter ends.
+        raise SystemExit(error.exit_code)
+
+    report.is_ours = True  # type: ignore[attr-defined]
+    sys.excepthook = report
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """What the trainer asks of the world around it."""
 
-    gang: Gang
+    gang: RankGroup
     device: torch.device
     clock: Clock
     emit: Emitter
     args: TrainingArguments
     events: Path
-    pulse: Pulse
+    pulse: ProgressReporter
     lull: threading.Event
 
     @property
@@ -73,14 +119,14 @@ class Session:
 
     @property
     def _together(self) -> int:
-        return together_size(self.args.parallelism_config)
+        return model_parallel_size(self.args.parallelism_config)
 
     @property
     def repository(self) -> str:
         """The launcher's, else the script's, else the output folder."""
         return self.gang.launch.repo or self.args.repo or self.args.output_dir
 
-    def checkpointer(self, emit: Emitter, topic: str, gate: StopGate) -> Checkpointer:
+    def checkpointer(self, emit: Emitter, topic: str, gate: StopCoordinator) -> CheckpointEngine:
         """Open the repository; the gate knows how much time is left.
 
         Raises:
@@ -90,8 +136,8 @@ class Session:
         self._claim_repository()
         # Signals are heard in the main thread only.
         hears = threading.current_thread() is threading.main_thread()
-        tell_repository(launch, self.repository, saves_when_stopped=hears)
-        opened = open_checkpointer(
+        publish_repository(launch, self.repository, saves_when_stopped=hears)
+        opened = open_engine(
             self.repository,
             self.world,
             self.gang.board,
@@ -113,11 +159,11 @@ class Session:
         opened.start, opened.claimant = self.gang.start, claimant_of(launch)
         return opened
 
-    def checkpointer_alone(self, topic: str) -> Checkpointer:
+    def checkpointer_alone(self, topic: str) -> CheckpointEngine:
         """Open the repository for this rank alone, which writes there before the others look."""
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        opened = open_checkpointer(
+        opened = open_engine(
             self.repository,
             single_writer=launch.single_writer,
             parity=args.save_parity,
@@ -128,18 +174,18 @@ class Session:
         opened.start, opened.claimant = self.gang.start, claimant_of(launch)
         return opened
 
-    def comms(self, scope: str) -> Comms:
+    def comms(self, scope: str) -> ControlGroup:
         """Return a way to agree with the other ranks; ``scope`` is new and the same on all."""
         board = self.gang.board
-        return Comms(board.another() if board else MemoryBoard(), self.world, scope)
+        return ControlGroup(board.another() if board else InMemoryKVStore(), self.world, scope)
 
-    def _keeper(self, gate: StopGate) -> KeeperAddress | None:
+    def _keeper(self, gate: StopCoordinator) -> DaemonAddress | None:
         """Return where this host's keeper is, if the launcher has started one."""
         launch = self.gang.launch
         if not launch.keeper:
             return None
         file = f"rank-{self.world.rank}.jsonl"
-        return KeeperAddress(
+        return DaemonAddress(
             launch.keeper,
             launch.host,
             events=str((self.events / file).absolute()),
@@ -162,16 +208,16 @@ class Session:
         """Return a name for one training, the same on all ranks and new on this board."""
         return self.gang.next_topic()
 
-    def stop_gate(self, topic: str) -> StopGate:
+    def stop_gate(self, topic: str) -> StopCoordinator:
         """Return the gate of one training."""
         launch = self.gang.launch
         is_supervised = launch.agent_pid > 0
-        return StopGate(
+        return StopCoordinator(
             self.world,
             self.gang.board,
-            Grace.under_agent(launch.grace_seconds, launch.notes)
+            StopDeadline.under_agent(launch.grace_seconds, launch.notes)
             if is_supervised
-            else Grace(self.args.grace_seconds),
+            else StopDeadline(self.args.grace_seconds),
             self.clock,
             scope=f"stop/{topic}",
         )
@@ -203,13 +249,13 @@ def open_session(args: TrainingArguments) -> Session:
     if not read_launch(os.environ).agent_pid:
         end_with_exit_codes()
     # Shown before the others are met: who waits for a rank that never comes is not the one stuck.
-    pulse = own_pulse()
+    pulse = progress_reporter()
     gang = join(partial(_backend, args))
     _heed(args, gang.launch.every)
     clock = SystemClock()
     output = Path(args.output_dir)
     events = Path(gang.launch.events) if gang.launch.events else output / "events"
-    tell_events(gang.launch, events)
+    publish_event_file(gang.launch, events)
     return Session(
         gang=gang,
         device=choose_device(gang.world, use_cpu=args.use_cpu),
@@ -230,11 +276,11 @@ def _heed(args: TrainingArguments, every: str) -> None:
     """
     if every:
         args.save_every = every
-        settle_every(args)
+        normalize_save_every(args)
         check(args)
 
 
-def _backend(args: TrainingArguments, world: World) -> Backend:
+def _backend(args: TrainingArguments, world: World) -> ProcessGroupSpec:
     """Return how the ranks compute together, and bind this process to its GPU."""
     device = choose_device(world, use_cpu=args.use_cpu)
     if args.ddp_backend == "nccl" and device.type != "cuda":
@@ -242,7 +288,7 @@ def _backend(args: TrainingArguments, world: World) -> Backend:
             "`ddp_backend`='nccl' needs a GPU for each rank, and this one trains on the CPU",
             hint="leave it out, or write gloo",
         )
-    return Backend(args.ddp_backend or _backend_for(args, device), args.ddp_timeout)
+    return ProcessGroupSpec(args.ddp_backend or _backend_for(args, device), args.ddp_timeout)
 
 
 def _backend_for(args: TrainingArguments, device: torch.device) -> str:
@@ -253,8 +299,84 @@ def _backend_for(args: TrainingArguments, device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if offloads else "nccl"
 
 
-def _tiering(args: TrainingArguments) -> Tiering:
+def _tiering(args: TrainingArguments) -> TieringOptions:
     """Return how saves go on from the near tier; who plans saves by their cost plans that too."""
     said, seconds = args.durable_every, args.durable_every_seconds
     is_planned = is_auto(args) and said is None and seconds is None
-    return Tiering(said, args.near_total_limit, seconds, is_planned)
+    return TieringOptions(said, args.near_total_limit, seconds, is_planned)
+
+
+# What CUDA's and others' libraries read; kernels are launched one by one with it (Transformers').
+_DETERMINISTIC = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "FLASH_ATTENTION_DETERMINISTIC": "1",
+}
+# The first generation of NVIDIA GPUs with TF32 (Ampere).
+_TF32_SINCE = (8, 0)
+
+
+def own_arguments(args: Any) -> TrainingArguments:
+    """Return a trainer's arguments, or the defaults for None.
+
+    Raises:
+        ConfigError: they are another library's, or a value cannot be saved.
+    """
+    if args is None:
+        return TrainingArguments()
+    if not isinstance(args, TrainingArguments):
+        kind = type(args)
+        raise ConfigError(
+            f"`args` is a {kind.__module__}.{kind.__qualname__}, not our TrainingArguments",
+            hint="from resilient import TrainingArguments",
+        )
+    # A field may have been set since the arguments were made.
+    args.to_dict()
+    return args
+
+
+def configure_process(args: TrainingArguments, device: torch.device) -> None:
+    """Set what torch and its libraries are told for the whole process.
+
+    Raises:
+        ConfigError: the device has no TF32.
+    """
+    threads = args.threads_per_rank or (1 if is_canonical(args) else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if args.full_determinism or (is_canonical(args) and device.type != "cpu"):
+        compute_deterministically()
+    if args.tf32 is not None:
+        allow_tf32(device, wanted=args.tf32)
+
+
+def compute_deterministically() -> None:
+    """Let torch use deterministic algorithms only; an operation that has none raises."""
+    os.environ.update(_DETERMINISTIC)
+    torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def allow_tf32(device: torch.device, *, wanted: bool) -> None:
+    """Multiply matrices of float32 in TF32, or exactly.
+
+    Raises:
+        ConfigError: it is wanted and the device has none.
+    """
+    has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
+    if wanted and not has:
+        raise ConfigError(
+            f"`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, and this trains "
+            f"on `{device}`: leave it out"
+        )
+    if has:
+        backends: Any = torch.backends  # the stubs of torch do not know it
+        backends.fp32_precision = "tf32" if wanted else "ieee"
+
+
+def configure_model(args: TrainingArguments, model: nn.Module) -> None:
+    """Tell a model of Transformers whether to keep keys and values, of no use in training."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = args.use_cache

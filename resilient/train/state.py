@@ -1,4 +1,11 @@
-"""TrainerState and TrainerControl: where training is, and what the loop should do next.
+"""TrainerState, TrainerControl, log history.
+
+What a run logged since its first step: a list for who looks at it, text for who does not.
+
+A run of a million steps may have a hundred thousand entries. A life adds its own, so neither a
+resume nor a save walks through all of them.
+
+TrainerState and TrainerControl: where training is, and what the loop should do next.
 
 The state is a pure function of training: it holds no time, no speed and no generation, so two
 runs can be compared by equality. Timings are events.
@@ -8,28 +15,164 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from resilient.errors import IntegrityError
-from resilient.format.rows import Rows
-from resilient.train.copied import copied
-from resilient.train.history import History, Logged
+from resilient.errors import IntegrityError, UnsavableState
+from resilient.format.state_json import JsonRows, row_of
+from resilient.train.fast_asdict import fast_asdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from resilient.train.arguments import TrainingArguments
+
+Entry = dict[str, Any]
+
+_FIELD = "log_history"
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+class LogHistory:
+    """Entries in the order in which they were logged.
+
+    Args:
+        entries: those that are there already; a list is kept, for whoever gave it may change it.
+    """
+
+    def __init__(self, entries: list[Entry] | JsonRows) -> None:
+        self._list = None if isinstance(entries, JsonRows) else entries
+        self._rows = entries if isinstance(entries, JsonRows) else JsonRows()
+        self._new_rows: list[str] = []
+        self._read: tuple[JsonRows, Entry] | None = None
+
+    def note(self, entry: Entry) -> None:
+        """Add an entry as it is now."""
+        row = _row_of(entry) if self._list is None else None
+        if row is None:
+            self.opened().append(entry)
+        else:
+            self._new_rows.append(row)
+
+    def opened(self) -> list[Entry]:
+        """Return the list of all entries, which is the history from here on.
+
+        Raises:
+            IntegrityError: what a checkpoint held are no entries.
+        """
+        if self._list is None:
+            self._list = _entries(self._joined().trees)
+            self._rows = JsonRows()
+        return self._list
+
+    def copied(self) -> list[Entry]:
+        """Return all entries in a list that may be changed without changing this.
+
+        Raises:
+            IntegrityError: what a checkpoint held are no entries.
+        """
+        return _entries(self._joined().trees) if self._list is None else _copies(self._list)
+
+    def newest(self) -> Iterator[Entry]:
+        """Yield the entries from the last one back; they are not to be changed.
+
+        Raises:
+            IntegrityError: what a checkpoint held are no entries.
+        """
+        yield from reversed(self._list) if self._list is not None else self._read_back()
+
+    def saved(self) -> list[Entry] | JsonRows:
+        """Return a copy for a checkpoint."""
+        return self._joined() if self._list is None else _copies(self._list)
+
+    def _joined(self) -> JsonRows:
+        if self._new_rows:
+            self._rows, self._new_rows = self._rows.plus(self._new_rows), []
+        return self._rows
+
+    def _read_back(self) -> Iterator[Entry]:
+        rows = self._joined()
+        if not rows.text:
+            return
+        trees = rows.newest()
+        if self._read is None or self._read[0] is not rows:
+            self._read = (rows, _entries(lambda: [next(trees)])[0])
+        else:
+            # Asked at each step, while there are new ones rarely.
+            trees = islice(trees, 1, None)
+        yield self._read[1]
+        while entries := _entries(lambda: list(islice(trees, 1))):
+            yield entries[0]
+
+
+class LogHistoryField:
+    """The field ``log_history`` of a state: a list, made when somebody asks for it.
+
+    The state keeps the :class:`History` as ``_history``.
+    """
+
+    def __get__(self, state: Any, kind: type) -> Any:
+        # A dataclass asks for the default of the field.
+        return () if state is None else state._history.opened()  # noqa: SLF001 - its own field
+
+    def __set__(self, state: Any, entries: Any) -> None:
+        is_kept = isinstance(entries, list | JsonRows)
+        state._history = LogHistory(entries if is_kept else list(entries) or JsonRows())  # noqa: SLF001
+
+
+def _row_of(entry: Entry) -> str | None:
+    """Return an entry as a document has it; None if it holds what a document cannot."""
+    # Here, as arguments can be read and shown without torch.
+    from resilient.state_dict.flatten import flatten
+
+    try:
+        tree, tensors = flatten(_FIELD, entry)
+    except UnsavableState:  # whoever saves it says so, with its path
+        return None
+    return None if tensors else row_of(tree)
+
+
+def _entries(trees: Callable[[], list[Any]]) -> list[Entry]:
+    from resilient.state_dict.flatten import unflatten
+
+    try:
+        found = unflatten(trees(), _no_tensor)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(str(error)) from error
+    if not all(type(one) is dict for one in found):
+        raise _damaged("not each of its entries is an object")
+    return found  # type: ignore[no-any-return]
+
+
+def _no_tensor(name: str) -> NoReturn:
+    raise _damaged(f"it names the tensor `{name}`")
+
+
+def _damaged(why: str) -> IntegrityError:
+    return IntegrityError(
+        f"the `{_FIELD}` that a checkpoint held cannot be read: {why}",
+        hint="nothing that training needs is in it: go on with `trainer.state.log_history = []`",
+    )
+
+
+def _copies(entries: list[Entry]) -> list[Entry]:
+    # The history of a long run is most of a state, and `deepcopy` takes its time.
+    return [
+        dict(one) if _PLAIN.issuperset(map(type, one.values())) else deepcopy(one)
+        for one in entries
+    ]
+
 
 # Facts about this process, not about training: every rank shows the same ones, keeps its own.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
 _NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
 
 
-_LOGGED = Logged()
+_LOGGED = LogHistoryField()
 
 
 @dataclass
@@ -62,16 +205,16 @@ class TrainerState:
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def history(self) -> History:
+    def history(self) -> LogHistory:
         """What ``log_history`` is made of: to add to it or read it without making the list."""
         return self._history  # type: ignore[attr-defined, no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all fields; the same on every rank.
 
-        The history is :class:`~resilient.format.rows.Rows` unless somebody asked for the list.
+        The history is :class:`~resilient.format.state_json.JsonRows` unless somebody asked for the list.
         """
-        brief = copied(self, _brief(cast("Any", type(self))))
+        brief = fast_asdict(self, _brief(cast("Any", type(self))))
         return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -178,7 +321,7 @@ def _is_kind(default: Any, value: Any, *, may_be_none: bool) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, list):
         is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
-        return is_list or isinstance(value, Rows)
+        return is_list or isinstance(value, JsonRows)
     return isinstance(value, dict) if isinstance(default, dict) else True
 
 

@@ -1,37 +1,394 @@
-"""The Trainer: starting is resuming, and the loop is on this page."""
+"""Trainer: construction and loop.
+
+What scripts ask a trainer, in the names of the field, and the callbacks that they give it.
+
+The trainer without its loop: construction, evaluation, logs, and what is written by hand.
+
+The Trainer: starting is resuming, and the loop is on this page.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
-from resilient.train import plan, schedules
-from resilient.train.assembly import assemble, cut_batches, restore
-from resilient.train.best import is_best
-from resilient.train.callbacks.shown_states import shown_states
-from resilient.train.model.compiling import showing_compilers
-from resilient.train.model.noise import noisy_embeddings
-from resilient.train.model.overflow import looking_at_numbers
+from resilient.distributed.heartbeat import Phase
+from resilient.errors import ConfigError
+from resilient.state_dict.snapshot import Part, Stateful
+from resilient.train import schedules, step_count, trainer_evaluation
+from resilient.train.build_run import RESERVED, build_run, cut_batches, default_callbacks, restore
+from resilient.train.callbacks.base import (
+    CallbackHandler,
+    TrainerCallback,
+    require_list,
+    shown_states,
+)
+from resilient.train.callbacks.save_schedule import cadence_callbacks
+from resilient.train.data.collate import collator_for
+from resilient.train.events import BatchSizeReduced, SpecialTokensAligned, TrainingEnded
+from resilient.train.hf_compat import refuse_uncalled_overrides
+from resilient.train.memory import MemoryMeter
+from resilient.train.model.artifacts import (
+    processing_of,
+    saved_processing,
+    warn_of_tokenizer,
+    write_beside,
+)
+from resilient.train.model.card import ModelCardInfo, write_card
+from resilient.train.model.precision import Precision
 from resilient.train.model.special_tokens import align_special_tokens
-from resilient.train.optimizers.create import set_mode
-from resilient.train.passes import pass_through
-from resilient.train.reporting import BatchCut, SpecialTokensAligned, TrainingEnded
+from resilient.train.model.transforms import looking_at_numbers, noisy_embeddings, showing_compilers
+from resilient.train.model.weights_io import gather_state, load_weights, write_model
+from resilient.train.optimizers.factory import set_mode
+from resilient.train.preemption import listening_to_signals
 from resilient.train.rollback import going_back
-from resilient.train.signals import listening_to_signals
-from resilient.train.state import TrainerControl
-from resilient.train.surface import searching
-from resilient.train.surface.base import TrainerBase
-from resilient.train.surface.predicting import speeds
-from resilient.world.pulse import Phase
+from resilient.train.run import pass_through, set_seed
+from resilient.train.saver import is_best
+from resilient.train.search import runner
+from resilient.train.session import configure_model, configure_process, open_session, own_arguments
+from resilient.train.state import TrainerControl, TrainerState
+from resilient.train.strategy_selection import choose_parallelism
+from resilient.train.trainer_evaluation import TrainerPrediction, speeds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import torch
     from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
-    from resilient.train.fitting import Fitting
-    from resilient.train.run import Run
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.auto_batch_size import AutoBatchSize
+    from resilient.train.evaluation.loop import EvalPrediction
+    from resilient.train.run import TrainingRun
+    from resilient.train.search.study import BestRun, Study
+
+
+class AskingMethods:
+    """Questions that change nothing; see :class:`resilient.Trainer`."""
+
+    args: TrainingArguments
+    model: nn.Module
+    optimizer: Optimizer | None
+    callback_handler: CallbackHandler
+
+    def is_world_process_zero(self) -> bool:
+        """Say whether this is the first of all ranks."""
+        return self.args.process_index == 0
+
+    def is_local_process_zero(self) -> bool:
+        """Say whether this is the first rank of its host."""
+        return self.args.local_process_index == 0
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the samples of a loader's dataset, or an estimate where that has no length."""
+        try:
+            return len(dataloader.dataset)
+        except (AttributeError, TypeError):
+            return len(dataloader) * self.args.per_device_train_batch_size
+
+    def get_num_trainable_parameters(self) -> int:
+        """Return how many numbers are trained; of a cut model, those of this rank."""
+        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """Return the rate of each group of parameters.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise ValueError("there is no optimizer before training")
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """Return the group that holds ``param``, or the parameters of each group.
+
+        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise ValueError("there is no optimizer before training")
+        for group in self.optimizer.param_groups:
+            if any(one is param for one in group["params"]):
+                return group
+        return [group["params"] for group in self.optimizer.param_groups]
+
+    @property
+    def best_checkpoint(self) -> str:
+        """Where the best model's checkpoint is, for ``load_model``; empty if no checkpoint has it.
+
+        ``state.best_model_checkpoint`` says its step alone, for it must not tell how often a run
+        was restarted: the folder has the number of the life that saved it, too.
+        """
+        shelf = self.callback_handler.context.get("shelf")
+        best = shelf.best.checkpoint if shelf is not None else None
+        return f"{shelf.url.rstrip('/')}/{best}" if shelf is not None and best is not None else ""
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Call one more callback, after the others."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
+        """Remove and return a callback, given itself or its class; None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, given itself or its class."""
+        self.callback_handler.pop_callback(callback)
+
+
+class TrainerBase(AskingMethods, TrainerPrediction):
+    """Everything of a trainer but ``train``; see :class:`resilient.Trainer` for the arguments."""
+
+    made_with: Mapping[str, Any]
+    trial: Any = None
+    _has_trained_weights: bool = False
+    hp_name: Callable[[Any], str] | None = None
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Remember what a trainer is made with: a search makes others like it.
+
+        Raises:
+            ConfigError: it overrides what only Transformers' trainer calls.
+        """
+        refuse_uncalled_overrides(cls)
+        made = super().__new__(cls)
+        made.made_with = runner.by_name(cls.__init__, TrainerBase.__init__, given, named)
+        return made
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[Any], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
+        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        self.args = own_arguments(args)
+        self.session = open_session(self.args)
+        self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
+        self.memory.start("init")
+        # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
+        alike = self.args.random_numbers == "transformers"
+        set_seed(self.args.seed + (0 if alike else self.session.data_world.rank))
+        configure_process(self.args, self.session.device)
+        self.model_init = model_init
+        model = runner.first_model(model, model_init)
+        configure_model(self.args, model)
+        choose_parallelism(self.args, self.session, model)
+        self.model = self.model_wrapped = model.to(self.session.device)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_of(processing_class, tokenizer)
+        self.data_collator = data_collator or collator_for(self.processing_class)
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self._take_optimizers(optimizers, optimizer_cls_and_kwargs)
+        self.precision = Precision(self.args, self.session.device)
+        self.state = TrainerState(
+            is_local_process_zero=self.session.world.local_rank == 0,
+            is_world_process_zero=self.session.world.is_coordinator,
+        )
+        self.control = TrainerControl()
+        hearing = [*cadence_callbacks(self.session), *require_list(callbacks)]
+        self.callback_handler = CallbackHandler(
+            default_callbacks(self.args, hearing), self.args, self.state, self.control
+        )
+        self._emit = self.session.emit
+        self.callback_handler.context |= {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "emit": self._emit,
+        }
+        self.registered: dict[str, Part] = {}
+        self.learn_losses()
+        self.memory.stop("init")
+        self.callback_handler.fire("on_init_end")
+
+    @property
+    def tokenizer(self) -> Any:
+        """The older name of ``processing_class``."""
+        warn_of_tokenizer(3)
+        return self.processing_class
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, Any]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | Sequence[str] = "minimize",
+        backend: str | Study = "optuna",
+        hp_name: Callable[[Any], str] | None = None,
+        **options: Any,
+    ) -> BestRun | list[BestRun]:
+        """Train with many sets of hyper-parameters and return the best. Collective.
+
+        Each trial is a training of its own in ``<output_dir>/run-<number>``, with a new model of
+        ``model_init``. A search that was killed goes on: with the trial that was under way, where
+        it was, and with as many others as are missing.
+
+        Args:
+            hp_space: trial -> values by the names of arguments; others are for ``model_init``.
+            compute_objective: metrics -> what is searched for; None: their sum, or the loss.
+            n_trials: how many, in all lives of the search.
+            direction: ``minimize``, ``maximize``, or one of them for each objective.
+            backend: ``optuna``, or a study of yours (:class:`resilient.train.search.study.Study`).
+            hp_name: trial -> its name, for ``trial_name`` of the state.
+            **options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
+
+        Raises:
+            ConfigError: there is no ``model_init``, or Optuna is not installed.
+        """
+        plan = runner.SearchPlan(hp_space, compute_objective, n_trials, direction, hp_name)
+        found = runner.start(self, plan, backend, options)
+        return found[0] if isinstance(direction, str) else found
+
+    def register(
+        self,
+        name: str,
+        stateful: Stateful,
+        scope: Literal["replicated", "rank"] = "replicated",
+    ) -> None:
+        """Save and restore something of yours with every checkpoint.
+
+        Args:
+            name: the part's name in the checkpoint.
+            stateful: has ``state_dict`` and ``load_state_dict``.
+            scope: ``replicated`` if all ranks hold the same, ``rank`` if each has its own.
+
+        Raises:
+            ConfigError: the name is taken, by another part of yours or by one of ours.
+        """
+        if name in RESERVED:
+            raise ConfigError(
+                f"cannot register `{name}`: the trainer's own parts have this name (reserved: "
+                f"{', '.join(RESERVED)}); give it another"
+            )
+        if name in self.registered:
+            raise ConfigError(f"a part named `{name}` is registered already")
+        self.registered[name] = Part(stateful, scope)
+
+    def save_model(
+        self,
+        output_dir: str | None = None,
+        _internal_call: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> None:
+        """Write the model for use elsewhere, on rank zero, as ``from_pretrained`` reads it.
+
+        Weights (``model.safetensors``; of PEFT's only the adapter), configurations, the tokenizer
+        if it was given, and the arguments (``training_args.json``).
+
+        Collective if the model is sharded: its weights are gathered on rank zero.
+        """
+        state = gather_state(self.model, keep=self.state.is_world_process_zero)
+        if self.state.is_world_process_zero:
+            folder = Path(output_dir or self.args.output_dir)
+            write_model(self.model, state, folder)
+            processing = saved_processing(self.processing_class, self.data_collator)
+            write_beside(folder, processing, self.args.to_dict())
+
+    def load_model(self, checkpoint: str) -> str:
+        """Load only the weights of a checkpoint, of any run of this model. Collective.
+
+        Nothing else is restored: what is trained next begins at step 0 (``train(False)``, or in an
+        output folder of its own). Call it before ``train``.
+
+        Args:
+            checkpoint: its path (``runs/other/checkpoint-120``), its repository (the newest), or
+                its name in this trainer's own.
+
+        Returns:
+            The folder's name of the checkpoint.
+
+        Raises:
+            RepositoryNotFound: nothing was ever saved there.
+            NothingToResume: there is no such checkpoint.
+            IntegrityError: it is damaged; the model is as it was.
+            IncompatibleCheckpoint: it holds another model.
+        """
+        loaded = load_weights(self.session, self.model, os.fspath(checkpoint))
+        self._has_trained_weights = False
+        return loaded
+
+    def create_model_card(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        language: str | None = None,
+        license: str | None = None,  # noqa: A002 - the field's name
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a draft of the model's card, ``README.md`` of the output folder, on rank zero.
+
+        It says what it is told, the arguments, and the results of the evaluations so far. Of a
+        card that is there the tags are kept, and nothing else. The network is not asked.
+
+        Args:
+            language: of the data.
+            license: of the model.
+            tags: for the Hub.
+            model_name: the title; None: the name of the output folder.
+            finetuned_from: the model that it was before; None: as its configuration says.
+            tasks: identifiers of tasks.
+            dataset_tags: identifiers of datasets on the Hub.
+            dataset: their names.
+            dataset_args: which configuration of each.
+
+        Raises:
+            ConfigError: the card that is there cannot be read.
+            StoreError: the folder cannot be written; an older card is untouched.
+        """
+        if self.state.is_world_process_zero:
+            about = (language, license, tags, model_name, finetuned_from, tasks)
+            told = ModelCardInfo(*about, dataset_tags, dataset, dataset_args)
+            write_card(Path(self.args.output_dir), self.model, told, self.args, self.state)
+
+    def save_state(self) -> None:
+        """Write ``trainer_state.json`` into the output folder, on rank zero."""
+        if self.state.is_world_process_zero:
+            self.state.save_to_json(Path(self.args.output_dir) / "trainer_state.json")
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Write metrics to standard output, one to a line, on rank zero."""
+        if self.state.is_world_process_zero:
+            sys.stdout.write(trainer_evaluation.shown(split, metrics))
+
+    def save_metrics(
+        self, split: str, metrics: Mapping[str, Any], *, combined: bool = True
+    ) -> None:
+        """Write ``<split>_results.json`` into the output folder, on rank zero.
+
+        Args:
+            split: ``train``, ``eval``, ``test`` or ``all``.
+            metrics: what ``train``, ``evaluate`` or ``predict`` returned.
+            combined: also add them to ``all_results.json``.
+        """
+        if self.state.is_world_process_zero:
+            trainer_evaluation.save(Path(self.args.output_dir), split, metrics, combined=combined)
 
 
 class TrainOutput(NamedTuple):
@@ -105,7 +462,7 @@ class Trainer(TrainerBase):
         if resume_from_checkpoint is False:
             self._begin_anew(remakes_model=trial is None)
         if trial is not None:
-            searching.take_trial(self, trial)
+            runner.take_trial(self, trial)
         self._note_given_states()
         self._has_trained = self._has_trained_weights = True
         self._align_special_tokens()
@@ -114,7 +471,7 @@ class Trainer(TrainerBase):
             stack.enter_context(showing_compilers(self.session.pulse, self.args))
             self.session.pulse.enter(Phase.FIRST)
             stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
-            run = assemble(self, self.state, self.callback_handler, self.registered)
+            run = build_run(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
             self._emit = run.saver.emit
@@ -140,7 +497,7 @@ class Trainer(TrainerBase):
             return
         self._make_optimizers_anew()
         if remakes_model and self.model_init is not None and self._has_trained_weights:
-            searching.remake_model(self, None)
+            runner.remake_model(self, None)
 
     def _align_special_tokens(self) -> None:
         """Write the special tokens of the processing class into the model's configurations."""
@@ -148,7 +505,7 @@ class Trainer(TrainerBase):
         if tokens and self.session.world.is_coordinator:
             self.session.emit(SpecialTokensAligned(tokens))
 
-    def _train(self, run: Run) -> TrainOutput:
+    def _train(self, run: TrainingRun) -> TrainOutput:
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
@@ -177,7 +534,7 @@ class Trainer(TrainerBase):
         metrics |= {"epoch": self.state.epoch, **self.memory.stop("train")}
         return TrainOutput(self.state.global_step, loss, metrics)
 
-    def _train_epoch(self, run: Run) -> None:
+    def _train_epoch(self, run: TrainingRun) -> None:
         """Train from the cursor to the end of its epoch, or to the end of the run."""
         control, fire = self.control, self.callback_handler.fire
         begins = not run.cursor.is_open
@@ -196,7 +553,7 @@ class Trainer(TrainerBase):
         run.end_epoch(cut_short=control.should_epoch_stop)
         self._log_evaluate_save(run)
 
-    def _train_step(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+    def _train_step(self, run: TrainingRun, batches: Iterator[Any]) -> Iterator[Any]:
         """Make one optimizer step; return the micro-batches that come after it."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
         self.session.pulse.begin_step()
@@ -219,14 +576,14 @@ class Trainer(TrainerBase):
             schedules.step_after_update(run.scheduler)
         self.precision.zero_grad(optimizer)
         state.global_step += 1
-        state.epoch = plan.epoch_fraction(run.deal, run.cursor)
+        state.epoch = step_count.epoch_fraction(run.deal, run.cursor)
         run.counter.end_step()
         self.session.pulse.end_step(state.global_step)
         run.end_step(self, start, updated=stepped)
         fire("on_step_end")
         return batches
 
-    def _make_gradients(self, run: Run, model: nn.Module, batches: Iterator[Any]) -> None:
+    def _make_gradients(self, run: TrainingRun, model: nn.Module, batches: Iterator[Any]) -> None:
         """Make the passes of a step: as many micro-batches as it takes."""
         if run.leaves is not None:
             run.leaves.make(self, run, batches)
@@ -255,17 +612,17 @@ class Trainer(TrainerBase):
                     inputs = next(samples)
 
     def _make_fitting_gradients(
-        self, run: Run, fitting: Fitting, batches: Iterator[Any]
+        self, run: TrainingRun, fitting: AutoBatchSize, batches: Iterator[Any]
     ) -> Iterator[Any]:
         """Do the same with smaller and smaller batches until they fit (auto_find_batch_size)."""
         while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
             old, new = run.deal.batch, run.deal.batch // 2
             cut_batches(run, self, self.state, self.callback_handler, new)
-            self._tell(BatchCut(old, new))
+            self._tell(BatchSizeReduced(old, new))
             batches = run.batches(begins=False)
         return batches
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: TrainingRun) -> None:
         self._tell(run.started(self.state, self.session.data_world.size))
         run.model.train()
         set_mode(run.optimizer, training=True)
@@ -278,7 +635,7 @@ class Trainer(TrainerBase):
             run.saver.outdate()  # the last life was stopped in it, and saved the step without
             self._log_evaluate_save(run)
 
-    def _log_evaluate_save(self, run: Run) -> None:
+    def _log_evaluate_save(self, run: TrainingRun) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""
         control = self.control
         if control.should_log:
@@ -298,27 +655,27 @@ class Trainer(TrainerBase):
             control.should_save = False
             self._save_step(run)
 
-    def _evaluate_step(self, run: Run) -> dict[str, Any]:
+    def _evaluate_step(self, run: TrainingRun) -> dict[str, Any]:
         metrics = self._evaluate_unless_stopped(run.gate, self._ignore_keys_for_eval)
         return self._leave(run) if metrics is None else metrics
 
-    def _judge(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def _judge(self, run: TrainingRun, metrics: Mapping[str, Any]) -> None:
         """Decide whether the model that was just evaluated is the best so far."""
         if is_best(self.args, self.state, metrics):
             run.saver.found_best()
             self.control.should_save |= self.args.save_strategy == "best"
 
-    def _save_step(self, run: Run) -> None:
+    def _save_step(self, run: TrainingRun) -> None:
         run.settle_for_saving(self.state, shown_states(self.callback_handler))
         with self._timing("saving"), self.session.pulse.during(Phase.SAVING):
             is_saved = run.saver.save()
         if is_saved:
             self.callback_handler.fire("on_save")
 
-    def _leave(self, run: Run) -> NoReturn:
+    def _leave(self, run: TrainingRun) -> NoReturn:
         run.leave(self.state.global_step, partial(self._save_step, run), self._tell)
 
-    def _is_done(self, run: Run) -> bool:
+    def _is_done(self, run: TrainingRun) -> bool:
         state = self.state
         if self.control.should_training_stop or state.global_step >= state.max_steps:
             return True

@@ -8,10 +8,10 @@ import shutil
 import pytest
 from ledgers import Forger, Run, usual_run
 
-from resilient.format.names import CheckpointId, generation_key
+from resilient.checkpoint.generations import claim, mark_committed, read_generation
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
+from resilient.format.keys import CheckpointId, generation_key
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.generations import claim, mark_committed, read_generation
-from resilient.vault.rollback import plan_rollback, plan_undo, travel
 
 FIRST, LOST, THIRD, LAST = map(generation_key, range(1, 5))
 
@@ -112,9 +112,9 @@ def test_a_hole_of_any_size_is_one_flaw(repo, call):
 
 def test_moves_by_hand_and_lives_that_saved_nothing_leave_no_flaw(repo, call):
     run = Run(repo)
-    travel(run.store, plan_rollback(run.store, CheckpointId(3, 6)), run.clock)
+    apply_rollback(run.store, plan_rollback(run.store, CheckpointId(3, 6)), run.clock)
     assert call("audit", repo).status == 0
-    travel(run.store, plan_undo(run.store), run.clock)
+    apply_rollback(run.store, plan_undo(run.store), run.clock)
     run.begin(CheckpointId(4, 10))
     run.begin(CheckpointId(4, 10))
     run.train()

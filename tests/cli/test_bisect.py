@@ -9,9 +9,9 @@ import sys
 import pytest
 from cli_repositories import write_run, write_usual_run
 
+from resilient.checkpoint.catalog import ancestry, committed
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import ancestry, committed
-from resilient_cli.halving import Change, Verdict, find_change
+from resilient_cli.commands.bisect import BisectResult, Verdict, bisect_sequence
 
 JUDGE = """
 import os, sys
@@ -137,7 +137,7 @@ def judging(change, unknown=()):
 def test_every_change_is_found_with_few_questions(count):
     for change in range(1, count):
         judge, asked = judging(change)
-        assert find_change(range(count), judge) == Change(change - 1, change, ())
+        assert bisect_sequence(range(count), judge) == BisectResult(change - 1, change, ())
         assert len(asked) <= (count - 2).bit_length()
         assert len(set(asked)) == len(asked)
 
@@ -149,5 +149,5 @@ def test_what_nothing_is_known_of_is_told_where_it_matters(unknown):
         judge, _ = judging(change, unknown)
         good = max(one for one in known if one < change)
         bad = min(one for one in known if one >= change)
-        expected = Change(good, bad, tuple(range(good + 1, bad)))
-        assert find_change(range(10), judge) == expected
+        expected = BisectResult(good, bad, tuple(range(good + 1, bad)))
+        assert bisect_sequence(range(10), judge) == expected

@@ -11,7 +11,7 @@ from cli_repositories import write_usual_run
 from test_schemas import leaves
 
 from resilient_cli.app import load
-from resilient_cli.tree import COMMANDS
+from resilient_cli.command_tree import COMMANDS
 
 CANARY = "c4n4ry-Do-Not-Show+="
 TRAIN = ("train", "--repo", "URL", "SCRIPT")

@@ -12,7 +12,7 @@ import torch
 from drifting_runs import write_drifting_run
 
 from resilient_cli.app import main
-from resilient_cli.insides import split_inside
+from resilient_cli.commands.cat import split_ref_path
 
 THEIRS = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 
@@ -149,7 +149,7 @@ def test_what_is_there_is_meant_though_it_has_a_colon(tmp_path, output, monkeypa
     ],
 )
 def test_where_a_reference_ends(text, expected):
-    assert split_inside(text) == expected
+    assert split_ref_path(text) == expected
 
 
 def test_a_reference_alone_says_nothing_of_what_to_show(run, call):
@@ -172,7 +172,7 @@ def test_what_cannot_be_shown_has_the_exit_code_of_the_table(words, status, run,
 
 
 def test_bytes_are_not_for_a_terminal(run, call, monkeypatch):
-    monkeypatch.setattr("resilient_cli.commands.catting._is_terminal", lambda: True)
+    monkeypatch.setattr("resilient_cli.commands.cat._is_terminal", lambda: True)
     outcome = call("ckpt", "cat", "latest", "model/first.weight", run, "--raw")
     assert outcome.status == 2
     assert "> FILE" in outcome.stderr

@@ -6,15 +6,25 @@ import json
 
 import pytest
 
-from resilient.format.names import CheckpointId
-from resilient.testing.chaos.evidence import Ended, Evidence, HostEnd, Struck
-from resilient.testing.chaos.faults import Kind, Planned, Strike, draw_strikes
-from resilient.testing.chaos.feasible import Machine
-from resilient.testing.chaos.plan import read_plan
-from resilient.testing.chaos.promises import judge
-from resilient.testing.chaos.rehearsal import Rehearsal
-from resilient_cli.render import Format, Output, show
-from resilient_cli.views.chaos import verdict
+from resilient.format.keys import CheckpointId
+from resilient.testing.chaos.capabilities import MachineCapabilities
+from resilient.testing.chaos.plan import (
+    FaultKind,
+    Injection,
+    PlannedFault,
+    draw_injections,
+    read_plan,
+)
+from resilient.testing.chaos.runner import ChaosExperiment
+from resilient.testing.chaos.verdict import (
+    ExperimentResult,
+    HostEnd,
+    InjectionResult,
+    RunResult,
+    evaluate_guarantees,
+)
+from resilient_cli.commands.chaos import verdict
+from resilient_cli.output import Format, Output, show
 
 TRAIN = ("--", "train", "train.py", "--output-dir", "{folder}")
 
@@ -30,8 +40,8 @@ def test_a_plan_is_printed_and_nothing_is_done(name, options, call, matches, tmp
 @pytest.fixture
 def any_machine(monkeypatch):
     """Let this machine have all that it takes."""
-    looked = "resilient_cli.commands.chaos.look_at_machine"
-    monkeypatch.setattr(looked, lambda *_: Machine())
+    looked = "resilient.testing.chaos.capabilities.look_at_machine"
+    monkeypatch.setattr(looked, lambda *_: MachineCapabilities())
 
 
 @pytest.mark.usefixtures("any_machine")
@@ -45,8 +55,8 @@ def test_a_plan_for_hosts_says_which_of_them(name, options, call, matches, tmp_p
 
 
 def test_hosts_that_this_machine_cannot_have_are_refused(call, monkeypatch):
-    looked = "resilient_cli.commands.chaos.look_at_machine"
-    monkeypatch.setattr(looked, lambda *_: Machine(hosts="only root may"))
+    looked = "resilient.testing.chaos.capabilities.look_at_machine"
+    monkeypatch.setattr(looked, lambda *_: MachineCapabilities(hosts="only root may"))
     ended = call("chaos", "run", "kills", "--hosts", "2", *TRAIN)
     assert (ended.status, ended.stdout) == (78, "")
     assert "--hosts 2: only root may" in ended.stderr
@@ -60,7 +70,7 @@ def test_the_seed_that_was_drawn_is_part_of_the_command(call):
     ended = call("chaos", "run", "kills", "--dry-run", "--json", *TRAIN)
     document = json.loads(ended.stdout)
     assert f"--seed {document['seed']} -- train" in document["command"]
-    drawn = [round(one.share, 4) for one in draw_strikes(read_plan("kills"), document["seed"])]
+    drawn = [round(one.share, 4) for one in draw_injections(read_plan("kills"), document["seed"])]
     assert [one["at"] for one in document["faults"]] == drawn
 
 
@@ -115,8 +125,8 @@ def test_all_shipped_plans_are_listed(call):
 def test_a_verdict_names_what_broke_and_how_to_see_it_again(
     name, how, call, matches, tmp_path, capsys
 ):
-    struck = Struck(
-        Strike(Planned(Kind.PREEMPT), 0.5, 0.5, 1),
+    struck = InjectionResult(
+        Injection(PlannedFault(FaultKind.PREEMPT), 0.5, 0.5, 1),
         "SIGTERM to the job",
         23,
         code=75,
@@ -127,21 +137,21 @@ def test_a_verdict_names_what_broke_and_how_to_see_it_again(
         restored=CheckpointId(1, 23),
         seconds=2.25,
     )
-    missed = Strike(Planned(Kind.STOP, seconds=5.0), 0.9, 0.5, 1)
-    ended = Ended(0, step=40, differences=("/model/w: tensor(1.) and tensor(2.)",), flaws=())
-    calm = Ended(0, step=40, steps=(10, 20, 30, 40))
-    evidence = Evidence(calm, ended, (struck,), (missed,))
-    wish = Rehearsal(read_plan("preemptions"), 7, ("train.py",), tmp_path)
+    missed = Injection(PlannedFault(FaultKind.STOP, seconds=5.0), 0.9, 0.5, 1)
+    ended = RunResult(0, step=40, differences=("/model/w: tensor(1.) and tensor(2.)",), flaws=())
+    calm = RunResult(0, step=40, steps=(10, 20, 30, 40))
+    evidence = ExperimentResult(calm, ended, (struck,), (missed,))
+    wish = ChaosExperiment(read_plan("preemptions"), 7, ("train.py",), tmp_path)
     again = "resilient chaos run preemptions --seed 7 -- train train.py"
-    show(verdict(wish, evidence, judge(evidence), again), Output(how, color=False))
+    show(verdict(wish, evidence, evaluate_guarantees(evidence), again), Output(how, color=False))
     said = capsys.readouterr()
     outcome = type(call("chaos", "list", "-q"))(1, said.out, "")
     matches(name, outcome, tmp_path)
 
 
 def test_a_verdict_on_hosts_says_whose_agents_ended(call, matches, tmp_path, capsys):
-    struck = Struck(
-        Strike(Planned(Kind.CUT, seconds=30.0), 0.5, 0.5, 1),
+    struck = InjectionResult(
+        Injection(PlannedFault(FaultKind.CUT, seconds=30.0), 0.5, 0.5, 1),
         "host-0 cut off for 30 s",
         23,
         is_new_life=True,
@@ -153,11 +163,14 @@ def test_a_verdict_on_hosts_says_whose_agents_ended(call, matches, tmp_path, cap
         host=0,
         ends=(HostEnd(1, 69, (69,)), HostEnd(2, 1, (69,))),
     )
-    calm = Ended(0, step=40, steps=(10, 20, 30, 40), worlds=(3,))
-    ended = Ended(0, step=40, flaws=(), worlds=(3, 1, 3))
-    evidence = Evidence(calm, ended, (struck,))
-    wish = Rehearsal(read_plan("cuts"), 7, ("train.py",), tmp_path, hosts=3)
+    calm = RunResult(0, step=40, steps=(10, 20, 30, 40), worlds=(3,))
+    ended = RunResult(0, step=40, flaws=(), worlds=(3, 1, 3))
+    evidence = ExperimentResult(calm, ended, (struck,))
+    wish = ChaosExperiment(read_plan("cuts"), 7, ("train.py",), tmp_path, hosts=3)
     again = "resilient chaos run cuts --hosts 3 --seed 7 -- train train.py"
-    show(verdict(wish, evidence, judge(evidence), again), Output(Format.HUMAN, color=False))
+    show(
+        verdict(wish, evidence, evaluate_guarantees(evidence), again),
+        Output(Format.HUMAN, color=False),
+    )
     said = capsys.readouterr()
     matches("chaos-verdict-hosts", type(call("chaos", "list", "-q"))(1, said.out, ""), tmp_path)

@@ -158,9 +158,9 @@ def test_a_run_that_saved_nothing_yet_is_an_empty_list_and_nothing_to_verify(tmp
 
 
 def test_a_checkpoint_that_rotation_takes_away_meanwhile_is_not_called_damaged(repo, monkeypatch):
+    from resilient.checkpoint.catalog import committed
     from resilient.storage.local import LocalStore
-    from resilient.vault.registry.catalog import committed
-    from resilient_cli.survey import Level, survey
+    from resilient_cli.survey import VerifyLevel, survey
 
     class Rotating(LocalStore):
         def stat(self, key):
@@ -168,7 +168,9 @@ def test_a_checkpoint_that_rotation_takes_away_meanwhile_is_not_called_damaged(r
             return super().stat(key)
 
     store = Rotating(repo)
-    steps = [one.checkpoint.step for one in survey(store, committed(store)[::-1], Level.QUICK)]
+    steps = [
+        one.checkpoint.step for one in survey(store, committed(store)[::-1], VerifyLevel.QUICK)
+    ]
     assert steps == [20, 30, 25, 35]
 
 

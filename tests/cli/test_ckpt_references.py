@@ -8,7 +8,7 @@ import pytest
 from cli_repositories import flip_bit
 from manifests import begin, frozen_parts_of, save
 
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
 
 MODEL = "model.r00000.safetensors"

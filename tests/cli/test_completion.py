@@ -9,12 +9,12 @@ import sys
 import pytest
 from cli_repositories import write_usual_run
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.refs import create_tag
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.tags import create_tag
 from resilient_cli.app import main
-from resilient_cli.completing import references
+from resilient_cli.repositories import references
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from cli_repositories import TickingClock, write_usual_run
 from drifting_runs import write_drifting_run
 
-from resilient_cli.progress import Progress
+from resilient_cli.output import Progress
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -135,7 +135,7 @@ def test_commands_that_only_list_do_not_pay_for_the_others():
     code = (
         "import sys; from resilient_cli.app import main; main(['ckpt', 'ls', '--help']); "
         "sys.exit(sum(one in sys.modules for one in ('numpy', 'resilient.layouts', "
-        "'resilient_cli.commands.comparing', 'resilient_cli.commands.repairing')))"
+        "'resilient_cli.commands.diff', 'resilient_cli.commands.repair')))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == 0

@@ -11,12 +11,13 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import NotExclusive, StoreUnavailable
-from resilient.testing.memory import MemoryStore
-from resilient_cli.doctor import budget, machine
-from resilient_cli.doctor.budget import Budget, judge
-from resilient_cli.doctor.repository import examine
+from resilient.testing.memory_store import MemoryStore
+from resilient_cli import preemption_budget
+from resilient_cli.commands import doctor
+from resilient_cli.commands.doctor import examine
+from resilient_cli.preemption_budget import PreemptionBudget, judge
 
-FITS = Budget(10.0, 3.0, 25.0, 60.0, 120.0, "test")
+FITS = PreemptionBudget(10.0, 3.0, 25.0, 60.0, 120.0, "test")
 
 
 def verdicts(terms):
@@ -25,7 +26,7 @@ def verdicts(terms):
 
 def changed(**terms):
     values = {name: getattr(FITS, name) for name in FITS.__slots__} | terms
-    return verdicts(Budget(**values))
+    return verdicts(PreemptionBudget(**values))
 
 
 def test_each_comparison_of_the_inequality_is_made():
@@ -48,7 +49,9 @@ def test_without_a_termination_grace_the_notice_is_held_against_the_grace():
 
 def test_the_hints_of_a_budget_fit_together():
     def hints(save, grace, termination):
-        return [one.hint for one in judge(Budget(save, 0.0, grace, termination, None, "test"))]
+        return [
+            one.hint for one in judge(PreemptionBudget(save, 0.0, grace, termination, None, "test"))
+        ]
 
     assert hints(2.0, 3.0, 2.0) == [
         "resilient train --grace 7",
@@ -59,7 +62,7 @@ def test_the_hints_of_a_budget_fit_together():
 
 
 def test_a_budget_that_does_not_fit_says_which_grace_would():
-    (check, *_) = judge(Budget(40.2, 0.0, 25.0, None, None))
+    (check, *_) = judge(PreemptionBudget(40.2, 0.0, 25.0, None, None))
     assert "--grace 46" in check.hint
 
 
@@ -68,8 +71,8 @@ def test_what_saves_took_is_read_from_event_files(tmp_path):
     rows += [{"event": "CheckpointPromoted", "took_seconds": 7}, {"event": "Other"}, [1]]
     text = "\n".join([*map(json.dumps, rows), '{"event": "CheckpointCom'])
     (tmp_path / "rank-0.jsonl").write_text(text)
-    took = budget.read_events(tmp_path)
-    assert budget.p95(took.saves) == 95
+    took = preemption_budget.read_events(tmp_path)
+    assert preemption_budget.p95(took.saves) == 95
     assert took.promotions == [7]
 
 
@@ -130,19 +133,19 @@ def test_a_store_that_cannot_fence_or_does_not_answer_is_a_warning(kind, name, t
 
 
 def test_another_projects_package_of_our_name_is_found():
-    assert machine.check_package().is_ok
-    assert not machine.check_package("numpy").is_ok
+    assert doctor.check_package().is_ok
+    assert not doctor.check_package("numpy").is_ok
 
 
 def gpus(folder, text, status=0):
     path = folder / "nvidia-smi"
     path.write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}\nEOF\nexit {status}\n")
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
-    return machine.check_gpus(str(path))
+    return doctor.check_gpus(str(path))
 
 
 def test_gpus_are_asked_of_the_driver(tmp_path):
-    assert "on the CPU" in machine.check_gpus("no-such-program").found
+    assert "on the CPU" in doctor.check_gpus("no-such-program").found
     good = gpus(tmp_path, "NVIDIA H100, 81559, 0\nNVIDIA H100, 81559, [N/A]")
     assert good.is_ok
     assert good.found == "2 x NVIDIA H100, 81559 MiB"
@@ -151,7 +154,7 @@ def test_gpus_are_asked_of_the_driver(tmp_path):
 
 
 def test_shared_memory_that_is_not_there_is_a_warning(tmp_path):
-    assert not machine.check_shared_memory(tmp_path / "absent").is_ok
+    assert not doctor.check_shared_memory(tmp_path / "absent").is_ok
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_a_shell_in_front_and_a_signal_that_is_held_back_are_warnings(
         (tmp_path / folder).mkdir()
     (tmp_path / "1" / "comm").write_text(f"{first}\n")
     (tmp_path / "self" / "status").write_text(status)
-    assert machine.check_signals(tmp_path).is_ok is is_ok
+    assert doctor.check_signals(tmp_path).is_ok is is_ok
 
 
 def test_torch_is_not_imported():

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from resilient_cli import app, early
+from resilient_cli import app, process_exit
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from resilient_cli import app, early
     ],
 )
 def test_the_command_is_found_behind_the_global_options(arguments, command):
-    assert early.command_of(arguments) == command
+    assert process_exit.command_of(arguments) == command
 
 
 def test_all_global_options_with_a_value_are_known():
@@ -31,12 +31,12 @@ def test_all_global_options_with_a_value_are_known():
         and not one.is_flag
         for name in one.opts
     }
-    assert options == early.WITH_VALUES
+    assert options == process_exit.WITH_VALUES
 
 
 def test_other_commands_are_ended_as_ever():
     before = signal.getsignal(signal.SIGTERM)
-    early.listen(("ckpt", "ls"))
+    process_exit.record_early_signals(("ckpt", "ls"))
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -47,14 +47,14 @@ def test_what_is_ignored_stays_ignored_and_what_came_is_passed_on():
         signal.signal(signal.SIGUSR1, lambda number, _frame: came.append(number)),
     )
     try:
-        early.listen(("train", "x.py"))
+        process_exit.record_early_signals(("train", "x.py"))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         signal.raise_signal(signal.SIGUSR1)
-        assert early.heard == [signal.SIGUSR1]
+        assert process_exit.heard == [signal.SIGUSR1]
         assert not came
-        early.stop_listening()
+        process_exit.stop_listening()
         assert came == [signal.SIGUSR1]
     finally:
-        early.heard.clear()
+        process_exit.heard.clear()
         signal.signal(signal.SIGHUP, before[0])
         signal.signal(signal.SIGUSR1, before[1])

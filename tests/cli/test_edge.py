@@ -14,8 +14,8 @@ from cli_repositories import write_usual_run
 
 import resilient.errors
 from resilient.errors import ResilientError
-from resilient.showing import without_users
-from resilient_cli.render import human_age, human_size
+from resilient.redaction import redact_userinfo
+from resilient_cli.output import human_age, human_size
 
 EXIT_CODES = {
     "ResilientError": (1, "RES-ERROR"),
@@ -130,7 +130,7 @@ def test_a_traceback_that_nobody_asked_for_is_kept_and_its_place_told(
 
 
 def test_the_timeout_is_of_the_one_command(tmp_path, call):
-    from resilient_cli.lengths import WITHIN_SECONDS
+    from resilient_cli.durations import WITHIN_SECONDS
 
     write_usual_run(tmp_path / "run")
     before = WITHIN_SECONDS.get()
@@ -141,7 +141,7 @@ def test_the_timeout_is_of_the_one_command(tmp_path, call):
 
 
 def test_the_timeout_is_how_long_storage_is_asked_again(call, monkeypatch):
-    from resilient_cli import places
+    from resilient_cli import repositories
 
     asked = []
 
@@ -149,7 +149,7 @@ def test_the_timeout_is_how_long_storage_is_asked_again(call, monkeypatch):
         asked.append((url, options["within_seconds"]))
         raise resilient.errors.StoreUnavailable("no answer")
 
-    monkeypatch.setattr(places, "open_store", open_nothing)
+    monkeypatch.setattr(repositories, "open_store", open_nothing)
     for arguments in (("--timeout", "2m", "ckpt", "ls", "s3://b/r"), ("ckpt", "ls", "s3://b/r")):
         assert call(*arguments).status == 69
     assert asked == [("s3://b/r", 120.0), ("s3://b/r", 60.0)]
@@ -162,7 +162,7 @@ def test_an_interrupt_is_130(failing):
 def test_credentials_in_a_url_are_not_shown(failing):
     outcome = failing(ResilientError("no answer from s3://me:secret@host/run"))
     assert "secret" not in outcome.stderr
-    assert without_users("https://u:p@h/x and s3://b/a@b") == "https://***@h/x and s3://b/a@b"
+    assert redact_userinfo("https://u:p@h/x and s3://b/a@b") == "https://***@h/x and s3://b/a@b"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_colours_follow_the_conventions(
 
 
 def test_a_name_from_a_file_cannot_move_the_cursor():
-    from resilient_cli.render import Output, Table, _human_lines, _plain_lines
+    from resilient_cli.output import Output, Table, _human_lines, _plain_lines
 
     table = Table(("NAME",), (("a\x1b[2Jb\tc",),))
     for lines in (_human_lines([table], colored=Output().color), _plain_lines([table])):

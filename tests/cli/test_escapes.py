@@ -13,9 +13,8 @@ import torch
 
 import resilient_cli
 from resilient.errors import StoreError
-from resilient_cli import streams
-from resilient_cli.render import Answer, Facts, Output, Table, show
-from resilient_cli.streams import put
+from resilient_cli import output
+from resilient_cli.output import CommandResult, KeyValues, Output, Table, put, show
 
 SOURCES = Path(resilient_cli.__file__).parent
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\rOK\u202edne\x9b5m\x7f\u2066"
@@ -82,7 +81,7 @@ def test_a_message_of_a_server_can_fake_neither_a_line_nor_a_hint(call, monkeypa
     def fails(*_, **__):
         raise StoreError(f"said\n  hint: rm -rf {EVIL}", hint=f"resilient\n{EVIL}")
 
-    monkeypatch.setattr("resilient_cli.commands.listing.open_repository", fails)
+    monkeypatch.setattr("resilient_cli.repositories.open_repository", fails)
     outcome = call("ckpt", "ls", "x")
     assert OBEYED.findall(outcome.stderr) == []
     assert [line for line in outcome.stderr.splitlines() if line.startswith("  hint: rm")] == []
@@ -92,17 +91,17 @@ def test_a_message_of_a_server_can_fake_neither_a_line_nor_a_hint(call, monkeypa
 def test_colours_of_a_name_are_spelled_and_our_own_are_not(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    blocks = (Table(("A", "B"), (("ok", "\x1b[32mok\x1b[0m"),)), Facts((("\x1b[2m", "x"),)))
-    show(Answer("x", "x", {}, (*blocks, "said \x1b[31;1mDAMAGED")), Output())
+    blocks = (Table(("A", "B"), (("ok", "\x1b[32mok\x1b[0m"),)), KeyValues((("\x1b[2m", "x"),)))
+    show(CommandResult("x", "x", {}, (*blocks, "said \x1b[31;1mDAMAGED")), Output())
     shown = capsys.readouterr().out
     assert shown.count("\x1b[") == 2
     assert shown.count("\\x1b[") == 4
 
 
 def test_a_delete_is_escaped_in_json_as_json_does(capsys):
-    from resilient_cli.render import Format
+    from resilient_cli.output import Format
 
-    show(Answer("x", "x", {"a": "b\x7f"}, ()), Output(Format.JSON))
+    show(CommandResult("x", "x", {"a": "b\x7f"}, ()), Output(Format.JSON))
     shown = capsys.readouterr().out
     assert json.loads(shown)["a"] == "b\x7f"
     assert "\x7f" not in shown
@@ -129,7 +128,7 @@ def test_a_name_with_a_newline_is_one_id(tmp_path, call):
 
 
 def test_all_text_goes_one_way():
-    assert streams.put
+    assert output.put
     found = {}
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES).as_posix()

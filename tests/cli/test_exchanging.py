@@ -14,7 +14,7 @@ SLOW = pytest.mark.filterwarnings("ignore")  # of the peers
 
 @SLOW
 def test_a_checkpoint_comes_in_and_goes_out_as_it_was(tmp_path, call):
-    from resilient.train.interop.files import TransformersCheckpoint
+    from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 
     repo, out = tmp_path / "run", tmp_path / "checkpoint-8"
     taken = call("ckpt", "import", THEIRS, repo)

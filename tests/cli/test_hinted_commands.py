@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.showing import quoted
+from resilient.redaction import shell_quote
 from resilient_cli.app import LazyGroup, build, load
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_what_the_tree_knows(text, wrong):
     ],
 )
 def test_a_word_is_typed_as_one(word, typed):
-    assert quoted(word) == typed
+    assert shell_quote(word) == typed
     assert shlex.split(typed) in ([str(word)], [f"./{word}"])
 
 

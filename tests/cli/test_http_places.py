@@ -10,9 +10,9 @@ import torch
 from http_places import served
 
 from resilient.errors import ConfigError
-from resilient.storage import fs_folder
+from resilient.storage import folder as folder_module
 from resilient.storage.folder import open_folder
-from resilient.storage.fs import FsspecStore
+from resilient.storage.fsspec_store import FsspecStore
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_nobody_there_is_said_so(call):
 
 
 def test_a_file_too_large_to_be_held_is_not_fetched_for_a_part_of_it(url, monkeypatch):
-    monkeypatch.setattr(fs_folder, "_WHOLE_BYTES_MAX", 1000)
+    monkeypatch.setattr(folder_module, "_WHOLE_BYTES_MAX", 1000)
     found = open_folder(f"{url}/whole/w.pt")
     found.list()
     with pytest.raises(ConfigError, match="sends no parts") as caught:

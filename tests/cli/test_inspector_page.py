@@ -16,14 +16,14 @@ from inspected_runs import EVIL, LAYERS, spoil, write_inspected_run
 
 from resilient.clock import SystemClock
 from resilient.errors import StoreError
-from resilient.format.names import parse_checkpoint
+from resilient.format.keys import parse_checkpoint
 from resilient.storage.open import open_store
 from resilient_cli.commands.ui import RunPage
-from resilient_cli.listed import HeardStore
-from resilient_cli.page import desk as desk_module
-from resilient_cli.page.desk import Desk
-from resilient_cli.page.layers import layer_of
-from resilient_cli.survey import Level, examine
+from resilient_cli.page import lazy_parts as desk_module
+from resilient_cli.page.lazy_parts import RenderQueue
+from resilient_cli.page.tensors import layer_of
+from resilient_cli.store_wrappers import CountingStore
+from resilient_cli.survey import VerifyLevel, examine
 
 VOID = ("meta", "input", "path", "rect", "circle", "wbr")
 LAST, BEFORE = "checkpoint-50-g2", "checkpoint-40-g2"
@@ -215,7 +215,7 @@ def test_nothing_else_is_answered(name, fields, status, page):
 
 
 def test_what_takes_long_is_made_once_and_told_meanwhile():
-    desk, made, go = Desk(SystemClock()), [], threading.Event()
+    desk, made, go = RenderQueue(SystemClock()), [], threading.Event()
 
     def work(told):
         made.append(1)
@@ -237,7 +237,7 @@ def test_what_takes_long_is_made_once_and_told_meanwhile():
 
 def test_nothing_is_made_for_who_has_gone(monkeypatch):
     monkeypatch.setattr(desk_module, "_PATIENCE_SECONDS", 0.3)
-    desk, ended = Desk(SystemClock()), threading.Event()
+    desk, ended = RenderQueue(SystemClock()), threading.Event()
 
     def work(told):
         try:
@@ -258,7 +258,7 @@ def test_nothing_is_made_for_who_has_gone(monkeypatch):
 
 
 def test_so_many_wait_and_no_more_and_what_fails_is_not_kept():
-    desk, go = Desk(SystemClock()), threading.Event()
+    desk, go = RenderQueue(SystemClock()), threading.Event()
 
     def fail(_):
         go.wait(60)
@@ -278,7 +278,7 @@ def test_so_many_wait_and_no_more_and_what_fails_is_not_kept():
 
 @pytest.mark.parametrize("is_failing", [True, False])
 def test_what_is_not_kept_is_handed_out_once_however_long_it_took(is_failing):
-    desk, go, made = Desk(SystemClock()), threading.Event(), []
+    desk, go, made = RenderQueue(SystemClock()), threading.Event(), []
 
     def work(_):
         made.append(1)
@@ -307,9 +307,9 @@ def test_who_stops_asking_ends_the_reading_of_a_checkpoint(inspected):
         if len(told) > 3:
             raise TimeoutError
 
-    store = HeardStore(open_store(str(inspected)), tell)
+    store = CountingStore(open_store(str(inspected)), tell)
     with pytest.raises(TimeoutError):
-        examine(store, parse_checkpoint(LAST), Level.DEEP)
+        examine(store, parse_checkpoint(LAST), VerifyLevel.DEEP)
     assert told == sorted(told)
     assert 0 < told[0] < told[-1]
 

@@ -11,9 +11,8 @@ from manifest_rules import check_restricted, check_rules, pods
 from manifest_schemas import VERSIONS, check_schema
 from told import RANK, SIZES, line
 
-from resilient.exit_codes import EXIT_CODES, PERMANENT
-from resilient_cli.kubernetes.manifests import REQUEUE
-from resilient_cli.kubernetes.text import to_yaml
+from resilient.errors import EXIT_CODES, PERMANENT
+from resilient_cli.kubernetes.manifests import REQUEUE, to_yaml
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 IMAGE = (

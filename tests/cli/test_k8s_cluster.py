@@ -11,8 +11,8 @@ from clusters import condition, holder, pod, warning, workload
 
 from resilient.errors import ClusterUnavailable
 from resilient_cli.kubernetes.kubectl import Cluster
-from resilient_cli.kubernetes.look import look, resources
-from resilient_cli.kubernetes.states import state_of
+from resilient_cli.kubernetes.status import state_of
+from resilient_cli.kubernetes.watch import get_run, resources
 from tests.services.apirequests import TOKEN
 from tests.services.apiserver import CORE, Fault
 
@@ -106,7 +106,7 @@ def test_the_exit_code_of_wait_is_that_of_the_run(objects, status):
 
 
 def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkeypatch):
-    monkeypatch.setattr("resilient_cli.kubernetes.look._POLL_SECONDS", 0.05)
+    monkeypatch.setattr("resilient_cli.kubernetes.watch._POLL_SECONDS", 0.05)
     put(cluster, holder(), pod(0, 1))
     cluster.faults += [Fault(500, "lab/jobs", 1), Fault(410, "lab/jobs", 1), Fault(0, "/pods", 3)]
 
@@ -133,7 +133,7 @@ def test_a_server_that_knows_half_of_its_resources_is_silent(cluster, monkeypatc
     known = resources(Cluster())
     monkeypatch.setattr(cluster, "served", CORE)
     with pytest.raises(ClusterUnavailable, match="resource type"):
-        look(Cluster(), "gpt2", known)
+        get_run(Cluster(), "gpt2", known)
 
 
 def test_a_group_that_serves_another_resource_holds_no_run(cluster, call, monkeypatch, tmp_path):
@@ -207,7 +207,7 @@ def test_logs_say_whose_they_are(cluster, seen, call):
 
 
 def test_logs_are_followed_through_a_cut_and_a_preemption(cluster, call, monkeypatch):
-    monkeypatch.setattr("resilient_cli.kubernetes.follow._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("resilient_cli.kubernetes.watch._FOLLOW_POLL_SECONDS", 0.1)
     put(cluster, holder(), pod(0, 1))
     first, second = stamped("one", "two"), stamped("three")
     cluster.logs[("gpt2-0-001", False)] = first

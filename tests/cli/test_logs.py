@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from resilient.agent.outputs.line import ERR, OUT, RUN, Line
-from resilient_cli.views.logs import harmless
+from resilient.elastic.worker_logs import ERR, OUT, RUN, LogLine
+from resilient_cli.commands.logs import harmless
 
 EVIL = "\x1b]0;owned\x07\x1b[2Jclean\u202e"
 
@@ -23,7 +23,7 @@ def append(folder, life, rank, *lines):
     with path.open("a", encoding="utf-8") as file:
         for second, stream, text in lines:
             at = f"2026-11-24T03:0{life}:{second:02}.250Z"
-            file.write(Line(at, stream, text).stored() + "\n")
+            file.write(LogLine(at, stream, text).stored() + "\n")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_length_of_time_is_measured_from_now(run, call, monkeypatch):
         def now_iso(self):
             return "2026-11-24T03:12:01.000Z"
 
-    monkeypatch.setattr("resilient_cli.commands.logs.SystemClock", Now)
+    monkeypatch.setattr("resilient.clock.SystemClock", Now)
     assert "loss 2.4" not in call("logs", run, "--since", "9m").stdout
     assert "loss 2.4" in call("logs", run, "--since", "10m").stdout
     assert "loss 2.5" not in call("logs", run, "--since", "10m").stdout
@@ -104,7 +104,7 @@ def test_following_goes_over_to_the_next_life_until_it_is_interrupted(run, call,
                 raise KeyboardInterrupt
             step()
 
-    monkeypatch.setattr("resilient_cli.commands.logs.SystemClock", Clock)
+    monkeypatch.setattr("resilient.clock.SystemClock", Clock)
     outcome = call("logs", run, "--follow", "--tail", "1", "--json")
     assert outcome.status == 130
     said = [json.loads(one) for one in outcome.stdout.splitlines()]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import resilient
-from resilient.exit_codes import EXIT_CODES
-from resilient_cli.manual.explanations import EXPLANATIONS
-from resilient_cli.views.manual import errors
+from resilient.errors import EXIT_CODES
+from resilient_cli.commands.help import errors
+from resilient_cli.manual import EXPLANATIONS
 
 DOCS = Path(resilient.__file__).parents[1] / "docs"
 

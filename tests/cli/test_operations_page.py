@@ -9,9 +9,9 @@ import pytest
 from gangs import ROOT
 from pages import commands_of, paste_on_a_new_machine, section, shell_of
 
-from resilient.exit_codes import EXIT_CODES, PERMANENT
+from resilient.errors import EXIT_CODES, PERMANENT
 from resilient_cli.app import load
-from resilient_cli.tree import COMMANDS
+from resilient_cli.command_tree import COMMANDS
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 

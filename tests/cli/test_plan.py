@@ -10,8 +10,8 @@ import pytest
 from cli_repositories import TickingClock
 from told import RANK, SIZES, killed_run, line
 
+from resilient.checkpoint.generations import claim
 from resilient.storage.open import open_store
-from resilient.vault.registry.generations import claim
 
 PROMOTED = [
     line(

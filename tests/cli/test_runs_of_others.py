@@ -13,9 +13,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from resilient.layouts.runs import Kept, Pointers
-from resilient_cli.runs import Run
-from resilient_cli.views.foreign_run import listed_run
+from resilient.layouts.detect import Pointers, RunCheckpoint
+from resilient_cli.foreign import ForeignRun
+from resilient_cli.views.foreign import listed_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -154,8 +154,10 @@ def test_a_storage_of_others_tells_when_it_was_written(run, call):
     ],
 )
 def test_a_moment_of_no_calendar_is_not_told(changed, expected):
-    kept = Kept("checkpoint-1", 1, (1,), "hf-trainer", 1, 1, changed)
-    run = Run("/run", [kept], Pointers(frozenset(), frozenset(), {}), frozenset(), is_whole=True)
+    kept = RunCheckpoint("checkpoint-1", 1, (1,), "hf-trainer", 1, 1, changed)
+    run = ForeignRun(
+        "/run", [kept], Pointers(frozenset(), frozenset(), {}), frozenset(), is_whole=True
+    )
     told = listed_run(run, [kept], "2026-01-01T00:00:00.000Z").document["checkpoints"][0]
     assert told["changed"] == expected
 

@@ -11,8 +11,8 @@ from cli_repositories import write_usual_run
 from json_schemas import check, check_output, documents, validator
 
 from resilient_cli.app import main
-from resilient_cli.manual.schemas import schema_document, schema_names
-from resilient_cli.tree import COMMANDS
+from resilient_cli.command_tree import COMMANDS
+from resilient_cli.manual import schema_document, schema_names
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = {

@@ -7,10 +7,9 @@ import subprocess
 
 import pytest
 
-from resilient.exit_codes import EXIT_CODES, PERMANENT
-from resilient_cli.slurm.job import SlurmJob, parse_nodes, parse_time
-from resilient_cli.slurm.queue import parse
-from resilient_cli.slurm.script import render
+from resilient.errors import EXIT_CODES, PERMANENT
+from resilient_cli.slurm.client import parse
+from resilient_cli.slurm.script import SlurmJob, parse_nodes, parse_time, render
 
 TRAIN = ("--", "train", "--repo", "s3://lab/run", "train.py")
 ARRAY = ("--", "train", "--repo", "s3://lab/run-{task}", "train.py", "--seed", "{task}")

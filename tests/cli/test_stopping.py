@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.accounting.agents import Agent
 from resilient.clock import boot_name
-from resilient_cli.processes import is_agent_alive, is_alive
+from resilient.goodput.event_log import Agent
+from resilient_cli.liveness import is_agent_alive, is_alive
 
 # What a launcher does: it leaves its last word when it is asked to.
 OBEYS = """

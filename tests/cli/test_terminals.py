@@ -17,9 +17,8 @@ import pytest
 from cli_repositories import TickingClock, write_usual_run
 
 from resilient_cli.app import load
-from resilient_cli.progress import Progress, Waiting
-from resilient_cli.render import Facts, Table, _human_lines
-from resilient_cli.tree import COMMANDS, LazyCommand
+from resilient_cli.command_tree import COMMANDS, LazyCommand
+from resilient_cli.output import KeyValues, Progress, Table, Waiting, _human_lines
 
 PROGRAM = (sys.executable, "-m", "resilient_cli")
 
@@ -136,7 +135,7 @@ def test_a_last_column_goes_on_below_itself_and_what_can_be_copied_is_whole(repo
         "    folded",
         "22  short",
     ]
-    facts = Facts((("undo", "resilient ckpt undo file:///a/long/path/that/is/one/word"),))
+    facts = KeyValues((("undo", "resilient ckpt undo file:///a/long/path/that/is/one/word"),))
     assert list(_human_lines([facts], colored=False, width=20)) == [
         "undo  resilient ckpt",
         "      undo",
@@ -168,7 +167,7 @@ def test_the_bar_fits_a_narrow_terminal(monkeypatch):
 def test_what_has_no_known_end_says_how_long_it_goes_on(is_terminal, monkeypatch):
     stream = StringIO()
     stream.isatty = lambda: is_terminal
-    monkeypatch.setattr("resilient_cli.progress.SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("resilient_cli.output.SILENT_SECONDS", 0.05)
     told = threading.Event()
     stream.flush = told.set
     with Waiting("importing", TickingClock(), stream):

@@ -151,7 +151,7 @@ def test_a_program_that_is_no_python_is_run_as_it_is(call, script, tmp_path):
 def test_other_schedulers_call_requeue_by_another_number(
     code, options, status, call, script, monkeypatch
 ):
-    monkeypatch.setattr("resilient.build.supervise", lambda _options, _heard: code)
+    monkeypatch.setattr("resilient.elastic.launcher.run_agent", lambda _options, _heard: code)
     assert call("train", *options, script).status == status
 
 

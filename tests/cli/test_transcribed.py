@@ -18,9 +18,9 @@ from test_ui import hear_ctrl_c
 from told import killed_run
 
 import resilient
-from resilient_cli.doctor import machine
-from resilient_cli.doctor.check import Check
-from resilient_cli.tree import COMMANDS
+from resilient_cli.command_tree import COMMANDS
+from resilient_cli.commands import doctor
+from resilient_cli.preemption_budget import Check
 from tests.cli.conftest import TRANSCRIPTS, Outcome
 
 TEXTS = {
@@ -129,7 +129,7 @@ def test_what_doctor_answers_on_a_machine_that_is_known(form, call, tmp_path, mo
         "signals": Check("signals", is_ok=True, found="SIGTERM arrives and is obeyed"),
     }
     for name, fact in facts.items():
-        monkeypatch.setattr(machine, f"check_{name}", lambda fact=fact: fact)
+        monkeypatch.setattr(doctor, f"check_{name}", lambda fact=fact: fact)
     ended = call("doctor", "--repo", tmp_path, *(["--json"] if form else []))
     assert ended.status == 1
     masks = {

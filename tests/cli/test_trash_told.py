@@ -7,9 +7,9 @@ import json
 import pytest
 from cli_repositories import TickingClock, write_usual_run
 
+from resilient.checkpoint.catalog import folders_of, prunes_in, read_manifest, trash_of
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import folders_of, prunes_in, read_manifest, trash_of
-from resilient_cli.hinting import another_way
+from resilient_cli.app import drop_useless_hint
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_each_command_names_what_brings_it_back(command, ref, repo, call, tmp_pa
 
 def test_what_brings_it_back_takes_no_later_prune_back(repo, call, monkeypatch):
     assert call("ckpt", "prune", repo, "--keep-last", "3", "--yes").status == 0
-    clock = "resilient_cli.commands.keeping.SystemClock"
+    clock = "resilient.clock.SystemClock"
     monkeypatch.setattr(clock, lambda: TickingClock(120))
     assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
     newer, older = prunes_in(trash_of(folders_of(LocalStore(repo))))
@@ -82,4 +82,4 @@ def test_what_brings_it_back_takes_no_later_prune_back(repo, call, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_hint_that_repeats_what_failed_becomes_another(hint, given, expected):
-    assert another_way(hint, given, "RES-A") == expected
+    assert drop_useless_hint(hint, given, "RES-A") == expected

@@ -8,8 +8,8 @@ import time
 import pytest
 from cli_repositories import cut, write_usual_run
 
+from resilient.checkpoint.catalog import lineage
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import lineage
 
 
 @pytest.fixture

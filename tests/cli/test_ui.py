@@ -18,8 +18,8 @@ from json_schemas import check
 from told import killed_run
 
 from resilient_cli.commands.ui import RunPage
-from resilient_cli.page.html import page_of
-from resilient_cli.page.serving import PageServer
+from resilient_cli.page.page import page_of
+from resilient_cli.page.server import PageServer
 
 SAID = ("36.7 %", "aws: spot terminate", "checkpoint-5-g1")
 
@@ -149,7 +149,7 @@ def test_a_page_outlives_its_files_and_is_not_made_again_for_nothing(tmp_path, m
         made.append(arguments[-1])
         return page_of(*arguments)
 
-    monkeypatch.setattr("resilient_cli.commands.ui.page_of", counted)
+    monkeypatch.setattr("resilient_cli.page.page.page_of", counted)
     file, clock = tmp_path / "agent.jsonl", Clock()
     file.write_text("\n".join(killed_run()[:9]) + "\n", encoding="utf-8")
     page = RunPage([tmp_path], clock)

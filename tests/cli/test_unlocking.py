@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cli_repositories import write_usual_run
 
+from resilient.checkpoint.generations import list_numbers
+from resilient.format.keys import generation_key
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.generations import generation_key, list_numbers
 
 HERE = socket.gethostname()
 

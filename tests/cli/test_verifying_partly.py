@@ -9,8 +9,8 @@ import pytest
 from cli_repositories import cut, flip_bit, write_usual_run
 
 from resilient.clock import parse_length
-from resilient_cli import partly
-from resilient_cli.lengths import seconds_of, share_of
+from resilient_cli import survey
+from resilient_cli.durations import parse_duration, parse_percentage
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def repo(tmp_path):
      ("sample-time", ("--max-duration", "1h"))],
 )  # fmt: skip
 def test_it_reads_as_in_the_transcript(name, arguments, repo, call, matches, monkeypatch):
-    monkeypatch.setattr(partly, "SystemRandom", lambda: Random(3))
+    monkeypatch.setattr(survey, "SystemRandom", lambda: Random(3))
     matches(name, call("ckpt", "verify", "--all", repo, *arguments), repo)
 
 
@@ -57,7 +57,7 @@ def test_it_stops_when_the_time_is_over(repo, call, monkeypatch):
             self.seconds += 10.0
             return self.seconds
 
-    monkeypatch.setattr(partly, "SystemClock", Clock)
+    monkeypatch.setattr(survey, "SystemClock", Clock)
     outcome = call("ckpt", "verify", "--all", repo, "--max-duration", "35s", "--json")
     found = json.loads(outcome.stdout)["sample"]
     assert (outcome.status, found["is_over"]) == (0, True)
@@ -81,7 +81,7 @@ def test_lengths_and_shares_are_as_they_are_spelt():
     assert [parse_length(one) for one in ("30s", "1.5 m", "2H", "1d", "5", "m")] == [
         30.0, 90.0, 7200.0, 86400.0, None, None,
     ]  # fmt: skip
-    assert seconds_of("10m", "--x") == 600
-    assert (share_of("5%", "--x"), share_of("1/20", "--x"), share_of("100 %", "--x")) == (
+    assert parse_duration("10m", "--x") == 600
+    assert (parse_percentage("5%", "--x"), parse_percentage("1/20", "--x"), parse_percentage("100 %", "--x")) == (
         0.05, 0.05, 1.0,
     )  # fmt: skip

@@ -8,11 +8,11 @@ import uuid
 
 import pytest
 
+from resilient.checkpoint.fencing import check_store_capabilities, recorded
 from resilient.clock import SystemClock
 from resilient.errors import KeyExists, StoreError
 from resilient.storage.open import open_store
 from resilient.testing.store_contract import StoreContract
-from resilient.vault.registry.abilities import check_abilities, recorded
 from tests.services.clouds import azure_program, azurite, fake_gcs, gcs_program
 
 
@@ -42,7 +42,7 @@ def made(protocol, options):
     """Make a bucket and return the URL of a repository in it."""
     import fsspec
 
-    from resilient.storage.cloud_options import for_cloud
+    from resilient.storage.options import for_cloud
 
     name = f"test-{uuid.uuid4().hex[:12]}"
     fsspec.filesystem(protocol, **for_cloud(protocol, options)).mkdir(name)
@@ -58,7 +58,7 @@ class Cloud(StoreContract):
         return store
 
     def test_a_repository_there_is_raced_for_once_and_the_verdict_recorded(self, store):
-        check_abilities(store, SystemClock())
+        check_store_capabilities(store, SystemClock())
         assert recorded(store) is True
 
     def test_a_key_that_is_taken_is_kept_whatever_comes(self, store):

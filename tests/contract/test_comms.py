@@ -10,23 +10,20 @@ from pathlib import Path
 import pytest
 from boards import PATIENT_SECONDS, Timed
 
-from resilient.errors import DeadlineExceeded, PeerFailed
-from resilient.testing.gang import run_gang
-from resilient.world.agreement import agree
-from resilient.world.comms import Comms
-from resilient.world.launch import (
-    Launch,
+from resilient.distributed.coordination import ControlGroup, agree
+from resilient.distributed.kv_store import Address, InMemoryKVStore, KVStoreServer, SocketKVStore
+from resilient.distributed.launch_env import (
+    LaunchEnv,
+    World,
+    exited_without_save,
+    publish_repository,
     read_launch,
-    tell_repository,
-    told_repository,
-    told_unsaved,
+    read_published_repository,
     write_launch,
 )
-from resilient.world.memory import MemoryBoard
-from resilient.world.serving import Address
-from resilient.world.sockets import BoardServer, SocketBoard
-from resilient.world.tcp import TcpBoard, connect
-from resilient.world.world import World
+from resilient.distributed.torch_kv_store import TorchKVStore, connect
+from resilient.errors import DeadlineExceeded, PeerFailed
+from resilient.testing.memory_store import run_ranks
 
 
 @pytest.fixture(params=["memory", "tcp", "sockets"])
@@ -37,14 +34,14 @@ def boards(request):
     elif request.param == "tcp":
         yield tcp_boards()
     else:
-        server, opened = BoardServer(), []
+        server, opened = KVStoreServer(), []
         yield lambda _world, _board: Noted(server.address, opened)
         for one in opened:
             one.close()
         server.close()
 
 
-class Noted(SocketBoard):
+class Noted(SocketKVStore):
     """A client that the test can close; a TCPStore's closes by itself."""
 
     def __init__(self, address, opened) -> None:
@@ -59,7 +56,7 @@ class Noted(SocketBoard):
 def tcp_boards():
     ready, served = threading.Event(), []  # served here, so that it outlives its rank
 
-    def tcp(world, _board) -> TcpBoard:
+    def tcp(world, _board) -> TorchKVStore:
         if world.is_coordinator:
             board = connect(world, "127.0.0.1", 0, hosted=False)
             served.append(board)
@@ -74,13 +71,13 @@ def tcp_boards():
 def test_the_coordinator_hears_all_and_all_hear_the_coordinator(boards):
     def rank_main(world, board):
         board = boards(world, board)
-        comms = Comms(board.another(), world, "scope")
+        comms = ControlGroup(board.another(), world, "scope")
         return [
             agree(comms, f"round-{number}", {"rank": world.rank}, lambda shown: shown, 20)
             for number in range(5)
         ]
 
-    for heard in run_gang(3, rank_main):
+    for heard in run_ranks(3, rank_main):
         assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 5
 
 
@@ -89,11 +86,11 @@ def test_two_users_of_one_board_do_not_hear_each_other(boards):
         board = boards(world, board)
         both = []
         for scope in ("life-1", "life-2"):
-            comms = Comms(board.another(), world, scope)
+            comms = ControlGroup(board.another(), world, scope)
             both.append(agree(comms, "same-topic", scope, lambda shown: shown, 20))
         return both
 
-    for both in run_gang(2, rank_main):
+    for both in run_ranks(2, rank_main):
         assert both == [["life-1"] * 2, ["life-2"] * 2]
 
 
@@ -111,7 +108,7 @@ def test_a_board_posts_peeks_waits_and_removes(boards):
         board.remove("never there")
         assert board.peek("a") is None
 
-    run_gang(1, rank_main)
+    run_ranks(1, rank_main)
 
 
 def test_nothing_that_ranks_have_shown_stays_on_the_board(boards):
@@ -119,24 +116,24 @@ def test_nothing_that_ranks_have_shown_stays_on_the_board(boards):
 
     def rank_main(world, board):
         board = boards(world, board)
-        comms = Comms(board, world, "s")
+        comms = ControlGroup(board, world, "s")
         agree(comms, "t", world.rank, sum, PATIENT_SECONDS)
         is_over.wait()
         left = [rank for rank in range(3) if board.peek(comms.key("t", rank)) is not None]
         is_over.wait()
         return left
 
-    assert run_gang(3, rank_main) == [[], [], []]
+    assert run_ranks(3, rank_main) == [[], [], []]
 
 
 def test_a_ruling_that_was_heard_holds_though_the_board_is_gone_by_then():
-    class Ending(MemoryBoard):
+    class Ending(InMemoryKVStore):
         def remove(self, key):
             raise PeerFailed(f"gone before `{key}`")
 
     board = Ending()
     board.post("s/t/ruling", b"7")
-    assert Comms(board, World(1, 2), "s").broadcast("t", None, 5) == 7
+    assert ControlGroup(board, World(1, 2), "s").broadcast("t", None, 5) == 7
 
 
 def test_a_coordinator_that_does_not_rule_is_noticed(boards):
@@ -146,10 +143,10 @@ def test_a_coordinator_that_does_not_rule_is_noticed(boards):
             time.sleep(0.6)
             return
         with pytest.raises(DeadlineExceeded, match="did not rule within") as caught:
-            Comms(board, world, "s").broadcast("t", None, 0.2)
+            ControlGroup(board, world, "s").broadcast("t", None, 0.2)
         assert "save_within_seconds" in caught.value.hint
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
 
 
 @pytest.mark.parametrize("beats", [3, 1])
@@ -163,11 +160,11 @@ def test_a_rank_is_not_silent_while_it_is_at_work_and_is_when_it_rests_there(boa
             timed.append(Timed(board, "s/t/1"))
             is_there.wait()
             try:
-                return Comms(timed[0], world, "s").gather("t", 0, 9)
+                return ControlGroup(timed[0], world, "s").gather("t", 0, 9)
             finally:
                 is_over.set()
         is_there.wait()
-        comms = Comms(board, world, "s")
+        comms = ControlGroup(board, world, "s")
         with comms.at_work() as beat:
             for number in range(3):
                 if number < beats:
@@ -183,10 +180,10 @@ def test_a_rank_is_not_silent_while_it_is_at_work_and_is_when_it_rests_there(boa
         return comms.gather("t", 1, 9)
 
     if beats == 3:
-        assert run_gang(2, rank_main)[0] == [0, 1]
+        assert run_ranks(2, rank_main)[0] == [0, 1]
     else:
         with pytest.raises(DeadlineExceeded, match=r"ranks \[1\] did not answer within 9 s"):
-            run_gang(2, rank_main)
+            run_ranks(2, rank_main)
 
 
 def test_a_server_that_is_gone_is_a_peers_failure():
@@ -216,8 +213,8 @@ def test_a_port_that_somebody_else_has_is_named():
 
 
 def test_a_socket_server_that_is_gone_is_a_peers_failure():
-    server = BoardServer()
-    client = SocketBoard(server.address)
+    server = KVStoreServer()
+    client = SocketKVStore(server.address)
     client.post("a", b"1")
     server.close()
     with pytest.raises(PeerFailed, match=r"board at 127\.0\.0\.1:\d+ is gone"):
@@ -228,8 +225,8 @@ def test_a_socket_server_that_is_gone_is_a_peers_failure():
 
 
 def test_a_will_is_posted_when_its_client_is_gone_and_only_then():
-    server = BoardServer()
-    heir, leaving, staying = (SocketBoard(server.address) for _ in range(3))
+    server = KVStoreServer()
+    heir, leaving, staying = (SocketKVStore(server.address) for _ in range(3))
     leaving.will("left", b"will")
     leaving.will("kept", b"will")
     leaving.post("kept", b"value")
@@ -257,8 +254,8 @@ def test_a_will_is_posted_when_its_client_is_gone_and_only_then():
     ],
 )
 def test_a_client_that_talks_nonsense_is_cut_off_and_hurts_nobody(line):
-    server = BoardServer()
-    good = SocketBoard(server.address)
+    server = KVStoreServer()
+    good = SocketKVStore(server.address)
     with socket.create_connection(("127.0.0.1", server.address.port), 10) as bad:
         bad.sendall(line.replace(b"TOKEN", server.address.token.encode()))
         bad.shutdown(socket.SHUT_WR)
@@ -270,10 +267,10 @@ def test_a_client_that_talks_nonsense_is_cut_off_and_hurts_nobody(line):
 
 
 def test_without_the_token_nothing_is_told():
-    server = BoardServer()
-    good = SocketBoard(server.address)
+    server = KVStoreServer()
+    good = SocketKVStore(server.address)
     good.post("a", b"1")
-    stranger = SocketBoard(Address("127.0.0.1", server.address.port, "guess"))
+    stranger = SocketKVStore(Address("127.0.0.1", server.address.port, "guess"))
     with pytest.raises(PeerFailed):
         stranger.peek("a")
     for one in (good, stranger):
@@ -295,9 +292,9 @@ def test_a_launch_is_read_as_it_was_written():
         30.0,
         "/notes",
     )
-    launch = Launch(World(3, 8, 1), "10.0.0.1", 29500, True, *told)
+    launch = LaunchEnv(World(3, 8, 1), "10.0.0.1", 29500, True, *told)
     assert read_launch(write_launch(launch)) == launch
-    assert read_launch({}) == Launch(World())
+    assert read_launch({}) == LaunchEnv(World())
 
 
 @pytest.mark.parametrize(
@@ -311,16 +308,16 @@ def test_a_launch_is_read_as_it_was_written():
     ],
 )
 def test_the_agent_is_told_the_repository_and_no_secret(tmp_path, url, told):
-    tell_repository(Launch(World(), notes=str(tmp_path)), url)
-    assert told_repository(str(tmp_path)) == told
+    publish_repository(LaunchEnv(World(), notes=str(tmp_path)), url)
+    assert read_published_repository(str(tmp_path)) == told
     assert "secret" not in "".join(one.read_text() for one in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("url", ["/data/run", "s3://bucket/run?token=secret"])
 def test_the_agent_is_told_who_loses_work_when_it_is_stopped(tmp_path, url):
-    assert told_unsaved(str(tmp_path)) == ""
-    launch = Launch(World(), attempt="job-1", notes=str(tmp_path))
-    tell_repository(launch, url, saves_when_stopped=True)
-    assert told_unsaved(str(tmp_path)) == ""
-    tell_repository(launch, url)
-    assert told_unsaved(str(tmp_path)) == "job-1"
+    assert exited_without_save(str(tmp_path)) == ""
+    launch = LaunchEnv(World(), attempt="job-1", notes=str(tmp_path))
+    publish_repository(launch, url, saves_when_stopped=True)
+    assert exited_without_save(str(tmp_path)) == ""
+    publish_repository(launch, url)
+    assert exited_without_save(str(tmp_path)) == "job-1"

@@ -2,7 +2,7 @@ import uuid
 
 import pytest
 
-from resilient.storage.fs import FsspecStore
+from resilient.storage.fsspec_store import FsspecStore
 from resilient.testing.store_contract import StoreContract
 
 

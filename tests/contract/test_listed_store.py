@@ -1,11 +1,11 @@
 import pytest
 
-from resilient.testing.memory import MemoryStore
+from resilient.testing.memory_store import MemoryStore
 from resilient.testing.store_contract import StoreContract
-from resilient_cli.listed import ListedStore
+from resilient_cli.store_wrappers import CachedListingStore
 
 
 class TestListedStore(StoreContract):
     @pytest.fixture
     def store(self):
-        return ListedStore(MemoryStore(), "")
+        return CachedListingStore(MemoryStore(), "")

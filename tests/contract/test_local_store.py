@@ -1,7 +1,7 @@
 import pytest
 
 from resilient.storage.local import LocalStore
-from resilient.testing.powerloss import PowerLossFiles
+from resilient.testing.power_loss import PowerLossFileSystem
 from resilient.testing.store_contract import StoreContract
 
 
@@ -16,4 +16,4 @@ class TestLocalStoreOverPowerLossFiles(StoreContract):
 
     @pytest.fixture
     def store(self, tmp_path):
-        return LocalStore(tmp_path / "nowhere", PowerLossFiles())
+        return LocalStore(tmp_path / "nowhere", PowerLossFileSystem())

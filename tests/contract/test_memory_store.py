@@ -1,6 +1,6 @@
 import pytest
 
-from resilient.testing.memory import MemoryStore
+from resilient.testing.memory_store import MemoryStore
 from resilient.testing.store_contract import StoreContract
 
 

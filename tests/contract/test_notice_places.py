@@ -11,13 +11,15 @@ from datetime import datetime
 import pytest
 from metadata import Plain, serving
 
-from resilient.agent.notices.asking import Request, ask
-from resilient.agent.notices.file import FileSource
-from resilient.agent.notices.hook import HookSource
-from resilient.agent.notices.notice import Notice, SourceGarbled, SourceLost, unix_seconds
-from resilient.agent.notices.polled import PolledSource
-from resilient.agent.notices.slurm import SlurmSource
 from resilient.clock import SystemClock
+from resilient.elastic.preemption.local_sources import (
+    FileSource,
+    HookSource,
+    PolledSource,
+    SlurmSource,
+)
+from resilient.elastic.preemption.metadata_http import MetadataRequest, http_get
+from resilient.elastic.preemption.notice import Notice, SourceGarbled, SourceLost, unix_seconds
 from resilient.errors import ConfigError
 
 CLOCK = SystemClock()
@@ -135,7 +137,9 @@ def hook():
 
 def call(source, method="POST", body=None, path="/stop", token=TOKEN):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return ask(Request(f"http://127.0.0.1:{source.port}{path}", method, headers, body)).status
+    return http_get(
+        MetadataRequest(f"http://127.0.0.1:{source.port}{path}", method, headers, body)
+    ).status
 
 
 def test_a_call_of_the_hook_is_a_notice(hook):

@@ -8,12 +8,10 @@ import time
 import pytest
 from metadata import Aws, Azure, Gcp, Plain, iso, serving
 
-from resilient.agent.notices.asking import Request, ask
-from resilient.agent.notices.aws import AwsSource
-from resilient.agent.notices.azure import AzureSource
-from resilient.agent.notices.gcp import GcpSource
-from resilient.agent.notices.notice import Notice, SourceGarbled, SourceLost, unix_seconds
 from resilient.clock import SystemClock
+from resilient.elastic.preemption.cloud_sources import AwsSource, AzureSource, GcpSource
+from resilient.elastic.preemption.metadata_http import MetadataRequest, http_get
+from resilient.elastic.preemption.notice import Notice, SourceGarbled, SourceLost, unix_seconds
 
 CLOCK = SystemClock()
 
@@ -125,7 +123,7 @@ def test_nobody_there_is_a_source_that_is_lost():
 def test_an_answer_without_end_is_cut(plain):
     plain.set(status=200, body="x" * 100_000)
     with pytest.raises(SourceLost, match="too many bytes"):
-        ask(Request(plain.url))
+        http_get(MetadataRequest(plain.url))
 
 
 def test_gcp_is_heard_while_the_poll_waits(gcp):

@@ -1,6 +1,6 @@
 import pytest
 
-from resilient.testing.objectserver import ObjectClient, ObjectServer
+from resilient.testing.object_server import ObjectClient, ObjectServer
 from resilient.testing.store_contract import StoreContract
 
 

@@ -5,9 +5,9 @@ import pytest
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
-from resilient.storage.retrying import RetryingStore
-from resilient.testing.faults import FaultPlan, FaultyStore, Kind
-from resilient.testing.memory import MemoryStore
+from resilient.storage.retry import RetryingStore
+from resilient.testing.fault_store import FaultPlan, FaultyStore, StoreFaultKind
+from resilient.testing.memory_store import MemoryStore
 from resilient.testing.store_contract import StoreContract
 
 
@@ -35,7 +35,9 @@ class TestRetryingOverAnUnreliableStore(StoreContract):
 
     @pytest.fixture
     def store(self):
-        plan = FaultPlan.drawn(7, 3000, 1000, (Kind.ERROR_ONCE, Kind.ERROR_AFTER))
+        plan = FaultPlan.drawn(
+            7, 3000, 1000, (StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER)
+        )
         return RetryingStore(FaultyStore(MemoryStore(), plan), StillClock(), 600)
 
 

@@ -19,8 +19,8 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from resilient.storage.fs import FsspecStore
-from resilient.storage.retrying import RetryingStore
+from resilient.storage.fsspec_store import FsspecStore
+from resilient.storage.retry import RetryingStore
 from resilient.testing.store_contract import StoreContract
 
 pytest.importorskip("s3fs")

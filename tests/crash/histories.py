@@ -18,18 +18,23 @@ from ledger import Expected, Ledger, NotedStore
 from little import DURABLE, NEAR, Life, Setup, TickingClock
 from promotions import Pool
 
+from resilient.checkpoint import catalog
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.refs import read_tags
+from resilient.checkpoint.retention import BestOf, Retention
 from resilient.errors import ResilientError
-from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
+from resilient.storage.posix import PosixFileSystem
 from resilient.storage.store import is_key
-from resilient.testing.diskops import Op, Record, RecordingFiles
-from resilient.testing.diskstates import Disk, Tree
-from resilient.testing.faults import Crash
-from resilient.testing.turns import Turns
-from resilient.vault.registry import catalog
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.registry.tags import read_tags
-from resilient.vault.saving.tiering import Tiering
+from resilient.testing.disk_model import (
+    Disk,
+    FileOp,
+    FileOpLog,
+    RecordingFileSystem,
+    ThreadScheduler,
+    Tree,
+)
+from resilient.testing.fault_store import Crash
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder that forgets, which is what is modelled
 PLACE = ("runs", "seven")
@@ -68,7 +73,7 @@ class Segment:
 
     base: Tree
     expected: Expected
-    steps: list[Op | Expected]
+    steps: list[FileOp | Expected]
     setup: Setup
     refused: tuple[str, ...] = ()
 
@@ -152,10 +157,10 @@ class _Job:
 
     def until_power_is_lost(self) -> Segment:
         """Live lives that end or are killed, until the power goes."""
-        record, first, base = Record(), self.ledger.now, self.tree
+        record, first, base = FileOpLog(), self.ledger.now, self.tree
         with machine(base) as folder:
-            turns = Turns(self.draw)
-            files = RecordingFiles(PosixFiles(), folder, record, turns)
+            turns = ThreadScheduler(self.draw)
+            files = RecordingFileSystem(PosixFileSystem(), folder, record, turns)
             self.ledger.note = files.note
             ending = ""
             while self.lives_left > 0 and ending != "power":
@@ -169,7 +174,7 @@ class _Job:
         self.ledger.lost_power(visible(self.tree))
         return Segment(base, first, record.steps, self.setup, self.refused)
 
-    def _one_life(self, folder: Path, files: RecordingFiles, turns: Turns) -> None:
+    def _one_life(self, folder: Path, files: RecordingFileSystem, turns: ThreadScheduler) -> None:
         inner = LocalStore(folder.joinpath(*PLACE), files)
         self.ledger.see = lambda: {one.key: inner.get(one.key) for one in inner.list()}
         store = NotedStore(inner, self.ledger, turns.turn)
@@ -186,7 +191,7 @@ class _Job:
 def _setup(draw: Random) -> Setup:
     retention = draw.choice(POLICIES)
     is_tiered, parity = draw.random() < TIERED_SHARE, int(draw.random() < PARITY_SHARE)
-    tiering = Tiering(draw.choice((1, 2, 3)), draw.choice((1, 2, 3))) if is_tiered else None
+    tiering = TieringOptions(draw.choice((1, 2, 3)), draw.choice((1, 2, 3))) if is_tiered else None
     return Setup(retention, tiering, parity)
 
 
@@ -198,7 +203,7 @@ def _before(setup: Setup) -> Tree:
     return tree
 
 
-def _live(life: Life, files: RecordingFiles, draw: Random, ledger: Ledger) -> None:
+def _live(life: Life, files: RecordingFileSystem, draw: Random, ledger: Ledger) -> None:
     life.begin()
     for _ in range(draw.randrange(2, SAVES_MAX + 1)):
         if draw.random() < 0.12:
@@ -240,10 +245,10 @@ def _pin(life: Life, ledger: Ledger) -> None:
         ledger.pin(tag.checkpoint)
 
 
-def _one_of(tree: Tree, record: Record, draw: Random) -> Tree:
+def _one_of(tree: Tree, record: FileOpLog, draw: Random) -> Tree:
     """Return one disk that a power loss at the end of a record may leave."""
     disk = Disk(tree)
     for step in record.steps:
-        if isinstance(step, Op):
+        if isinstance(step, FileOp):
             disk.apply(step)
     return draw.choice(list(disk.states(draw, 64))).tree

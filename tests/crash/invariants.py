@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from little import NEAR, Life, Setup, content_of, value_at
 
+from resilient.checkpoint import catalog
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.errors import NoIntactCheckpoint, ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry import catalog
-from resilient.vault.tiers.tiers import TieredStore
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from ledger import Expected

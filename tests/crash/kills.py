@@ -23,23 +23,24 @@ from random import Random
 import torch
 from lives import KEEP, Folded
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint import catalog
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import BestOf, Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import ResilientError
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId, parse_checkpoint
-from resilient.state.capture import Part
-from resilient.state.load import load
-from resilient.storage.files import PosixFiles
+from resilient.format.keys import CheckpointId, parse_checkpoint
+from resilient.state_dict.load import load
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.testing.diskops import Record, RecordingFiles
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading.read import read
-from resilient.vault.registry import catalog
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.storage.posix import PosixFileSystem
+from resilient.testing.disk_model import FileOpLog, RecordingFileSystem
 
 STEPS = 12
 LIVES_MAX = 8
@@ -47,11 +48,11 @@ MOMENT_SECONDS_MAX = 0.05
 FOREIGN = {"readme.txt": b"not ours", "checkpoint-2-g1/notes.txt": b"a person's"}
 
 
-class Mortal(RecordingFiles):
+class Mortal(RecordingFileSystem):
     """Files of a process that kills itself before or after one of its operations."""
 
     def __init__(self, folder: Path, at: int | None, *, before: bool) -> None:
-        super().__init__(PosixFiles(), folder, Record())
+        super().__init__(PosixFileSystem(), folder, FileOpLog())
         self._at, self._before, self._begun = at, before, 0
 
     def _step(self):
@@ -70,9 +71,9 @@ def train(folder: Path, said: int, at: int | None, *, before: bool) -> None:
     """Resume, train to the end saving every step, and say what was acknowledged."""
     store = LocalStore(folder / "run", Mortal(folder, at, before=before))
     clock = SystemClock()
-    limits = Limits(Retention(KEEP, (BestOf("loss"),)), 20.0)
-    comms = Comms(MemoryBoard(), World(), "life")
-    checkpointer = Checkpointer(Desk(store, comms, limits, clock, Emitter(clock)))
+    limits = CheckpointOptions(Retention(KEEP, (BestOf("loss"),)), 20.0)
+    comms = ControlGroup(InMemoryKVStore(), World(), "life")
+    checkpointer = CheckpointEngine(CheckpointContext(store, comms, limits, clock, Emitter(clock)))
     state, own = Folded(0), Folded(7)
     parts = {"model": Part(state), "rng_state": Part(own, "rank")}
     os.write(said, b"ready\n")
@@ -80,7 +81,7 @@ def train(folder: Path, said: int, at: int | None, *, before: bool) -> None:
     while state.steps < STEPS:
         state.step()
         own.step()
-        about = About(metrics={"eval_loss": float(state.steps * 7 % 5)})
+        about = CheckpointInfo(metrics={"eval_loss": float(state.steps * 7 % 5)})
         checkpoint = checkpointer.save(state.steps, parts, about)
         checkpointer.wait()
         os.write(said, f"{checkpoint.folder}\n".encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from little import DURABLE, NEAR, Book
 
 from resilient.errors import KeyExists
-from resilient.format.names import MANIFEST, CheckpointId, split_checkpoint_key
+from resilient.format.keys import MANIFEST, CheckpointId, split_checkpoint_key
 from resilient.storage.store import Sweepable
 
 if TYPE_CHECKING:

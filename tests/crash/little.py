@@ -14,36 +14,40 @@ from typing import TYPE_CHECKING
 from promotions import Pool
 from shelf import Shelf
 
+from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.garbage_collection import (
+    apply_plan,
+    collect_garbage,
+    discard_uncommitted,
+    scan_and_plan,
+)
+from resilient.checkpoint.generations import mark_committed
+from resilient.checkpoint.promotion import TierPromoter
+from resilient.checkpoint.refs import create_tag, remove_tag
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.restore.read import ReadRequest
+from resilient.checkpoint.resume_selection import select_resume_checkpoint
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.dedup import DedupBase, deduplicate, make_dedup_base
+from resilient.checkpoint.save.persist import SaveJob, persist, write
+from resilient.checkpoint.start_generation import start_generation
+from resilient.checkpoint.tiers.tiered_store import TieredStore, nearest_store
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import ResilientError, UsageError
 from resilient.events import Emitter, SaveAborted
 from resilient.format.document import canonical
+from resilient.format.keys import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.manifest import Manifest, PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.regions import Region, whole
-from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.vault.begin import begin
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.reading.choose import choose
-from resilient.vault.reading.read import Wanted
-from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.registry.generations import mark_committed
-from resilient.vault.registry.retention import Retention
-from resilient.vault.registry.tags import create_tag, remove_tag
-from resilient.vault.reuse.refer import Base, base_of, divide
-from resilient.vault.rotation.rotate import carry_out, discard, look, rotate
-from resilient.vault.saving.persist import Job, persist
-from resilient.vault.saving.promoter import Promoter
-from resilient.vault.saving.write import write
-from resilient.vault.tiers.tiers import TieredStore, nearest
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resilient.vault.saving.tiering import Tiering
+    from resilient.checkpoint.promotion_policy import TieringOptions
 
 NEAR, DURABLE = "near", "durable"
 WORDS = 64
@@ -61,17 +65,17 @@ def value_at(step: int) -> bytes:
     return b"".join(((value + at) % (1 << 64)).to_bytes(8, "little") for at in range(WORDS))
 
 
-def _packed(name: str, tensor: str, data: bytes, box: Region, of: int) -> HostFile:
+def _packed(name: str, tensor: str, data: bytes, box: Region, of: int) -> StagedFile:
     """Return a file with one box of a tensor of ``of`` elements."""
     dtype = "I64" if len(data) == 8 * box.size else "U8"
-    layout = lay_out([Slot(tensor, dtype, box.lengths)], {})
+    layout = compute_layout([TensorSlot(tensor, dtype, box.lengths)], {})
     stored = StoredRegion(box, name, layout.starts[tensor], len(data))
     entry = TensorEntry(tensor, tensor.partition("/")[0], dtype, (of,), (stored,))
-    return HostFile(name, layout.head + data, (entry,))
+    return StagedFile(name, layout.head + data, (entry,))
 
 
 @lru_cache(4096)
-def files_of(step: int, rank: int, ranks: int) -> tuple[HostFile, ...]:
+def files_of(step: int, rank: int, ranks: int) -> tuple[StagedFile, ...]:
     """Return what one rank stores: its piece, its own part, of rank 0 also what never changes."""
     per = WORDS // ranks
     mine = value_at(step)[8 * per * rank : 8 * per * (rank + 1)]
@@ -85,7 +89,7 @@ def files_of(step: int, rank: int, ranks: int) -> tuple[HostFile, ...]:
     if rank == 0:
         box, size = whole((len(FROZEN),)), len(FROZEN)
         files.append(_packed(shard_name("frozen", 0), "frozen/base", FROZEN, box, size))
-        files.append(HostFile("state.json", canonical({"model": {"steps": step}})))
+        files.append(StagedFile("state.json", canonical({"model": {"steps": step}})))
     return tuple(files)
 
 
@@ -150,7 +154,7 @@ class Setup:
     """
 
     retention: Retention = field(default_factory=Retention)
-    tiering: Tiering | None = None
+    tiering: TieringOptions | None = None
     parity: int = 0
 
     @property
@@ -184,30 +188,30 @@ class Life:
     best: tuple[CheckpointId, ...] = ()
 
     def __post_init__(self) -> None:
-        comms = Comms(MemoryBoard(), World(), "life")
+        comms = ControlGroup(InMemoryKVStore(), World(), "life")
         emit = Emitter(self.clock, (self._hear,))
-        limits = Limits(self.setup.retention, 20.0, parity=self.setup.parity)
+        limits = CheckpointOptions(self.setup.retention, 20.0, parity=self.setup.parity)
         self.house, self.others = self.store, []
-        self.desk = Desk(self.store, comms, limits, self.clock, emit)
+        self.desk = CheckpointContext(self.store, comms, limits, self.clock, emit)
         if self.setup.tiering:
             near, self.house = Shelf(self.store, NEAR), Shelf(self.store, DURABLE)
             self.store, self.others = TieredStore(near, self.house, lambda *_: None), [near]
-            promoter = Promoter(self.store, self.setup.tiering)
+            promoter = TierPromoter(self.store, self.setup.tiering)
             promoter._thread = self.pool
             self.desk = replace(self.desk, store=self.store, promoter=promoter)
         self._saves, self._committed, self._untidied = 0, False, None
-        self._bases: tuple[Base, ...] = ()
+        self._bases: tuple[DedupBase, ...] = ()
 
     def begin(self) -> CheckpointId | None:
         """Resume and claim; return what was resumed from."""
-        wanted = Wanted(_Everything(), mends=self.setup.parity > 0)
-        choice = choose(self.store, self.desk.comms, "auto", wanted, 20.0)
+        wanted = ReadRequest(_Everything(), mends=self.setup.parity > 0)
+        choice = select_resume_checkpoint(self.store, self.desk.comms, "auto", wanted, 20.0)
         if choice.proved is not None:
-            self._bases = (base_of(choice.proved, self.store),)
+            self._bases = (make_dedup_base(choice.proved, self.store),)
             self.step = choice.checkpoint.step
             content = content_of(choice.proved.manifest, choice.proved.files)
             assert content == value_at(self.step), f"{choice.checkpoint} holds another state"
-        self.life = begin(self.desk, choice, "start")
+        self.life = start_generation(self.desk, choice, "start")
         self.book.began(self.life.number)
         return choice.checkpoint
 
@@ -223,7 +227,7 @@ class Life:
                 files = files_of(self.step, 0, 1)
                 first = not self._committed
                 topic = f"save/{self._saves}"
-                job = Job(
+                job = SaveJob(
                     about, files, parts_of(0), self.best, first, topic, 0.0, float, self._bases
                 )
                 self._beside(lambda: persist(self.desk, job))
@@ -231,9 +235,9 @@ class Life:
                 self._save_together(about)
         except ResilientError:
             self.book.failed()
-            self._bases = (Base(checkpoint), *self._bases)[:4]
+            self._bases = (DedupBase(checkpoint), *self._bases)[:4]
             return
-        self._bases = (Base(checkpoint),)
+        self._bases = (DedupBase(checkpoint),)
         self._committed = True
         self.book.saved(checkpoint)
         if metric < 0.2:
@@ -245,8 +249,8 @@ class Life:
 
     def prune(self) -> None:
         """Do what ``ckpt prune`` does."""
-        found = look(self.house, self.setup.retention, in_full=True)
-        carry_out(self.house, found, self.life.number)
+        found = scan_and_plan(self.house, self.setup.retention, in_full=True)
+        apply_plan(self.house, found, self.life.number)
 
     def tag(self, name: str, checkpoint: CheckpointId) -> None:
         """Do what ``ckpt tag`` does."""
@@ -266,7 +270,7 @@ class Life:
     def repair(self, checkpoint: CheckpointId) -> None:
         """Do what ``ckpt repair`` does."""
         plan = plan_repair(self.house, checkpoint, self.others)
-        carry_out_repair(self.house, plan, self.others)
+        apply_repair(self.house, plan, self.others)
         self.book.repaired(checkpoint)
 
     def _end(self) -> None:
@@ -301,8 +305,8 @@ class Life:
                 self._tidy()
             files = files_of(checkpoint.step, rank, self.ranks)
             parity, parts = self.setup.parity, parts_of(rank)
-            near = nearest(self.store)
-            division = divide(near, checkpoint, files, parts, self._bases, parity=parity)
+            near = nearest_store(self.store)
+            division = deduplicate(near, checkpoint, files, parts, self._bases, parity=parity)
             written = write(self.store, checkpoint, rank, division.files, parts, division.parity)
             return division.complete(written)
 
@@ -314,7 +318,7 @@ class Life:
                 self.setup.parity and copy_manifest(self.store, checkpoint)
         except ResilientError:
             self.book.failed()
-            discard(self.store, checkpoint)
+            discard_uncommitted(self.store, checkpoint)
             raise
         promoter = self.desk.promoter
         due = promoter.plan(self.desk, checkpoint, self.best) if promoter else []
@@ -331,7 +335,7 @@ class Life:
             if is_first:
                 mark_committed(self.store, checkpoint.generation)
             keep, retention = self.best, self.setup.retention
-            rotate(self.store, retention, checkpoint.generation, keep, written=checkpoint)
+            collect_garbage(self.store, retention, checkpoint.generation, keep, written=checkpoint)
 
     def _hear(self, _record, event) -> None:
         if isinstance(event, SaveAborted):

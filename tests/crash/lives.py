@@ -13,22 +13,22 @@ from types import SimpleNamespace
 
 import torch
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint import catalog
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.ledger_audit import audit
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import Fenced, PeerFailed, ResilientError, SaveFailed
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId, split_checkpoint_key
-from resilient.state.capture import Part
-from resilient.testing.faults import Crash, FaultyStore
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
+from resilient.format.keys import CheckpointId, split_checkpoint_key
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import Crash, FaultyStore
+from resilient.testing.memory_store import MemoryStore, run_ranks
 from resilient.train.ledger import Ledger
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.ledger.audit import audit
-from resilient.vault.reading.read import read
-from resilient.vault.registry import catalog
-from resilient.vault.registry.retention import Retention
-from resilient.world.comms import Comms
 
 STEPS = 6
 KEEP = 2
@@ -98,16 +98,18 @@ def live(store, ranks: int = 1, until: int = STEPS, attempt: str = "0") -> Life:
                 raise
             return []
 
-    life.final = run_gang(ranks, rank_main)
+    life.final = run_ranks(ranks, rank_main)
     return life
 
 
 def _train(store, world, board, until, attempt, life):
     state, own = Folded(0, is_large=True), Folded(world.rank)
     parts = {"model": Part(state), "rng_state": Part(own, "rank")}
-    comms = Comms(board.another(), world, attempt)
-    limits = Limits(Retention(KEEP), within_seconds=20.0)
-    checkpointer = Checkpointer(Desk(store, comms, limits, SystemClock(), Emitter(SystemClock())))
+    comms = ControlGroup(board.another(), world, attempt)
+    limits = CheckpointOptions(Retention(KEEP), within_seconds=20.0)
+    checkpointer = CheckpointEngine(
+        CheckpointContext(store, comms, limits, SystemClock(), Emitter(SystemClock()))
+    )
     try:
         resumed = checkpointer.resume(parts)
         life.started_at = resumed.step if resumed else 0
@@ -138,9 +140,9 @@ class Diary:
         self.ledger.end_step(step, start, self.cursor, self.deal, 1, [1.0], updated=True)
         self.ledger.settle(lambda losses: [sum(one) for one in losses])
 
-    def about(self) -> About:
+    def about(self) -> CheckpointInfo:
         data = {"epoch": 0, "samples": self.cursor.samples}
-        return About(data=data, ledger=self.ledger.close)
+        return CheckpointInfo(data=data, ledger=self.ledger.close)
 
 
 def _save(checkpointer, step, parts, diary, life):

@@ -11,22 +11,27 @@ from invariants import Checker, Facts
 from ledger import Ledger, NotedStore
 from little import Life, Setup, TickingClock
 
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.retention import BestOf, Retention
 from resilient.errors import ResilientError
-from resilient.storage.retrying import RetryingStore
-from resilient.testing.faults import Crash
-from resilient.testing.objectserver import Mishap, ObjectClient, ObjectServer, Trouble
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.saving.tiering import Tiering
+from resilient.storage.retry import RetryingStore
+from resilient.testing.fault_store import Crash
+from resilient.testing.object_server import (
+    ObjectClient,
+    ObjectServer,
+    PlannedRequestFault,
+    RequestFault,
+)
 
 if TYPE_CHECKING:
-    from resilient.format.names import CheckpointId
+    from resilient.format.keys import CheckpointId
 
 FOREIGN = {"readme.txt": b"not ours", "checkpoint-2-g1/notes.txt": b"a person's"}
 POLICY = Retention(keep_last=1, keep_best=(BestOf("loss"),))
 SETUPS = {
     "plain": Setup(POLICY),
     "parity": Setup(POLICY, None, 1),
-    "tiers": Setup(POLICY, Tiering(2, 1)),
+    "tiers": Setup(POLICY, TieringOptions(2, 1)),
 }
 DELAYS = (1, 15, 60)
 PATIENT, IMPATIENT = 60.0, 0.0
@@ -43,7 +48,7 @@ class Case:
         kind: how the job saves.
     """
 
-    mishaps: tuple[Mishap, ...] = ()
+    mishaps: tuple[PlannedRequestFault, ...] = ()
     patience_seconds: float = PATIENT
     kind: str = "plain"
 
@@ -81,7 +86,11 @@ class _Ledger(Ledger):
     def refused(self, key, content, before) -> None: ...
 
 
-UNANSWERED = frozenset(Trouble) - {Trouble.DIES_BEFORE, Trouble.DIES_AFTER, Trouble.TWICE}
+UNANSWERED = frozenset(RequestFault) - {
+    RequestFault.DIES_BEFORE,
+    RequestFault.DIES_AFTER,
+    RequestFault.TWICE,
+}
 
 
 def _first_life(life: Life) -> None:
@@ -117,7 +126,7 @@ def _check(
         figures.checked += 1
         figures.second_lives += 1
     found = checker.violations(objects, facts, ledger.now)
-    if not any(one.trouble is Trouble.LATE for one in case.mishaps):
+    if not any(one.trouble is RequestFault.LATE for one in case.mishaps):
         return found
     # What arrives late may change what an answer said since. Of a checkpoint that was given up,
     # or rotated away, the manifest may arrive when its files are gone: listed, but never taken.
@@ -142,11 +151,11 @@ def requests(kind: str = "plain") -> list[str]:
 def singles(patience_seconds: float, verb: str = "", kind: str = "plain") -> list[Case]:
     """Return every trouble at every request, or at every one of one verb."""
     mishaps = [
-        Mishap(at, trouble, after)
+        PlannedRequestFault(at, trouble, after)
         for at, asked in enumerate(requests(kind))
         if verb in ("", asked)
-        for trouble in Trouble
-        for after in (DELAYS if trouble is Trouble.LATE else (0,))
+        for trouble in RequestFault
+        for after in (DELAYS if trouble is RequestFault.LATE else (0,))
     ]
     return [Case((one,), patience_seconds, kind) for one in mishaps]
 
@@ -158,9 +167,9 @@ def several(seed: int, count: int) -> list[Case]:
     for _ in range(count):
         kind = draw.choice(list(SETUPS))
         mishaps = [
-            Mishap(
+            PlannedRequestFault(
                 draw.randrange(lengths[kind]),
-                draw.choice(list(Trouble)),
+                draw.choice(list(RequestFault)),
                 draw.choice(DELAYS),
                 draw.choice((1, 1, 1, 3)),
             )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.testing.turns import Turns
+    from resilient.testing.disk_model import ThreadScheduler
 
 
 class Promise:
     """Work that somebody else does, and its result; to ask for it is a turn."""
 
-    def __init__(self, work: Callable[[], object], turns: Turns | None) -> None:
+    def __init__(self, work: Callable[[], object], turns: ThreadScheduler | None) -> None:
         self._work, self._turns = work, turns
         self.is_begun = self._is_done = False
         self._result: object = None
@@ -65,7 +65,7 @@ class Promise:
 class Pool:
     """In place of a pool with one thread: at once, or with ``turns`` beside what comes next."""
 
-    def __init__(self, turns: Turns | None = None) -> None:
+    def __init__(self, turns: ThreadScheduler | None = None) -> None:
         self._turns = turns
         self._waiting: list[Promise] = []
 

@@ -12,32 +12,32 @@ from pathlib import Path
 from histories import PLACE
 from little import Life, Setup, TickingClock
 
-from resilient.storage.files import PosixFiles
+from resilient.checkpoint.retention import Retention
 from resilient.storage.local import LocalStore
-from resilient.testing.diskops import Act, Op, Record, RecordingFiles
-from resilient.vault.registry.retention import Retention
+from resilient.storage.posix import PosixFileSystem
+from resilient.testing.disk_model import FileOp, FileOpKind, FileOpLog, RecordingFileSystem
 
 
-def spelled(steps: list[Op]) -> list[str]:
+def spelled(steps: list[FileOp]) -> list[str]:
     """Return operations as lines; of a file, with the path that it was created under."""
     created, lines = {}, []
     for op in steps:
-        if op.act is Act.CREATE:
+        if op.act is FileOpKind.CREATE:
             created[op.file] = op.path
         path = "/".join(op.path or created.get(op.file, ()))
         lines.append(" ".join([op.act.value, path, *_more(op)]))
     return lines
 
 
-def _more(op: Op) -> list[str]:
-    if op.act is Act.WRITE:
+def _more(op: FileOp) -> list[str]:
+    if op.act is FileOpKind.WRITE:
         return [str(len(op.data))]
     return ["/".join(op.target)] if op.target else []
 
 
 def main(folder: Path) -> None:
-    record = Record()
-    files = RecordingFiles(PosixFiles(), folder, record)
+    record = FileOpLog()
+    files = RecordingFileSystem(PosixFileSystem(), folder, record)
     store = LocalStore(folder.joinpath(*PLACE), files)
     life = Life(store, Setup(Retention(keep_last=1)), TickingClock())
     life.begin()
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def _committed(store):
-    from resilient.vault.registry.catalog import committed
+    from resilient.checkpoint.catalog import committed
 
     return committed(store)
 

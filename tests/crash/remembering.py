@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING
 
-from resilient.format import document, manifest, names
+from resilient.format import document, keys, manifest
 from resilient.storage import store
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def _copied(function: Callable) -> Callable:
 PURE = (
     (manifest, "decode", _shared),
     (document, "unseal", _copied),
-    (names, "parse_checkpoint", _shared),
-    (names, "split_checkpoint_key", _shared),
+    (keys, "parse_checkpoint", _shared),
+    (keys, "split_checkpoint_key", _shared),
     (store, "is_key", _shared),
 )
 """Of bytes or text to a value; who calls a function by another module's name is met too."""

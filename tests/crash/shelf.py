@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilient.storage.settling import settle
-from resilient.storage.store import Entry, Sweepable
+from resilient.storage.posix import fsync_leftovers
+from resilient.storage.store import ObjectInfo, Sweepable
 
 
 class Shelf:
@@ -28,13 +28,13 @@ class Shelf:
     def list(self, prefix=""):
         begin = len(self.name) + 1
         found = self.store.list(f"{self.name}/{prefix}")
-        return [Entry(one.key[begin:], one.size_bytes) for one in found]
+        return [ObjectInfo(one.key[begin:], one.size_bytes) for one in found]
 
     def delete(self, key) -> None:
         self.store.delete(f"{self.name}/{key}")
 
-    def stat(self, key) -> Entry:
-        return Entry(key, self.store.stat(f"{self.name}/{key}").size_bytes)
+    def stat(self, key) -> ObjectInfo:
+        return ObjectInfo(key, self.store.stat(f"{self.name}/{key}").size_bytes)
 
     def sweep(self, is_ours, older_than_seconds, clock) -> tuple[str, ...]:
         if not isinstance(self.store, Sweepable):
@@ -48,4 +48,4 @@ class Shelf:
         return tuple(key.removeprefix(begin) for key in gone)
 
     def settle(self) -> None:
-        settle(self.store)
+        fsync_leftovers(self.store)

@@ -11,8 +11,7 @@ from histories import Segment, below, flat, history, shows
 from invariants import Checker, LyingChecker
 
 from resilient.storage.local import TEMPORARY
-from resilient.testing.diskops import Op
-from resilient.testing.diskstates import Disk, Tree
+from resilient.testing.disk_model import Disk, FileOp, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +93,7 @@ class Sweep:
         disk = self.disk()
         now = self._states(disk)
         for at, step in enumerate(self.segment.steps):
-            if isinstance(step, Op):
+            if isinstance(step, FileOp):
                 disk.apply(step)
                 self.count_operation()
                 now = self._states(disk) if self.is_moment(at) else []

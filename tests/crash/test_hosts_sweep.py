@@ -6,12 +6,12 @@ import pytest
 from hosts import live
 from tiered import Shelf
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.errors import NoIntactCheckpoint, ResilientError
-from resilient.testing.faults import FaultPlan, FaultyStore, every_crash
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.tiers.tiers import TieredStore
+from resilient.testing.fault_store import FaultPlan, FaultyStore, every_crash
+from resilient.testing.memory_store import MemoryStore
 
 STEPS = 3
 STRIDE = 5

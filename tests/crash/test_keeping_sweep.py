@@ -11,16 +11,23 @@ import pytest
 from lives import FOREIGN, Witness, unneeded
 from manifests import begin, frozen_parts_of, save
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.refs import create_tag, list_tags, read_tags, remove_tag
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import BestOf, Retention
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError, UsageError
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import list_numbers
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.registry.tags import create_tag, list_tags, read_tags, remove_tag
-from resilient.vault.rotation.rotate import carry_out, look, rotate
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import (
+    Crash,
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
 
 CLOCK = SystemClock()
 PINNED = CheckpointId(1, 2)
@@ -57,7 +64,7 @@ BEFORE = dict(history().objects)
 
 def prune(store) -> None:
     mine = max(list_numbers(store))
-    carry_out(store, look(store, POLICIES, in_full=True), mine)
+    apply_plan(store, scan_and_plan(store, POLICIES, in_full=True), mine)
 
 
 def untag(store) -> None:
@@ -71,7 +78,7 @@ COMMANDS = {
     "tag": lambda store: create_tag(store, "new", CheckpointId(1, 3), CLOCK),
     "untag": untag,
     "prune": prune,
-    "rotate": partial(rotate, retention=POLICIES, mine=2, written=NEWEST),
+    "rotate": partial(collect_garbage, retention=POLICIES, mine=2, written=NEWEST),
 }
 
 
@@ -125,9 +132,9 @@ def test_a_crash_anywhere_in_a_command_breaks_nothing_and_the_command_again_ends
     _, faulty = run(name, FaultPlan())
     plans = list(every_crash(faulty.operations))
     plans += [
-        FaultPlan(0, (Fault(at, kind),))
+        FaultPlan(0, (StoreFault(at, kind),))
         for at in range(faulty.operations)
-        for kind in (Kind.ERROR_ONCE, Kind.ERROR_AFTER)
+        for kind in (StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER)
     ]
     found = []
     for plan in plans:
@@ -148,8 +155,11 @@ def every_crash_at_a_write(name, store) -> list[FaultPlan]:
     faulty = FaultyStore(Witness(store.objects))
     COMMANDS[name](faulty)
     writes = [at for at, (verb, _) in enumerate(faulty.trace) if verb in ("put", "delete")]
-    before = [FaultPlan(0, (Fault(at, Kind.CRASH_BEFORE),)) for at in writes]
-    return [*before, *(FaultPlan(0, (Fault(at, Kind.CRASH_AFTER),)) for at in writes[-1:])]
+    before = [FaultPlan(0, (StoreFault(at, StoreFaultKind.CRASH_BEFORE),)) for at in writes]
+    return [
+        *before,
+        *(FaultPlan(0, (StoreFault(at, StoreFaultKind.CRASH_AFTER),)) for at in writes[-1:]),
+    ]
 
 
 @pytest.mark.parametrize("name", ["prune", "rotate"])

@@ -7,13 +7,13 @@ import pytest
 
 from resilient.errors import KeyExists, KeyNotFound, StoreError
 from resilient.storage.local import LocalStore
-from resilient.testing.faults import Crash, Fault, Kind
-from resilient.testing.powerloss import Keep, PowerLossFiles
+from resilient.testing.fault_store import Crash, StoreFault, StoreFaultKind
+from resilient.testing.power_loss import Keep, PowerLossFileSystem
 
 ROOT = Path("/machine/runs/seven")
 OLD, NEW = b"the old object, whole" * 3, b"the new one" * 7
 OTHER = b"not touched by anyone"
-CRASHES = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER)
+CRASHES = (StoreFaultKind.CRASH_BEFORE, StoreFaultKind.CRASH_AFTER)
 
 
 def put(store):
@@ -74,7 +74,7 @@ START = {"folder/object": OLD, "alone/object": OLD, "other/neighbour": OTHER}
 
 def prepared(fault=None):
     """A machine that has three objects and has been off and on since."""
-    before = PowerLossFiles()
+    before = PowerLossFileSystem()
     store = LocalStore(ROOT, before)
     for key, content in START.items():
         store.put(key, content)
@@ -115,7 +115,7 @@ def test_a_crash_anywhere_leaves_an_object_whole(run, key, allowed, _promised, r
     states = 0
     for at in range(unbroken.operations):
         for kind in CRASHES:
-            fault = Fault(at, kind)
+            fault = StoreFault(at, kind)
             files = prepared(fault)
             with pytest.raises(Crash):
                 run(LocalStore(ROOT, files))
@@ -132,7 +132,7 @@ def test_a_crash_anywhere_leaves_an_object_whole(run, key, allowed, _promised, r
 def test_the_next_life_finishes_what_a_crash_interrupted(run, key, _allowed, promised):
     operations = prepared_operations(run)
     for at in range(operations):
-        files = prepared(Fault(at, Kind.CRASH_AFTER))
+        files = prepared(StoreFault(at, StoreFaultKind.CRASH_AFTER))
         with pytest.raises(Crash):
             run(LocalStore(ROOT, files))
         for keep in Keep:
@@ -151,7 +151,7 @@ def prepared_operations(run):
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_folder_made_by_a_process_that_died_is_made_durable_by_the_next_put(keep):
-    files = PowerLossFiles()
+    files = PowerLossFileSystem()
     for folder in (*reversed(ROOT.parents[:-1]), ROOT, ROOT / "made"):
         files.make_folder(folder)
     LocalStore(ROOT, files).put("made/object", NEW)
@@ -160,7 +160,7 @@ def test_a_folder_made_by_a_process_that_died_is_made_durable_by_the_next_put(ke
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_store_that_was_removed_whole_is_made_durable_again(keep):
-    files = PowerLossFiles()
+    files = PowerLossFileSystem()
     store = LocalStore(ROOT, files)
     store.put("object", OLD)
     files.unlink(ROOT / "object")
@@ -180,7 +180,7 @@ def test_a_delete_that_finds_nothing_makes_the_removal_of_a_dead_process_durable
 
 def test_a_crash_leaves_at_most_one_temporary_file_which_nobody_sees():
     for at in range(prepared_operations(put)):
-        files = prepared(Fault(at, Kind.CRASH_AFTER))
+        files = prepared(StoreFault(at, StoreFaultKind.CRASH_AFTER))
         with pytest.raises(Crash):
             put(LocalStore(ROOT, files))
         after = files.lose_power(Keep.EVERYTHING)
@@ -213,7 +213,7 @@ def step(store, random, allowed, number):
 
 def live(files, random, allowed, first):
     """One life of a process: some steps, and often a death in one of them."""
-    files._fault = Fault(files.operations + random.randrange(120), random.choice(CRASHES))
+    files._fault = StoreFault(files.operations + random.randrange(120), random.choice(CRASHES))
     store = LocalStore(ROOT, files)
     try:
         for number in range(first, first + 8):
@@ -228,7 +228,7 @@ def live(files, random, allowed, first):
 def test_any_history_of_kills_and_power_losses_keeps_what_returned(seed):
     random = Random(seed)
     for history in range(10):
-        files, allowed = PowerLossFiles(), {key: {None} for key in KEYS}
+        files, allowed = PowerLossFileSystem(), {key: {None} for key in KEYS}
         for number in range(6):
             live(files, random, allowed, number * 8)
             for key in KEYS:
@@ -242,7 +242,7 @@ def test_any_history_of_kills_and_power_losses_keeps_what_returned(seed):
                 allowed[key] = {content}
 
 
-class BadDisk(PowerLossFiles):
+class BadDisk(PowerLossFileSystem):
     """The n-th sync fails once and what it should have written is gone, as on Linux."""
 
     def __init__(self, error, failing):

@@ -13,16 +13,16 @@ from itertools import combinations
 import pytest
 from manifests import begin, frozen_parts_of, save
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.dedup import make_dedup_base
 from resilient.errors import Fenced, ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import FaultyStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import list_numbers
-from resilient.vault.registry.retention import Retention
-from resilient.vault.reuse.refer import base_of
-from resilient.vault.rotation.rotate import carry_out, look, rotate
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore
 
 LAST = Retention(keep_last=1)
 
@@ -65,11 +65,11 @@ def goes_on(store, step=0) -> None:
     checkpoint = CheckpointId(life, step or newest.step + 1)
     bases = [newest] if newest else []
     save(store, checkpoint, bases=bases, parts=frozen_parts_of(checkpoint.step), parent=None)
-    rotate(store, Retention(keep_last=2), life, written=checkpoint)
+    collect_garbage(store, Retention(keep_last=2), life, written=checkpoint)
 
 
 def prune(store) -> None:
-    carry_out(store, look(store, LAST, in_full=True), max(list_numbers(store)))
+    apply_plan(store, scan_and_plan(store, LAST, in_full=True), max(list_numbers(store)))
 
 
 def resumes(store) -> None:
@@ -82,7 +82,7 @@ def resumes(store) -> None:
         return
     life = begin(store, proved.manifest.checkpoint)
     step = proved.manifest.checkpoint.step + 1
-    bases = [base_of(proved, store)]
+    bases = [make_dedup_base(proved, store)]
     save(store, CheckpointId(life, step), bases=bases, parts=frozen_parts_of(step))
 
 

@@ -8,14 +8,21 @@ import pytest
 from lives import FOREIGN, Witness
 from manifests import begin, save
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
 from resilient.errors import ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import rotate
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import (
+    Crash,
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
 
 OLDER, DAMAGED = CheckpointId(1, 1), CheckpointId(1, 2)
 
@@ -44,7 +51,7 @@ def damaged(*, gone: bool) -> dict[str, bytes]:
 
 
 def repair(store, *, gone: bool) -> None:
-    carry_out_repair(store, plan_repair(store, DAMAGED, undelete=gone))
+    apply_repair(store, plan_repair(store, DAMAGED, undelete=gone))
 
 
 def beside(store, *, asides: bool) -> dict[str, bytes]:
@@ -85,9 +92,14 @@ def test_a_crash_anywhere_in_a_repair_makes_nothing_worse_and_the_repair_again_e
     repair(counted, gone=gone)
     plans = list(every_crash(counted.operations))
     plans += [
-        FaultPlan(0, (Fault(at, kind),))
+        FaultPlan(0, (StoreFault(at, kind),))
         for at in range(counted.operations)
-        for kind in (Kind.ERROR_ONCE, Kind.ERROR_AFTER, Kind.FULL, Kind.FULL_AFTER)
+        for kind in (
+            StoreFaultKind.ERROR_ONCE,
+            StoreFaultKind.ERROR_AFTER,
+            StoreFaultKind.FULL,
+            StoreFaultKind.FULL_AFTER,
+        )
     ]
     found = []
     for plan in plans:
@@ -115,7 +127,7 @@ def save_and_rotate(store) -> None:
     for checkpoint in NEWER:
         if checkpoint not in committed(store):
             save(store, checkpoint, parity=1)
-        rotate(store, Retention(keep_last=2), 1, written=checkpoint)
+        collect_garbage(store, Retention(keep_last=2), 1, written=checkpoint)
 
 
 def test_a_crash_anywhere_in_saves_with_parity_leaves_whole_checkpoints_and_no_litter(count_states):

@@ -10,16 +10,23 @@ import pytest
 from lives import FOREIGN, Witness
 from manifests import begin, frozen_parts_of, save
 
+from resilient.checkpoint import commit
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.fencing import shut_out
+from resilient.checkpoint.generations import check_fence, list_numbers
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.reading.read import read
-from resilient.vault.registry import commit
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import check_fence, list_numbers
-from resilient.vault.rollback import plan_rollback, plan_undo, travel
-from resilient.vault.writers import shut_out
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import (
+    Crash,
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
 
 CLOCK = SystemClock()
 TARGET, NEWEST = CheckpointId(1, 2), CheckpointId(2, 4)
@@ -43,16 +50,16 @@ def grow(store, checkpoint) -> None:
 
 def rolled_back() -> Witness:
     store = history()
-    travel(store, plan_rollback(store, TARGET), CLOCK)
+    apply_rollback(store, plan_rollback(store, TARGET), CLOCK)
     return store
 
 
 def go_back(store) -> None:
-    travel(store, plan_rollback(store, TARGET), CLOCK)
+    apply_rollback(store, plan_rollback(store, TARGET), CLOCK)
 
 
 def undo(store) -> None:
-    travel(store, plan_undo(store), CLOCK)
+    apply_rollback(store, plan_undo(store), CLOCK)
 
 
 def unlock(store) -> None:
@@ -69,10 +76,14 @@ COMMANDS = {
 def plans(setup, command) -> list[FaultPlan]:
     faulty = FaultyStore(setup())
     command(faulty)
-    failures = (Kind.ERROR_ONCE, Kind.ERROR_AFTER)
+    failures = (StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER)
     return [
         *every_crash(faulty.operations),
-        *(FaultPlan(0, (Fault(at, kind),)) for at in range(faulty.operations) for kind in failures),
+        *(
+            FaultPlan(0, (StoreFault(at, kind),))
+            for at in range(faulty.operations)
+            for kind in failures
+        ),
     ]
 
 

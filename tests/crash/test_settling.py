@@ -9,23 +9,22 @@ from histories import PLACE, machine, visible
 from invariants import proof_of, shown
 from little import Life, Setup, TickingClock
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.retention import Retention
 from resilient.errors import StoreError
-from resilient.format.names import CheckpointId
-from resilient.storage.files import PosixFiles
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from resilient.storage.retrying import RetryingStore
-from resilient.testing.diskops import Act, Record, RecordingFiles
-from resilient.testing.diskstates import Disk
-from resilient.testing.faults import Crash
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.generations import list_numbers
-from resilient.vault.registry.retention import Retention
+from resilient.storage.posix import PosixFileSystem
+from resilient.storage.retry import RetryingStore
+from resilient.testing.disk_model import Disk, FileOpKind, FileOpLog, RecordingFileSystem
+from resilient.testing.fault_store import Crash
 
 ALL = Setup(Retention(keep_last=3))
 
 
 def recorded(folder):
-    files = RecordingFiles(PosixFiles(), folder, Record())
+    files = RecordingFileSystem(PosixFileSystem(), folder, FileOpLog())
     return files, LocalStore(folder.joinpath(*PLACE), files)
 
 
@@ -68,7 +67,7 @@ def saved_once(folder, dies_after=None):
     life.begin()
     life.save()
     acts = [step.act for step in files.record.steps]
-    return len(acts) - acts[::-1].index(Act.LINK)
+    return len(acts) - acts[::-1].index(FileOpKind.LINK)
 
 
 def test_what_a_new_life_resumes_from_cannot_be_lost_any_more():
@@ -80,7 +79,7 @@ def test_what_a_new_life_resumes_from_cannot_be_lost_any_more():
         files, store = recorded(folder)
         resumed = Life(RetryingStore(store, TickingClock()), ALL, TickingClock()).begin()
         assert resumed == CheckpointId(1, 1)
-        first = next(step for step in files.record.steps if step.act is not Act.SYNC_FOLDER)
+        first = next(step for step in files.record.steps if step.act is not FileOpKind.SYNC_FOLDER)
         settled = {op.path for op in files.record.steps[: files.record.steps.index(first)]}
         assert (*PLACE, "checkpoint-1-g1") in settled, "before the claim that names it"
         assert PLACE in settled
@@ -88,7 +87,7 @@ def test_what_a_new_life_resumes_from_cannot_be_lost_any_more():
 
 @pytest.mark.parametrize("failing", range(3))
 def test_what_cannot_be_settled_is_no_ground_for_a_life(failing, tmp_path):
-    class Bad(PosixFiles):
+    class Bad(PosixFileSystem):
         left = failing
 
         def sync_folder(self, path):

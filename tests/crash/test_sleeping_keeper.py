@@ -14,15 +14,15 @@ from manifests import parts_of
 from one_rank import open_one
 from test_reference_races import Interrupted
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.daemon.client import is_committed
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.save.persist import persist
+from resilient.checkpoint.verify import verify
 from resilient.errors import ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import verify
-from resilient.vault.keeper.verdict import is_committed
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.persist import persist
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 FIRST, SLEPT, BEST, LAST = (CheckpointId(1, step) for step in (1, 2, 3, 4))
 KEPT = {FIRST: (), SLEPT: (FIRST,), BEST: (BEST,), LAST: (BEST,)}
@@ -36,7 +36,7 @@ def jobs_of(store):
     checkpointer._persister.submit = lambda desk, job: taken.append((desk, job))
     checkpointer.resume({})
     for one, keep in KEPT.items():
-        checkpointer.save(one.step, parts_of(one.step), About(), keep=keep)
+        checkpointer.save(one.step, parts_of(one.step), CheckpointInfo(), keep=keep)
     desk = taken[0][0]
     jobs = {job.about.checkpoint: job for _, job in taken}
     persist(desk, jobs[FIRST])

@@ -12,12 +12,18 @@ from random import Random
 import pytest
 from lives import KEEP, STEPS, Witness, crashed_life, live, unneeded
 
+from resilient.checkpoint import catalog
 from resilient.errors import NoIntactCheckpoint
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.registry import catalog
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import (
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
 
-CRASHES = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER)
+CRASHES = (StoreFaultKind.CRASH_BEFORE, StoreFaultKind.CRASH_AFTER)
 
 
 def unbroken(ranks: int) -> list[list[int]]:
@@ -78,7 +84,8 @@ def test_two_crashes_in_two_lives(count_states, request):
     for _ in range(states):
         store = Witness()
         plans = [
-            FaultPlan(0, (Fault(draw.randrange(length), draw.choice(CRASHES)),)) for _ in range(2)
+            FaultPlan(0, (StoreFault(draw.randrange(length), draw.choice(CRASHES)),))
+            for _ in range(2)
         ]
         for number, plan in enumerate(plans):
             _, broken = crashed_life(store, plan, ranks, f"life-{number}")
@@ -89,7 +96,14 @@ def test_two_crashes_in_two_lives(count_states, request):
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.ERROR_ONCE, Kind.ERROR_AFTER, Kind.BROKEN_AFTER, Kind.FULL, Kind.FULL_AFTER]
+    "kind",
+    [
+        StoreFaultKind.ERROR_ONCE,
+        StoreFaultKind.ERROR_AFTER,
+        StoreFaultKind.BROKEN_AFTER,
+        StoreFaultKind.FULL,
+        StoreFaultKind.FULL_AFTER,
+    ],
 )
 def test_one_failing_operation_costs_at_most_one_save(kind, count_states):
     """Without a retry in between; the loop goes on when a save fails."""
@@ -97,7 +111,7 @@ def test_one_failing_operation_costs_at_most_one_save(kind, count_states):
     length = operations(Witness(), 1)
     found = []
     for at in range(length):
-        store, plan = Witness(), FaultPlan(0, (Fault(at, kind),))
+        store, plan = Witness(), FaultPlan(0, (StoreFault(at, kind),))
         life, broken = crashed_life(store, plan, 1, "first")
         if life.failed_saves > 1:
             broken.append(f"{life.failed_saves} saves failed")
@@ -113,7 +127,7 @@ def test_a_torn_object_is_never_taken_for_a_whole_one(count_states):
     found = []
     for at in range(length):
         for seed in range(3):
-            plan = FaultPlan(seed, (Fault(at, Kind.TORN),))
+            plan = FaultPlan(seed, (StoreFault(at, StoreFaultKind.TORN),))
             store = Witness()
             live(FaultyStore(store, plan), attempt="first")
             found += check_end(store, 1, expected, plan)

@@ -6,12 +6,18 @@ import pytest
 from lives import Witness
 from tiered import STEPS, Shelf, crashed, train
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.errors import ResilientError
-from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.tiers.tiers import TieredStore
+from resilient.testing.fault_store import (
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
+from resilient.testing.memory_store import MemoryStore
 
 
 def shelves(store):
@@ -95,9 +101,11 @@ def test_a_crash_anywhere_leaves_both_tiers_whole_and_the_next_life_ends_alike(d
     sweep(plans, before.objects, expected(), count_states)
 
 
-@pytest.mark.parametrize("kind", [Kind.ERROR_ONCE, Kind.ERROR_AFTER, Kind.FULL])
+@pytest.mark.parametrize(
+    "kind", [StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER, StoreFaultKind.FULL]
+)
 def test_one_failing_operation_of_either_tier_breaks_neither(kind, count_states):
-    plans = [FaultPlan(0, (Fault(at, kind),)) for at in range(operations({}))]
+    plans = [FaultPlan(0, (StoreFault(at, kind),)) for at in range(operations({}))]
     sweep(plans, {}, expected(), count_states)
 
 

@@ -13,15 +13,22 @@ import pytest
 from manifests import begin, frozen_parts_of, save
 from test_reference_races import Interrupted
 
+from resilient.checkpoint.catalog import committed, folders_of, lineage, trash_of
+from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.trash import TrashPolicy, restore_from_trash
 from resilient.errors import KeyNotFound, NothingToResume, ResilientError
-from resilient.format.names import CheckpointId
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, folders_of, lineage, trash_of
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import carry_out, look, rotate
-from resilient.vault.rotation.trash import Grace, bring_back
+from resilient.format.keys import CheckpointId
+from resilient.testing.fault_store import (
+    Crash,
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
+from resilient.testing.memory_store import MemoryStore
 
 NEWEST = CheckpointId(1, 6)
 LAST = Retention(keep_last=2)
@@ -43,24 +50,26 @@ class Clock:
 
 
 def prune(store) -> None:
-    carry_out(store, look(store, LAST, in_full=True, grace=Grace(Clock(0), 3600.0)), 1)
+    apply_plan(
+        store, scan_and_plan(store, LAST, in_full=True, grace=TrashPolicy(Clock(0), 3600.0)), 1
+    )
 
 
 def back(store) -> None:
     with suppress(NothingToResume):
-        bring_back(store)
+        restore_from_trash(store)
 
 
 def rotation(store) -> None:
-    rotate(store, Retention(keep_last=1), 1, written=NEWEST, grace=Grace(Clock(0)))
+    collect_garbage(store, Retention(keep_last=1), 1, written=NEWEST, grace=TrashPolicy(Clock(0)))
 
 
 def free(store) -> None:
-    rotate(store, LAST, 1, written=NEWEST, grace=Grace(Clock(5)))
+    collect_garbage(store, LAST, 1, written=NEWEST, grace=TrashPolicy(Clock(5)))
 
 
 def delete(store) -> None:
-    carry_out(store, look(store, LAST, grace=Grace(Clock(0), empties=True)), 1)
+    apply_plan(store, scan_and_plan(store, LAST, grace=TrashPolicy(Clock(0), empties=True)), 1)
 
 
 COMMANDS = {"prune": prune, "back": back, "rotation": rotation, "free": free, "delete": delete}
@@ -95,7 +104,7 @@ def violations(store) -> list[str]:
     probe = copied(store.objects)
     left: dict[CheckpointId, str] = {}
     while trash_of(folders_of(probe)).keys() - left.keys():
-        left |= bring_back(probe).left
+        left |= restore_from_trash(probe).left
         if left:
             break
     found += [f"{one} cannot come back: {why}" for one, why in left.items()]
@@ -128,9 +137,9 @@ def test_a_crash_anywhere_loses_nothing_and_the_command_again_ends_it(before, na
     command(whole)
     plans = list(every_crash(faulty.operations))
     plans += [
-        FaultPlan(0, (Fault(at, kind),))
+        FaultPlan(0, (StoreFault(at, kind),))
         for at in range(faulty.operations)
-        for kind in (Kind.ERROR_ONCE, Kind.ERROR_AFTER)
+        for kind in (StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER)
     ]
     found = []
     for plan in plans:
@@ -174,8 +183,8 @@ def test_what_is_brought_back_while_it_is_freed_is_whole_or_gone(is_doubled, cou
     for at in range(counting.operations):
         for later in range(at + 1, counting.operations if is_doubled else at + 2):
             store = copied(objects)
-            seen = look(store, LAST, grace=Grace(Clock(5)))
-            turns = {at: lambda store=store, seen=seen: carry_out(store, seen, 1)}
+            seen = scan_and_plan(store, LAST, grace=TrashPolicy(Clock(5)))
+            turns = {at: lambda store=store, seen=seen: apply_plan(store, seen, 1)}
             if is_doubled:
                 turns[later] = lambda store=store: back(store)
             back(Interrupted(store, turns))

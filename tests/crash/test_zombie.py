@@ -7,11 +7,11 @@ import threading
 import pytest
 from lives import STEPS, Witness, live
 
+from resilient.checkpoint import catalog
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.restore.read import read
 from resilient.errors import Fenced, ResilientError
-from resilient.testing.faults import FaultyStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry import catalog
-from resilient.vault.registry.generations import list_numbers
+from resilient.testing.fault_store import FaultyStore
 
 
 class Paused(FaultyStore):

@@ -13,13 +13,13 @@ from samples import load_script, run_trainer
 from sharded import FSDP, SHARDS, ZERO2, ZERO3, ranks
 from transformers import AutoModelForCausalLM
 
-from resilient.comparison.verification import verify_folder
+from resilient.diff.verification import verify_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from resilient.layouts.values import Verdict
+    from resilient.layouts.model import Resumability
 
 
 def with_accelerate(path: Path, out: Path) -> Path:
@@ -101,6 +101,6 @@ TOOLS: Mapping[str, Callable[[Path, Path], Path]] = {
 """By name of the sample. The other samples have no library here that resumes them."""
 
 
-def verdict_of(path: Path) -> Verdict:
+def verdict_of(path: Path) -> Resumability:
     """Return the verdict on a checkpoint of another tool; every byte is read."""
     return verify_folder(str(path)).verdict

@@ -11,16 +11,7 @@ import safetensors.torch
 import torch
 from kinds import KINDS, Inapplicable, Kind, Scene, missing, on, optimizer_in, rewritten
 from misfits import ENGINE_GONE, KINDS_OF_MISFITS, OPTIMIZER_GONE
-from samples import (
-    ARGUMENTS,
-    CONFIG,
-    INDEX,
-    OPTIMIZER,
-    RANDOM,
-    SCHEDULE,
-    STATE,
-    WEIGHTS,
-)
+from samples import ARGUMENTS, CONFIG, INDEX, OPTIMIZER, RANDOM, SCHEDULE, STATE, WEIGHTS
 from sharded import BESIDE, FSDP, MEGATRON, SHARDS, STEP, TITAN, ZERO2, ZERO3
 
 if TYPE_CHECKING:

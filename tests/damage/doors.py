@@ -18,8 +18,7 @@ from repairs import quiet, same
 from samples import Loaded
 from sharded import FSDP, SHARDS, ZERO2, ZERO3
 
-from resilient.errors import ResilientError
-from resilient.exit_codes import EXIT_CODES
+from resilient.errors import EXIT_CODES, ResilientError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

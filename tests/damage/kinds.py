@@ -25,7 +25,7 @@ from samples import (
     WEIGHTS,
 )
 
-from resilient.layouts.places import settled
+from resilient.layouts.torch_zip import resolve_pieces
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _place(scene: Scene, path: Path, part: str) -> int:
     name = str(path.relative_to(scene.folder))
     for one in look(scene.path).tensors:
         if one.part == part and one.dtype == "F32" and one.pieces and one.files == (name,):
-            piece = settled(folder, folder.list(), one.pieces[0], one.dtype)
+            piece = resolve_pieces(folder, folder.list(), one.pieces[0], one.dtype)
             return piece.start + 4 * piece.first
     raise Inapplicable
 

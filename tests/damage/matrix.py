@@ -12,10 +12,9 @@ import own
 from kinds import Inapplicable, Scene
 from repairs import loaded, quiet, repaired
 
-from resilient.comparison.proving import prove
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import read_layout
-from resilient.layouts.remedies import remedy
+from resilient.diff.foreign_verify import verify_foreign
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability, remedy
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
@@ -72,8 +71,8 @@ def say(path: Path) -> Said:
     contents = read_layout(folder, listing)
     if contents is None:
         return Said("unknown", (), ((".", "no checkpoint of a tool that is known", ""),))
-    found = (*contents.problems, *prove(folder, listing, contents))
-    verdict = judge(replace(contents, problems=found), str(path))
+    found = (*contents.problems, *verify_foreign(folder, listing, contents))
+    verdict = assess_resumability(replace(contents, problems=found), str(path))
     told = tuple((one.place, one.what, remedy(one, str(path))) for one in found)
     return Said(verdict.answer, verdict.why, told)
 

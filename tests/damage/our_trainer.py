@@ -19,7 +19,7 @@ import torch  # noqa: E402 - the folders are on the path only now
 from hf_runs import BASE, Tokens, gpt2, stack  # noqa: E402
 
 from resilient.train.arguments import TrainingArguments  # noqa: E402
-from resilient.train.callbacks.callback import TrainerCallback  # noqa: E402
+from resilient.train.callbacks.base import TrainerCallback  # noqa: E402
 from resilient.train.trainer import Trainer  # noqa: E402
 
 GOLDEN = HERE.parent / "golden" / "transformers" / "gpt2_all" / "run"

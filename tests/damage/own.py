@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilient.checkpoint.repair import apply_repair, plan_repair
 from resilient.errors import NothingToResume, ResilientError
-from resilient.format.names import parse_checkpoint
+from resilient.format.keys import parse_checkpoint
 from resilient.storage.open import open_store
-from resilient.vault.health.repair import carry_out_repair, plan_repair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def mend(path: Path, others: tuple[str, ...]) -> tuple[bool, str]:
     checkpoint = parse_checkpoint(path.name)
     try:
         plan = plan_repair(store, checkpoint, places, undelete=True)
-        carry_out_repair(store, plan, places)
+        apply_repair(store, plan, places)
     except NothingToResume as error:
         return False, error.message
     except ResilientError as error:

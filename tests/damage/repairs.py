@@ -18,15 +18,14 @@ from samples import load_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from resilient.errors import UnknownLayout
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from samples import Loaded, Sample
 
-    from resilient.mending.planning import MendingPlan
+    from resilient.layout_repair.plan import LayoutRepairPlan
 
 MENDS, LOSES, SAVES, STAYS, COPY = "mends", "loses", "saves", "stays", "copy"
 
@@ -57,13 +56,13 @@ def _attempt(
     sample: Sample, path: Path, others: tuple[str, ...], whole: Loaded | None
 ) -> tuple[str, str]:
     try:
-        plan = plan_mending(str(path), others)
+        plan = plan_layout_repair(str(path), others)
     except UnknownLayout as error:
         return STAYS, error.message
     if not plan.is_mended:
         return SAVES if plan.salvaged else STAYS, _told(plan)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target = write_mended(plan, Path(folder) / place_of(plan).name)
+        target = write_repaired(plan, Path(folder) / place_of(plan).name)
         wrong = _wrong(sample, target, whole, is_whole=plan.is_whole)
     return wrong or (MENDS if plan.is_whole else LOSES), _told(plan)
 
@@ -97,7 +96,7 @@ def _wrong(sample: Sample, path: Path, whole: Loaded | None, *, is_whole: bool) 
     return "WRONG: another state" if is_whole and not same(found.rest, whole.rest) else ""
 
 
-def _told(plan: MendingPlan) -> str:
+def _told(plan: LayoutRepairPlan) -> str:
     said = [f"{one.file}: {one.what}" for one in plan.steps]
     said += [f"lost: {name}" for name in plan.losses]
     return "; ".join(said or [f"{place}: {why}" for place, why in plan.refused.items()])

@@ -14,9 +14,8 @@ sys.path.append(str(Path(__file__).parent))
 from repairs import quiet
 from samples import GOLDEN, run_trainer
 
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.planning import plan_mending
-from resilient.train.interop.rebuilding import rebuild_folder
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from resilient.train.hf_interop.rebuild import rebuild_folder
 
 STATE = "trainer_state.json"
 OLD = ("train_batch_size", "stateful_callbacks", "num_input_tokens_seen", "best_global_step")
@@ -62,8 +61,8 @@ DAMAGES = (of_older_version, without_control, cut, lost, optimizer_broken)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
 def test_repaired_checkpoint_is_saved_again_by_transformers(checkpoint, tmp_path, damage):
     damage(checkpoint)
-    plan = plan_mending(str(checkpoint))
-    made = write_mended(plan, place_of(plan))
+    plan = plan_layout_repair(str(checkpoint))
+    made = write_repaired(plan, place_of(plan))
     assert saved_again(made, tmp_path / "out")["global_step"] == 9
 
 
@@ -71,7 +70,7 @@ def test_state_without_control_stops_the_next_save_of_transformers(checkpoint, t
     without_control(checkpoint)
     with pytest.raises(KeyError, match="TrainerControl"):
         saved_again(checkpoint, tmp_path / "out")
-    assert plan_mending(str(checkpoint)).before[0].is_fatal
+    assert plan_layout_repair(str(checkpoint)).before[0].is_fatal
 
 
 def test_rebuilt_checkpoint_is_saved_again_by_transformers(checkpoint, tmp_path):

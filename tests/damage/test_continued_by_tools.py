@@ -21,8 +21,7 @@ from repairs import quiet
 from sharded import ALL
 
 from resilient.errors import UnknownLayout
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLES = {one.name: one for one in ALL if one.name in TOOLS}
@@ -49,7 +48,7 @@ def repairs_of(path, copy):
     """Return what a repair writes: from the folder alone, and with a copy named."""
     for others in ((), (str(copy),)):
         try:
-            plan = plan_mending(str(path), others)
+            plan = plan_layout_repair(str(path), others)
         except UnknownLayout:
             continue
         if plan.is_mended:
@@ -69,7 +68,7 @@ def continued(bench, sample, kind):
     copy, count = bench.made[sample.name][1], 0
     for plan in repairs_of(path, copy):
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = write_mended(plan, Path(folder) / "made" / place_of(plan).name)
+            made = write_repaired(plan, Path(folder) / "made" / place_of(plan).name)
             # A restart from the weights alone is a model for `from_pretrained`.
             is_model = made.name.startswith("weights-")
             tool = TOOLS["save_pretrained" if is_model else sample.name]

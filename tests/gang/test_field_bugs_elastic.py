@@ -16,29 +16,28 @@ import pytest
 import torch
 from manifests import Values, empty_manifest
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.launch_env import World
+from resilient.engine_factory import open_engine
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, PeerFailed, ResilientError
 from resilient.events import Emitter
-from resilient.format.extents import view_of
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId
+from resilient.format.partial_read import view_of
 from resilient.format.regions import Region
-from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.opening import open_checkpointer
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.stage import stage
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.comms import Comms
-from resilient.world.world import World
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 CLOCK = SystemClock()
 ROWS, COLUMNS = 1024, 128
@@ -50,20 +49,22 @@ def live(store, size, steps=(), told=None):
 
     def rank_main(world, board):
         sinks = () if told is None else (lambda record, event: told.append(event.line()),)
-        comms = Comms(board.another(), world, "life")
-        desk = Desk(store, comms, Limits(within_seconds=10.0), CLOCK, Emitter(CLOCK, sinks))
-        checkpointer = Checkpointer(desk)
+        comms = ControlGroup(board.another(), world, "life")
+        desk = CheckpointContext(
+            store, comms, CheckpointOptions(within_seconds=10.0), CLOCK, Emitter(CLOCK, sinks)
+        )
+        checkpointer = CheckpointEngine(desk)
         parts = parts_of(0, world.rank)
         try:
             resumed = checkpointer.resume(parts)
             for step in steps:
-                checkpointer.save(step, parts_of(step, world.rank), About())
+                checkpointer.save(step, parts_of(step, world.rank), CheckpointInfo())
         finally:
             checkpointer.close()
         held = {name: part.stateful.state for name, part in parts.items()}
         return (resumed.checkpoint if resumed else None), held
 
-    return run_gang(size, rank_main)
+    return run_ranks(size, rank_main)
 
 
 def parts_of(step, rank):
@@ -88,15 +89,17 @@ def test_ds_7546_a_part_that_is_not_there_is_refused_and_never_begun_afresh():
     live(store, 2, (1,))
 
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "again")
-        checkpointer = Checkpointer(Desk(store, comms, Limits(), CLOCK, Emitter(CLOCK)))
+        comms = ControlGroup(board.another(), world, "again")
+        checkpointer = CheckpointEngine(
+            CheckpointContext(store, comms, CheckpointOptions(), CLOCK, Emitter(CLOCK))
+        )
         try:
             checkpointer.resume({**parts_of(0, world.rank), "optimizer": Part(Values())})
         finally:
             checkpointer.close()
 
     with pytest.raises(IncompatibleCheckpoint, match="holds no `optimizer`"):
-        run_gang(2, rank_main)
+        run_ranks(2, rank_main)
 
 
 def rows_of(rank, ranks):
@@ -107,12 +110,12 @@ def rows_of(rank, ranks):
 def sharded_receipt(store, checkpoint, rank, ranks):
     """Write one rank's rows of a tensor that is spread over ranks, as FSDP holds it."""
     name, region = f"optimizer.r{rank:05d}.safetensors", rows_of(rank, ranks)
-    layout = lay_out([Slot("w", "F32", region.lengths)], {})
+    layout = compute_layout([TensorSlot("w", "F32", region.lengths)], {})
     first, count = region.offsets[0], region.lengths[0]
     data = layout.head + WEIGHT[first : first + count].numpy().tobytes()
     place = StoredRegion(region, name, layout.starts["w"], count * COLUMNS * 4)
     entry = TensorEntry("optimizer/w", "optimizer", "F32", (ROWS, COLUMNS), (place,))
-    return write(store, checkpoint, rank, [HostFile(name, data, (entry,))])
+    return write(store, checkpoint, rank, [StagedFile(name, data, (entry,))])
 
 
 def sharded(store, ranks, receipts=None):
@@ -180,11 +183,11 @@ def test_ac_3971_an_optimizer_loads_its_own_nested_keys():
     optimizer.step()
     store, checkpoint = MemoryStore(), CheckpointId(1, 1)
     parts = {"optimizer": Part(NamedOptimizer(first, optimizer))}
-    staged = stage(capture(1, parts, 0), World(), Arena())
+    staged = stage(capture(1, parts, 0), World(), StagingBuffers())
     receipt = write(store, checkpoint, 0, staged.files, staged.parts)
     commit(store, gather_receipts(empty_manifest(checkpoint), [receipt]))
 
-    from resilient.state.load import load
+    from resilient.state_dict.load import load
 
     second = model()
     fresh = Nested(second.parameters(), lr=0.5)
@@ -241,7 +244,7 @@ def test_mc_3902_ranks_that_would_resume_from_different_steps_go_together():
 def staged_bytes(ranks):
     big = {"model": Part(Values(weight=torch.zeros(4096, 512)))}
     return [
-        stage(capture(1, big, rank), World(rank, ranks), Arena()).size_bytes
+        stage(capture(1, big, rank), World(rank, ranks), StagingBuffers()).size_bytes
         for rank in range(ranks)
     ]
 
@@ -267,13 +270,13 @@ def test_pt_104143_the_last_save_needs_no_more_than_the_first(tmp_path):
     What is resident counts: neither a mapping nor a tensor is memory that Python traces.
     """
     weight, saves = torch.zeros(1 << 20), 16
-    checkpointer = open_checkpointer(str(tmp_path), emit=Emitter(CLOCK), keep_last=1)
+    checkpointer = open_engine(str(tmp_path), emit=Emitter(CLOCK), keep_last=1)
     resident = []
     try:
         checkpointer.resume({})
         for step in range(1, saves + 1):
             weight.fill_(step)
-            checkpointer.save(step, {"model": Part(Values(weight=weight))}, About())
+            checkpointer.save(step, {"model": Part(Values(weight=weight))}, CheckpointInfo())
             checkpointer.wait()
             resident.append(resident_bytes())
     finally:
@@ -285,9 +288,11 @@ def test_pt_104143_the_last_save_needs_no_more_than_the_first(tmp_path):
 
 def test_tt_3065_a_rank_that_says_nothing_is_named_when_the_deadline_passes():
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "life")
-        desk = Desk(MemoryStore(), comms, Limits(within_seconds=0.3), CLOCK, Emitter(CLOCK))
-        checkpointer = Checkpointer(desk)
+        comms = ControlGroup(board.another(), world, "life")
+        desk = CheckpointContext(
+            MemoryStore(), comms, CheckpointOptions(within_seconds=0.3), CLOCK, Emitter(CLOCK)
+        )
+        checkpointer = CheckpointEngine(desk)
         if world.rank == 1:
             checkpointer.close()
             return "silent"
@@ -299,7 +304,7 @@ def test_tt_3065_a_rank_that_says_nothing_is_named_when_the_deadline_passes():
             checkpointer.close()
         return "began"
 
-    said = run_gang(2, rank_main)
+    said = run_ranks(2, rank_main)
     assert "ranks [1] did not answer within 0.3 s" in said[0]
 
 

@@ -10,16 +10,14 @@ import pytest
 from keepers import open_one, weight
 from paces import resting, wait_until
 
-from resilient.checkpointer import About
+from resilient.checkpoint.daemon.memory import MemoryQuota, SharedMemoryPool
+from resilient.checkpoint.daemon.server import SaverDaemon
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
-from resilient.storage.pool import each
-from resilient.storage.shared import SharedFolder
-from resilient.vault.keeper.keeper import Keeper
-from resilient.vault.keeper.leased import Share
-from resilient.vault.keeper.room import Room
-from resilient.world.memory import MemoryBoard
-from resilient.world.sockets import BoardServer
-from resilient.world.world import World
+from resilient.distributed.kv_store import InMemoryKVStore, KVStoreServer
+from resilient.distributed.launch_env import World
+from resilient.storage.shared_memory import SharedFolder
+from resilient.storage.transfer import map_parallel
 
 SIZE = 6 << 20
 BYTES = 4 * SIZE
@@ -33,7 +31,9 @@ class Host:
         self.url = folder / "run"
         self.path = folder / "keeper"
         self.shared = SharedFolder(folder)
-        self.keeper = Keeper(self.path, Room(self.shared, Share()), BoardServer(), SystemClock())
+        self.keeper = SaverDaemon(
+            self.path, SharedMemoryPool(self.shared, MemoryQuota()), KVStoreServer(), SystemClock()
+        )
         self.left = math.inf
         self.rank = open_one(self, self.url)
         self.rank.resume({})
@@ -45,7 +45,7 @@ class Host:
 
     def save(self) -> None:
         """Begin a save, and return when the keeper rests."""
-        self.rank.save(1, weight(1, SIZE), About())
+        self.rank.save(1, weight(1, SIZE), CheckpointInfo())
         pacer = self.seat.pacer
         wait_until(lambda: pacer.pace and pacer.pace._done_bytes)
         time.sleep(0.2)
@@ -68,7 +68,7 @@ def waits(host) -> None:
 
 
 def saves_again(host) -> None:
-    host.rank.save(2, weight(2, SIZE), About())
+    host.rank.save(2, weight(2, SIZE), CheckpointInfo())
 
 
 def is_gone(host) -> None:
@@ -116,13 +116,13 @@ def test_who_waits_before_the_save_has_begun_is_not_forgotten(host):
 
     host.seat.pacer.begin, host.seat.pacer.hurry = begin_late, hurried
     began = time.monotonic()
-    host.rank.save(1, weight(1, SIZE), About())
+    host.rank.save(1, weight(1, SIZE), CheckpointInfo())
     host.rank.wait()
     assert time.monotonic() - began < REST_SECONDS / 2
 
 
 def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
-    board, url = MemoryBoard(), tmp_path / "together"
+    board, url = InMemoryKVStore(), tmp_path / "together"
     rested, rests = [], threading.Event()
 
     def main(rank):
@@ -132,7 +132,7 @@ def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
         if rank == 1:
             (seat,) = [seat for seat in host.keeper._seats if seat._guest.world.rank == 1]
             seat.pacer.pacing = resting(BYTES, REST_SECONDS)
-        one.save(1, weight(1, SIZE), About())
+        one.save(1, weight(1, SIZE), CheckpointInfo())
         if rank == 1:
             wait_until(lambda: seat.pacer.pace and seat.pacer.pace._done_bytes)
             time.sleep(0.3)
@@ -142,7 +142,7 @@ def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
         rested.append(one._persister.rested_seconds)
         one.close()
 
-    each(main, range(2), 2)
+    map_parallel(main, range(2), 2)
     assert rested[0] == rested[1]
     assert 0.1 < rested[0] < REST_SECONDS / 2
 

@@ -6,26 +6,25 @@ import pytest
 import torch
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.daemon.client import DaemonSaveExecutor
+from resilient.checkpoint.daemon.memory import MemoryQuota, SharedMemoryPool
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.daemon.server import SaverDaemon
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.save.executor import ThreadSaveExecutor
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore, KVStoreServer
+from resilient.distributed.launch_env import World
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.storage.shared import SharedFolder
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.keeper.keeper import Keeper
-from resilient.vault.keeper.leased import Share
-from resilient.vault.keeper.link import KeeperPersister
-from resilient.vault.keeper.room import Room
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.saving.persister import ThreadPersister
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.sockets import BoardServer
-from resilient.world.world import World
+from resilient.storage.shared_memory import SharedFolder
 
 SAVED = CheckpointId(1, 1)
 
@@ -34,7 +33,7 @@ SAVED = CheckpointId(1, 1)
 def keeper(tmp_path):
     folder = SharedFolder(tmp_path)
     path = tmp_path / "keeper"
-    one = Keeper(path, Room(folder, Share()), BoardServer(), SystemClock())
+    one = SaverDaemon(path, SharedMemoryPool(folder, MemoryQuota()), KVStoreServer(), SystemClock())
     yield str(path)
     one.close()
     folder.close()
@@ -42,16 +41,20 @@ def keeper(tmp_path):
 
 def opened(keeper, url, scope, told, parity=0):
     emit = Emitter(SystemClock(), (lambda record, event: told.append(type(event).__name__),))
-    comms = Comms(MemoryBoard(), World(), scope)
-    desk = Desk(open_store(url), comms, Limits(parity=parity), SystemClock(), emit)
-    return Checkpointer(desk, KeeperPersister(KeeperAddress(keeper, url=url), ThreadPersister()))
+    comms = ControlGroup(InMemoryKVStore(), World(), scope)
+    desk = CheckpointContext(
+        open_store(url), comms, CheckpointOptions(parity=parity), SystemClock(), emit
+    )
+    return CheckpointEngine(
+        desk, DaemonSaveExecutor(DaemonAddress(keeper, url=url), ThreadSaveExecutor())
+    )
 
 
 def test_a_checkpoint_that_the_keeper_persisted_is_protected(keeper, tmp_path):
     url, told = str(tmp_path / "run"), []
     checkpointer = opened(keeper, url, "first", told, parity=1)
     checkpointer.resume({})
-    checkpointer.save(1, {"model": Part(Values(weight=torch.arange(5000.0)))}, About())
+    checkpointer.save(1, {"model": Part(Values(weight=torch.arange(5000.0)))}, CheckpointInfo())
     checkpointer.close()
     assert "KeeperBypassed" not in told, "the keeper did it"
     store = open_store(url)
@@ -61,7 +64,7 @@ def test_a_checkpoint_that_the_keeper_persisted_is_protected(keeper, tmp_path):
     key = SAVED.key("model.r00000.safetensors")
     whole = store.get(key)
     store.delete(key)
-    carry_out_repair(store, plan_repair(store, SAVED))
+    apply_repair(store, plan_repair(store, SAVED))
     assert store.get(key) == whole
     target = Values()
     checkpointer = opened(keeper, url, "second", told)

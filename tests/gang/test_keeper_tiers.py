@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 from hosts import Folded
 
-from resilient.checkpointer import About
+from resilient.checkpoint import events
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.daemon.memory import SharedMemoryPool
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.daemon.server import SaverDaemon
+from resilient.checkpoint.generations import list_marks
+from resilient.checkpoint.promotion import TierPromoter
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save import persist as tidying
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.distributed.kv_store import KVStoreServer
+from resilient.distributed.launch_env import World
+from resilient.engine_factory import open_engine
 from resilient.errors import StoreUnavailable
 from resilient.events import CheckpointRestored, Emitter
-from resilient.format.names import CheckpointId
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.storage.shared import SharedFolder
-from resilient.testing.gang import run_gang
-from resilient.vault import facts
-from resilient.vault.health.verify import verify
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.keeper.keeper import Keeper
-from resilient.vault.keeper.room import Room
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.generations import list_marks
-from resilient.vault.saving import tidy as tidying
-from resilient.vault.saving.promoter import Promoter
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.sockets import BoardServer
-from resilient.world.world import World
+from resilient.storage.shared_memory import SharedFolder
+from resilient.testing.memory_store import run_ranks
 
 
 class Machine:
@@ -37,7 +37,9 @@ class Machine:
         self.near = str(folder / "near")
         self.path = folder / "keeper"
         self._shared = SharedFolder(folder)
-        self.keeper = Keeper(self.path, Room(self._shared), BoardServer(), SystemClock())
+        self.keeper = SaverDaemon(
+            self.path, SharedMemoryPool(self._shared), KVStoreServer(), SystemClock()
+        )
 
     def close(self) -> None:
         assert self.keeper.settle(20)
@@ -72,15 +74,15 @@ class Trainer:
         emit = Emitter(SystemClock(), (lambda _, event: self.told.append(event),))
         self.state = Folded(0, is_large=True)
         self.parts = {"model": Part(self.state)}
-        self.checkpointer = open_checkpointer(
+        self.checkpointer = open_engine(
             url,
             world or World(),
             board,
             emit,
             scope=scope,
-            keeper=KeeperAddress(str(machine.path)),
+            keeper=DaemonAddress(str(machine.path)),
             near_url=machine.near if near else "",
-            tiering=Tiering(durable_every=every) if near else None,
+            tiering=TieringOptions(durable_every=every) if near else None,
             within_seconds=20.0,
         )
         resumed = self.checkpointer.resume(self.parts)
@@ -89,7 +91,7 @@ class Trainer:
     def train(self, until, keep=()) -> None:
         while self.state.steps < until:
             self.state.step()
-            self.checkpointer.save(self.state.steps, self.parts, About(), keep=keep)
+            self.checkpointer.save(self.state.steps, self.parts, CheckpointInfo(), keep=keep)
             self.checkpointer.wait()
 
     def said(self, kind) -> list:
@@ -114,7 +116,7 @@ def test_the_keeper_saves_near_and_promotes_what_is_due_and_the_last(machines, u
     trainer = Trainer(machines[0], url)
     trainer.train(5)
     trainer.checkpointer.close()
-    assert not trainer.said(facts.KeeperBypassed)
+    assert not trainer.said(events.DaemonBypassed)
     assert steps(url) == [5, 3, 1]
     assert steps(machines[0].near) == [5, 4]
     assert not verify(open_store(url), committed(open_store(url))[0], "full")
@@ -133,7 +135,7 @@ def test_a_trainer_that_dies_when_it_has_handed_over_loses_nothing(machines, url
     trainer = Trainer(machines[0], url)
     trainer.train(4)
     trainer.state.step()
-    trainer.checkpointer.save(5, trainer.parts, About())
+    trainer.checkpointer.save(5, trainer.parts, CheckpointInfo())
     trainer.die()
     again = Trainer(machines[0], url, scope="1")
     assert again.began == 5
@@ -151,7 +153,7 @@ def test_without_its_keeper_the_trainer_saves_near_and_promotes_by_itself(machin
     trainer.train(2)
     trainer.checkpointer._persister._talk.close()
     trainer.train(4)
-    assert trainer.said(facts.KeeperBypassed)
+    assert trainer.said(events.DaemonBypassed)
     trainer.checkpointer.close()
     assert steps(machines[0].near)[:2] == [4, 3]
     assert steps(url)[0] == 4
@@ -173,7 +175,7 @@ def test_what_the_run_protects_is_left_to_the_trainer_with_the_last_save(
     trainer = Trainer(machines[0], url)
     trainer.train(1)
     assert machines[0].keeper.settle(20)
-    monkeypatch.setattr(Promoter, "committed", lambda *_: None)
+    monkeypatch.setattr(TierPromoter, "committed", lambda *_: None)
     trainer.train(3, keep=[CheckpointId(1, 2)])
     trainer.checkpointer._persister._talk.close()
     monkeypatch.undo()
@@ -196,7 +198,7 @@ def test_a_mark_that_a_lost_keeper_owed_is_put_by_the_trainer(machines, tmp_path
     assert not list_marks(store)
     trainer.checkpointer._persister._talk.close()
     trainer.train(3)
-    assert trainer.said(facts.KeeperBypassed)
+    assert trainer.said(events.DaemonBypassed)
     trainer.checkpointer.close()
     assert list_marks(store) == [1]
 
@@ -211,7 +213,7 @@ def test_a_damaged_near_copy_is_read_from_the_durable_tier_beside_a_keeper(machi
     near.put(newest.manifest_key, data[:-9])
     again = Trainer(machines[0], url, scope="1")
     assert again.began == 3
-    assert [one.key for one in again.said(facts.NearCopyDoubted)] == [newest.manifest_key]
+    assert [one.key for one in again.said(events.NearCopyRejected)] == [newest.manifest_key]
     again.checkpointer.close()
 
 
@@ -220,10 +222,10 @@ def on_both(machines, url, scope, until):
         trainer = Trainer(machines[world.rank], url, scope=scope, world=world, board=board)
         trainer.train(until)
         trainer.checkpointer.close()
-        assert not trainer.said(facts.KeeperBypassed)
+        assert not trainer.said(events.DaemonBypassed)
         return trainer.began, trainer.state.ending()
 
-    return run_gang(2, rank_main)
+    return run_ranks(2, rank_main)
 
 
 def test_keepers_of_two_hosts_promote_together_each_its_own_files(machines, url):

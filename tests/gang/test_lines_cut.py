@@ -9,21 +9,21 @@ from hosts import host
 from lives import Folded
 from tiered import desk_over
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.distributed.kv_store import InMemoryKVStore
 from resilient.errors import PeerFailed, SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.memory import MemoryBoard
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 SECOND = CheckpointId(1, 2)
 PATIENCE_SECONDS = 60
 
 
-class Cut(MemoryBoard):
+class Cut(InMemoryKVStore):
     """Loses the ruling over the second save, while the coordinator still commits it."""
 
     def __init__(self) -> None:
@@ -57,13 +57,15 @@ def test_a_host_whose_line_is_cut_keeps_the_files_of_what_may_be_committed():
 
     def rank_main(world, _):
         near = nears[world.rank]
-        desk = desk_over(near, durable, tiering=Tiering(durable_every=99), board=board, world=world)
-        checkpointer, state = Checkpointer(desk), Folded(0, is_large=True)
+        desk = desk_over(
+            near, durable, tiering=TieringOptions(durable_every=99), board=board, world=world
+        )
+        checkpointer, state = CheckpointEngine(desk), Folded(0, is_large=True)
         parts = {"model": Part(state), "rng_state": Part(Folded(world.rank), "rank")}
         checkpointer.resume(parts)
         for step in (1, 2):
             state.step()
-            checkpointer.save(step, parts, About())
+            checkpointer.save(step, parts, CheckpointInfo())
             if (world.rank, step) == (1, 2):
                 with pytest.raises(SaveFailed, match="the line is cut"):
                     checkpointer.wait()
@@ -74,7 +76,7 @@ def test_a_host_whose_line_is_cut_keeps_the_files_of_what_may_be_committed():
         checkpointer._persister.close()
         checkpointer._desk.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     manifest = read_manifest(nears[0], SECOND)
     theirs = {manifest.key(one.name) for one in manifest.files if one.rank == 1}
     assert theirs

@@ -5,29 +5,31 @@ from __future__ import annotations
 import pytest
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint import resume_selection
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import NothingToResume
 from resilient.events import Emitter
-from resilient.state.capture import Part
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault import naming
-from resilient.vault.desk import Desk, Limits
-from resilient.world.comms import Comms
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 
 def by_reference(world, board, store, ref):
     """Save three steps, load a part by a reference, and return its step."""
-    comms = Comms(board.another(), world, "life")
-    desk = Desk(store, comms, Limits(), SystemClock(), Emitter(SystemClock(), ()))
-    one = Checkpointer(desk)
+    comms = ControlGroup(board.another(), world, "life")
+    desk = CheckpointContext(
+        store, comms, CheckpointOptions(), SystemClock(), Emitter(SystemClock(), ())
+    )
+    one = CheckpointEngine(desk)
     try:
         value = Values(step=0)
         one.resume({"model": Part(value)})
         for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
             value.state["step"] = step
-            one.save(step, {"model": Part(value)}, About(metrics={"loss": loss}))
+            one.save(step, {"model": Part(value)}, CheckpointInfo(metrics={"loss": loss}))
         one.load_part(ref, "model", Part(value))
         return value.state["step"]
     finally:
@@ -36,10 +38,10 @@ def by_reference(world, board, store, ref):
 
 def test_all_take_what_the_first_of_them_finds(monkeypatch):
     asked = []
-    resolve = naming.resolve
-    monkeypatch.setattr(naming, "resolve", lambda *it: asked.append(it) or resolve(*it))
+    resolve = resume_selection.resolve
+    monkeypatch.setattr(resume_selection, "resolve", lambda *it: asked.append(it) or resolve(*it))
     store = MemoryStore()
-    assert run_gang(2, lambda *it: by_reference(*it, store, "best:loss")) == [2, 2]
+    assert run_ranks(2, lambda *it: by_reference(*it, store, "best:loss")) == [2, 2]
     assert len(asked) == 1
 
 
@@ -51,5 +53,5 @@ def test_what_names_nothing_is_raised_on_all():
             by_reference(world, board, store, "step:9")
         raised.append(world.rank)
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert sorted(raised) == [0, 1]

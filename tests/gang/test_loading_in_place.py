@@ -6,24 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore import read
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
-from resilient.errors import (
-    ConfigError,
-    IntegrityError,
-    NoIntactCheckpoint,
-    StoreUnavailable,
-)
+from resilient.distributed.coordination import ControlGroup
+from resilient.errors import ConfigError, IntegrityError, NoIntactCheckpoint, StoreUnavailable
 from resilient.events import Emitter
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading import read
-from resilient.world.comms import Comms
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 ROWS, COLUMNS = 1500, 1000  # of the moments, each rank writes more than a chunk
 
@@ -80,9 +75,11 @@ class Live:
 
 def checkpointer(store, world, board, **limits):
     emit = Emitter(SystemClock(), ())
-    comms = Comms(board.another(), world, "life")
-    desk = Desk(store, comms, Limits(within_seconds=20.0, **limits), SystemClock(), emit)
-    return Checkpointer(desk)
+    comms = ControlGroup(board.another(), world, "life")
+    desk = CheckpointContext(
+        store, comms, CheckpointOptions(within_seconds=20.0, **limits), SystemClock(), emit
+    )
+    return CheckpointEngine(desk)
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +92,10 @@ def saved():
         one.resume(live.parts(), ref="never")
         for step in (1, 2):
             live.fill(step)
-            one.save(step, live.parts(), About())
+            one.save(step, live.parts(), CheckpointInfo())
         one.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     return store
 
 
@@ -150,7 +147,7 @@ def resumed(stores, *, lives=None, ref="auto", **limits):
             one.close()
         return found.step, [value for value in (1, 2, 77) if live.holds(value)]
 
-    return run_gang(2, rank_main)
+    return run_ranks(2, rank_main)
 
 
 def test_what_was_saved_is_in_the_same_memory_again_and_nothing_was_added(store):
@@ -182,7 +179,7 @@ def test_a_process_without_optimizer_state_resumes_the_same(store):
         one.close()
         return live.holds(1)
 
-    assert run_gang(2, rank_main) == [True, True]
+    assert run_ranks(2, rank_main) == [True, True]
 
 
 def test_with_nothing_whole_it_says_what_is_in_memory_and_saves_nothing(store):
@@ -196,10 +193,10 @@ def test_with_nothing_whole_it_says_what_is_in_memory_and_saves_nothing(store):
             one.resume(live.parts())
         assert not live.holds(77), "else there is nothing to refuse"
         with pytest.raises(ConfigError, match="nothing is saved before `resume` has returned"):
-            one.save(3, live.parts(), About())
+            one.save(3, live.parts(), CheckpointInfo())
         one.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert store.objects == before
 
 
@@ -232,7 +229,7 @@ def test_one_part_is_loaded_on_all_ranks_or_left_as_it_was_on_all(store, name):
         assert not live.holds(77)
         one.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
 
 
 class Wider(Live):
@@ -252,7 +249,7 @@ def test_a_model_that_cannot_take_it_is_not_read_into(store):
         one.close()
         return torch.equal(live.model.w, pattern(live.model.w.shape, 77))
 
-    assert run_gang(2, rank_main) == [True, True]
+    assert run_ranks(2, rank_main) == [True, True]
 
 
 def test_every_chunk_of_the_newest_damaged_in_turn_leaves_the_older_whole(store):

@@ -6,21 +6,21 @@ import pytest
 import torch
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.save.persist import with_margin
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import SaveFailed
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.format.parity import parity_bytes
-from resilient.state.capture import Part
-from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.saving.space import with_margin
-from resilient.world.comms import Comms
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import FaultPlan, FaultyStore, StoreFault, StoreFaultKind
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 NEWEST = CheckpointId(1, 3)
 OWN = [NEWEST.key("model.r00001.safetensors"), NEWEST.key("rng_state_1.safetensors")]
@@ -36,8 +36,10 @@ def parts_of(world, step=0):
 
 def opened(store, world, board, told, **limits):
     emit = Emitter(SystemClock(), (lambda record, event: told.append(event),))
-    comms = Comms(board.another(), world, "life")
-    return Checkpointer(Desk(store, comms, Limits(**limits), SystemClock(), emit))
+    comms = ControlGroup(board.another(), world, "life")
+    return CheckpointEngine(
+        CheckpointContext(store, comms, CheckpointOptions(**limits), SystemClock(), emit)
+    )
 
 
 def train(store, ranks=2, steps=(1, 2, 3), told=None, **limits):
@@ -50,14 +52,14 @@ def train(store, ranks=2, steps=(1, 2, 3), told=None, **limits):
             parts = parts_of(world)
             resumed = one.resume(parts)
             for step in steps:
-                one.save(step, parts_of(world, step), About())
+                one.save(step, parts_of(world, step), CheckpointInfo())
             one.wait()
             state = {name: part.stateful.state for name, part in parts.items()}
             return resumed and resumed.checkpoint, state
         finally:
             one.close()
 
-    return run_gang(ranks, rank_main)
+    return run_ranks(ranks, rank_main)
 
 
 def events_named(told, name):
@@ -109,11 +111,11 @@ def test_what_was_computed_back_is_never_referred_to():
             try:
                 one.resume({"model": frozen})
                 for step in steps:
-                    one.save(step, {"model": frozen}, About())
+                    one.save(step, {"model": frozen}, CheckpointInfo())
             finally:
                 one.close()
 
-        run_gang(1, rank_main)
+        run_ranks(1, rank_main)
 
     life([1])
     key = CheckpointId(1, 1).key("model.r00000.safetensors")
@@ -150,7 +152,7 @@ def test_a_copy_that_cannot_be_put_is_told_and_the_save_stands():
     train(faulty, ranks=1, steps=(1,), parity=1)
     at = faulty.trace.index(("put", CheckpointId(1, 1).copy_key))
     store = MemoryStore()
-    plan = FaultPlan(0, (Fault(at, Kind.FULL),))
+    plan = FaultPlan(0, (StoreFault(at, StoreFaultKind.FULL),))
     train(FaultyStore(store, plan), ranks=1, steps=(1,), told=told, parity=1)
     assert committed(store) == [CheckpointId(1, 1)]
     assert CheckpointId(1, 1).copy_key not in store.objects

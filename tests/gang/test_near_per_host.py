@@ -9,24 +9,24 @@ from hosts import host, live
 from tiered import desk_over
 
 from resilient import events
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint import events as events_module
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.context import PostCommitPlan
+from resilient.checkpoint.promotion import promote
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.tiers.peer_store import NearTierGroups, PeerServer, PeerStore
+from resilient.checkpoint.tiers.tiered_store import TieredStore
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import IntegrityError, SaveFailed, StoreUnavailable
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault import facts
-from resilient.vault.desk import Orders
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.saving.tiering import Tiering
-from resilient.vault.tiers.peers import PeerServer, PeerStore
-from resilient.vault.tiers.places import Places
-from resilient.vault.tiers.promote import promote
-from resilient.vault.tiers.tiers import TieredStore
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
-SELDOM = Tiering(durable_every=99)
+SELDOM = TieringOptions(durable_every=99)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_host_that_lost_its_disk_falls_back_together_with_all(nears, durable):
     run = live([nears[0], host("new")], durable, attempt="1")
     assert run.started_at == {0: 1, 1: 1}
     assert run.finals == expected()
-    fresh = run.said(facts.NearTierFresh)
+    fresh = run.said(events_module.NearTierEmpty)
     assert [list(one.ranks) for one in fresh] == [[1]]
     assert "new or lost its disk" in fresh[0].line()
     skipped = run.said(events.CheckpointSkipped)
@@ -137,7 +137,7 @@ def test_a_damaged_near_copy_of_another_host_is_read_from_the_durable_tier_and_t
     run = live(nears, durable, until=6, attempt="1")
     assert run.started_at == {0: 4, 1: 4}
     assert run.finals == expected(until=6)
-    doubted = run.said(facts.NearCopyDoubted)
+    doubted = run.said(events_module.NearCopyRejected)
     assert {one.key for one in doubted} == {key}
     assert {one.near for one in doubted} == {"test://near", "the near tier of rank 1's host"}
 
@@ -228,9 +228,9 @@ def test_a_host_that_lacks_a_manifest_lets_nothing_go(nears, durable):
     del nears[1].objects[CheckpointId(1, 2).manifest_key]
     before = dict(nears[1].objects)
     desk = desk_over(
-        nears[1], durable, tiering=Tiering(99, 1), world=World(1, 2), board=MemoryBoard()
+        nears[1], durable, tiering=TieringOptions(99, 1), world=World(1, 2), board=InMemoryKVStore()
     )
-    due = Orders((CheckpointId(1, 1),), ())
+    due = PostCommitPlan((CheckpointId(1, 1),), ())
     for step in (2, 3):
         desk.promoter.committed(desk, CheckpointId(1, step), due)
     desk.promoter.close()
@@ -239,8 +239,8 @@ def test_a_host_that_lacks_a_manifest_lets_nothing_go(nears, durable):
 
 def test_leaders_of_hosts_do_not_wait_for_one_that_is_gone(nears, durable):
     live(nears, durable, until=2, tiering=SELDOM, is_cut=True)
-    desk = desk_over(nears[0], durable, tiering=SELDOM, world=World(0, 2), board=MemoryBoard())
-    desk = replace(desk, places=Places(((0,), (1,))))
+    desk = desk_over(nears[0], durable, tiering=SELDOM, world=World(0, 2), board=InMemoryKVStore())
+    desk = replace(desk, places=NearTierGroups(((0,), (1,))))
     server = PeerServer(nears[1], "127.0.0.1")
     peer = PeerStore(server.address, "host b")
     desk.store.peers = (peer,)
@@ -265,10 +265,10 @@ def test_what_another_host_has_is_not_referred_to(nears, durable):
 
 def test_whoever_closes_does_not_wait_for_a_host_that_is_gone(nears, durable):
     desk = desk_over(nears[0], durable, tiering=SELDOM)
-    checkpointer = Checkpointer(desk)
+    checkpointer = CheckpointEngine(desk)
     checkpointer.resume({})
     for step in (1, 2):
-        checkpointer.save(step, {}, About())
+        checkpointer.save(step, {}, CheckpointInfo())
         checkpointer.wait()
     server = PeerServer(nears[1], "127.0.0.1")
     peer = PeerStore(server.address, "host b")

@@ -9,15 +9,15 @@ from hosts import host
 from manifests import parts_of
 from tiered import desk_over, steps
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.distributed.coordination import RankFailure, capture_failure
+from resilient.distributed.kv_store import InMemoryKVStore
 from resilient.errors import StoreUnavailable
-from resilient.format.names import CheckpointId
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import verify
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.agreement import Failure, attempt
-from resilient.world.memory import MemoryBoard
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 SECOND = CheckpointId(1, 2)
 
@@ -44,7 +44,7 @@ class View:
         return self._store.list(prefix)
 
 
-class Watched(MemoryBoard):
+class Watched(InMemoryKVStore):
     """Says when the coordinator waits for its promotion before it rules on the next save."""
 
     def __init__(self) -> None:
@@ -81,18 +81,18 @@ def run(nears, views, board, before_save, every=99, within_seconds=20.0) -> list
             views[world.rank],
             board=board,
             world=world,
-            tiering=Tiering(every, 9),
+            tiering=TieringOptions(every, 9),
             within_seconds=within_seconds,
         )
-        checkpointer = Checkpointer(desk)
+        checkpointer = CheckpointEngine(desk)
         checkpointer.resume({})
         for step in range(1, 5):
             before_save(world, checkpointer, step)
-            checkpointer.save(step, parts_of(step), About(), keep=keeps.get(step, []))
+            checkpointer.save(step, parts_of(step), CheckpointInfo(), keep=keeps.get(step, []))
             checkpointer.wait()
-        return attempt(checkpointer.close)
+        return capture_failure(checkpointer.close)
 
-    return run_gang(2, rank_main)
+    return run_ranks(2, rank_main)
 
 
 def test_no_host_brings_an_older_one_while_the_other_rotates_after_a_newer(nears, durable):
@@ -135,7 +135,7 @@ def test_all_hosts_bring_what_the_run_protects_before_it_ends(nears, durable):
             raise StoreUnavailable("the line is cut", key=key)
 
     views = [View(durable), View(durable, on_put=on_put)]
-    assert run(nears, views, MemoryBoard(), lambda *_: None) == [None, None]
+    assert run(nears, views, InMemoryKVStore(), lambda *_: None) == [None, None]
     assert refused
     assert 2 in steps(durable)
     assert not verify(durable, SECOND, "full")
@@ -150,9 +150,9 @@ def test_no_host_ends_well_while_what_the_run_protects_is_damaged(nears, durable
             for key in [one for one in nears[1].objects if one.startswith("checkpoint-2-g1/model")]:
                 del nears[1].objects[key]
 
-    ends = run(nears, [View(durable), View(durable)], MemoryBoard(), before_save, every=4)
+    ends = run(nears, [View(durable), View(durable)], InMemoryKVStore(), before_save, every=4)
     assert steps(durable) == [4, 3]
-    assert all(isinstance(one, Failure) for one in ends), ends
+    assert all(isinstance(one, RankFailure) for one in ends), ends
     for one in ends:
         assert "checkpoint-2-g1 is saved in the near tier" in one.message
         assert "missing in every near tier" in one.message

@@ -6,22 +6,20 @@ import pytest
 import torch
 from manifests import Values, begin, empty_manifest
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import ReadRequest, read
+from resilient.checkpoint.resume_selection import select_resume_checkpoint
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.launch_env import World
 from resilient.errors import IntegrityError, NoIntactCheckpoint, StoreUnavailable
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.extents import view_of
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
+from resilient.format.partial_read import view_of
 from resilient.format.regions import Region
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.stage import stage
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.choose import choose
-from resilient.vault.reading.read import Wanted, read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.comms import Comms
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 ROWS, COLUMNS = 4096, 1024  # 16 MiB: four chunks and the tail that the header pushes out
 FILE = "model.r00000.safetensors"
@@ -35,7 +33,7 @@ def whole():
     for step in (1, 2):
         checkpoint = CheckpointId(1, step)
         parts = {"model": Part(Values(w=torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS).int()))}
-        staged = stage(capture(step, parts, 0), World(), Arena())
+        staged = stage(capture(step, parts, 0), World(), StagingBuffers())
         receipt = write(store, checkpoint, 0, staged.files, staged.parts)
         commit(store, gather_receipts(empty_manifest(checkpoint), [receipt]))
     return store
@@ -63,10 +61,12 @@ def half(rank):
 
 def resumed(store):
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "life")
-        return choose(store, comms, "auto", Wanted({"model"}, half(world.rank)), 10.0)
+        comms = ControlGroup(board.another(), world, "life")
+        return select_resume_checkpoint(
+            store, comms, "auto", ReadRequest({"model"}, half(world.rank)), 10.0
+        )
 
-    return run_gang(2, rank_main)
+    return run_ranks(2, rank_main)
 
 
 def test_nothing_damaged_gives_each_rank_its_own_bytes(store):

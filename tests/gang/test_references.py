@@ -6,18 +6,18 @@ import pytest
 import torch
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.retention import Retention
-from resilient.world.comms import Comms
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 
 def model_of(step):
@@ -32,19 +32,23 @@ def train(store, ranks, steps):
     """Resume, save ``steps`` more, and return what the ranks resumed with."""
 
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "life")
-        limits = Limits(Retention(2), within_seconds=20.0)
-        one = Checkpointer(Desk(store, comms, limits, SystemClock(), Emitter(SystemClock())))
+        comms = ControlGroup(board.another(), world, "life")
+        limits = CheckpointOptions(Retention(2), within_seconds=20.0)
+        one = CheckpointEngine(
+            CheckpointContext(store, comms, limits, SystemClock(), Emitter(SystemClock()))
+        )
         held = Values()
         resumed = one.resume({"model": Part(held)})
         start = resumed.step if resumed else 0
         for step in range(start + 1, start + steps + 1):
             own = Part(Values(seen=[world.rank, step]), "rank")
-            one.save(step, {"model": Part(Values(**model_of(step))), "rng_state": own}, About())
+            one.save(
+                step, {"model": Part(Values(**model_of(step))), "rng_state": own}, CheckpointInfo()
+            )
         one.close()
         return held.state
 
-    return run_gang(ranks, rank_main)
+    return run_ranks(ranks, rank_main)
 
 
 def origins(store, checkpoint):

@@ -7,8 +7,13 @@ import time
 import pytest
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint import catalog
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup, RankFailure, agree
 from resilient.errors import (
     DeadlineExceeded,
     IncompatibleCheckpoint,
@@ -21,23 +26,17 @@ from resilient.errors import (
     UnsavableState,
 )
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry import catalog
-from resilient.vault.registry.generations import claim
-from resilient.world.agreement import Failure, agree
-from resilient.world.comms import Comms
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 
 def checkpointer(store, world, board, within_seconds=10.0, told=None):
     sinks = () if told is None else (lambda record, event: told.append(event.line()),)
     emit = Emitter(SystemClock(), sinks)
-    comms = Comms(board.another(), world, "life")
-    limits = Limits(within_seconds=within_seconds)
-    return Checkpointer(Desk(store, comms, limits, SystemClock(), emit))
+    comms = ControlGroup(board.another(), world, "life")
+    limits = CheckpointOptions(within_seconds=within_seconds)
+    return CheckpointEngine(CheckpointContext(store, comms, limits, SystemClock(), emit))
 
 
 def parts_of(world, step=0):
@@ -57,13 +56,13 @@ def train(store, ranks, steps, told=None):
             resumed = one.resume(parts)
             start = resumed.step if resumed else 0
             for step in range(start + 1, start + steps + 1):
-                one.save(step, parts_of(world, step), About())
+                one.save(step, parts_of(world, step), CheckpointInfo())
             one.wait()
             return start, {name: part.stateful.state for name, part in parts.items()}
         finally:
             one.close()
 
-    return run_gang(ranks, rank_main)
+    return run_ranks(ranks, rank_main)
 
 
 def test_every_rank_gets_its_own_part_back():
@@ -150,13 +149,13 @@ def test_after_a_failed_save_the_next_one_works():
         one = checkpointer(store, world, board)
         parts = parts_of(world)
         one.resume(parts)
-        one.save(1, parts, About())
+        one.save(1, parts, CheckpointInfo())
         with pytest.raises(SaveFailed):
-            one.save(2, parts, About())
-        one.save(2, parts, About())
+            one.save(2, parts, CheckpointInfo())
+        one.save(2, parts, CheckpointInfo())
         one.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert catalog.committed(store) == [CheckpointId(1, 2)]
 
 
@@ -165,12 +164,12 @@ def test_a_value_that_only_pickle_could_save_is_named_at_save_time():
         one = checkpointer(MemoryStore(), world, board)
         one.resume({})
         try:
-            one.save(1, {"callbacks": Part(Values(hook=[lambda: 0]))}, About())
+            one.save(1, {"callbacks": Part(Values(hook=[lambda: 0]))}, CheckpointInfo())
         finally:
             one.close()
 
     with pytest.raises(UnsavableState, match=r"`callbacks/hook/0` is a builtins\.function"):
-        run_gang(1, rank_main)
+        run_ranks(1, rank_main)
 
 
 def test_a_missing_part_is_refused_unless_it_is_optional():
@@ -186,14 +185,14 @@ def test_a_missing_part_is_refused_unless_it_is_optional():
 
     optional = False
     with pytest.raises(IncompatibleCheckpoint, match="holds no `scaler`"):
-        run_gang(1, rank_main)
+        run_ranks(1, rank_main)
     optional = True
-    assert run_gang(1, rank_main)[0].absent == ("scaler",)
+    assert run_ranks(1, rank_main)[0].absent == ("scaler",)
 
 
 def test_a_silent_rank_is_named_when_the_deadline_passes():
     def rank_main(world, board):
-        comms = Comms(board, world, "s")
+        comms = ControlGroup(board, world, "s")
         if world.rank == 1:
             time.sleep(0.4)
             return None
@@ -202,21 +201,21 @@ def test_a_silent_rank_is_named_when_the_deadline_passes():
     with pytest.raises(
         DeadlineExceeded, match=r"ranks \[1\] did not answer within 0.2 s"
     ) as caught:
-        run_gang(2, rank_main)
+        run_ranks(2, rank_main)
     for said in ("same command again", "0.2 s apart", "save_within_seconds=", " within_seconds="):
         assert said in caught.value.hint
 
 
 def test_the_first_ranks_failure_reaches_everyone_at_once():
     def rank_main(world, board):
-        mine = Failure("RES-STORE-507", "disk full", "buy one") if world.rank == 2 else 1
+        mine = RankFailure("RES-STORE-507", "disk full", "buy one") if world.rank == 2 else 1
         began = time.monotonic()
         with pytest.raises(ResilientError) as caught:
-            agree(Comms(board, world, "s"), "t", mine, sum, 30.0)
+            agree(ControlGroup(board, world, "s"), "t", mine, sum, 30.0)
         assert time.monotonic() - began < 5
         return type(caught.value), caught.value.message, caught.value.hint
 
-    assert set(run_gang(3, rank_main)) == {(StoreFull, "rank 2: disk full", "buy one")}
+    assert set(run_ranks(3, rank_main)) == {(StoreFull, "rank 2: disk full", "buy one")}
 
 
 def test_a_rule_that_fails_fails_everyone():
@@ -225,9 +224,9 @@ def test_a_rule_that_fails_fails_everyone():
 
     def rank_main(world, board):
         with pytest.raises(StoreFull):
-            agree(Comms(board, world, "s"), "t", 1, rule, 5.0)
+            agree(ControlGroup(board, world, "s"), "t", 1, rule, 5.0)
 
-    run_gang(3, rank_main)
+    run_ranks(3, rank_main)
 
 
 def test_a_refusal_names_what_is_whole_though_abandoned():
@@ -246,11 +245,11 @@ def test_ranks_that_save_different_steps_are_told_and_nothing_is_committed():
     def rank_main(world, board):
         one = checkpointer(store, world, board)
         one.resume({})
-        one.save(10 + world.rank, parts_of(world), About())
+        one.save(10 + world.rank, parts_of(world), CheckpointInfo())
         with pytest.raises(SaveFailed, match="ranks save different steps at once"):
             one.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert catalog.committed(store) == []
 
 
@@ -272,7 +271,7 @@ def test_starting_over_beside_checkpoints_says_so():
         one.resume({}, ref="never")
         one.close()
 
-    run_gang(1, rank_main)
+    run_ranks(1, rank_main)
     assert any("started over: 2 committed checkpoints are left aside" in line for line in told)
     assert train(store, 1, 1)[0][0] == 2, "a life that saved nothing hides nothing"
 
@@ -301,4 +300,4 @@ def test_a_part_that_one_rank_cannot_read_is_loaded_by_none():
             one.close()
         return model.state
 
-    assert [state["step"] for state in run_gang(2, rank_main)] == [-1, -1]
+    assert [state["step"] for state in run_ranks(2, rank_main)] == [-1, -1]

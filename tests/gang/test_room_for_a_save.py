@@ -6,19 +6,19 @@ import pytest
 import torch
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.save.persist import with_margin
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import SaveFailed, StoreFull
 from resilient.events import Emitter, SaveAborted
-from resilient.state.capture import Part
-from resilient.testing.faults import FaultyStore
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.space import with_margin
-from resilient.world.comms import Comms
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 WEIGHT_BYTES = 4 << 20
 
@@ -49,14 +49,16 @@ def save(store, ranks, steps, retention=None):
 
     def rank_main(world, board):
         emit = Emitter(SystemClock(), (lambda record, event: told.append(event),))
-        limits = Limits(retention or Retention(), within_seconds=30.0)
-        desk = Desk(store, Comms(board.another(), world, "life"), limits, SystemClock(), emit)
-        checkpointer = Checkpointer(desk)
+        limits = CheckpointOptions(retention or Retention(), within_seconds=30.0)
+        desk = CheckpointContext(
+            store, ControlGroup(board.another(), world, "life"), limits, SystemClock(), emit
+        )
+        checkpointer = CheckpointEngine(desk)
         try:
             checkpointer.resume({})
             for step in steps:
                 weight = torch.full((WEIGHT_BYTES // 4,), float(step))
-                checkpointer.save(step, {"model": Part(Values(weight=weight))}, About())
+                checkpointer.save(step, {"model": Part(Values(weight=weight))}, CheckpointInfo())
                 checkpointer.wait()
         except SaveFailed as error:
             return error
@@ -64,7 +66,7 @@ def save(store, ranks, steps, retention=None):
             checkpointer.close()
         return None
 
-    return run_gang(ranks, rank_main), told
+    return run_ranks(ranks, rank_main), told
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from resilient.clock import SystemClock
-from resilient.testing.gang import run_gang
-from resilient.train.stop import Grace, StopGate, StopRequest
+from resilient.distributed.stop_request import StopRequest
+from resilient.testing.memory_store import run_ranks
+from resilient.train.preemption import StopCoordinator, StopDeadline
 
 LIMIT = 2000
 
@@ -18,7 +19,7 @@ LIMIT = 2000
 def train(world, board, meeting, seed, asks):
     """Train until told to stop; return the last step of this rank and what it heard."""
     draw = random.Random(seed * 100 + world.rank)
-    gate = StopGate(world, board, Grace(30.0), SystemClock())
+    gate = StopCoordinator(world, board, StopDeadline(30.0), SystemClock())
     gate.start(0)
     ask_at = draw.randrange(1, 8) if world.rank in asks else LIMIT
     try:
@@ -40,7 +41,7 @@ def train(world, board, meeting, seed, asks):
 @pytest.mark.parametrize(("size", "asks"), [(1, {0}), (2, {1}), (3, {0, 2}), (5, {3})])
 def test_all_ranks_stop_after_the_same_step(size, asks, seed):
     meeting = threading.Barrier(size)
-    ends = run_gang(size, lambda world, board: train(world, board, meeting, seed, asks))
+    ends = run_ranks(size, lambda world, board: train(world, board, meeting, seed, asks))
     assert len({step for step, _ in ends}) == 1
     assert all(isinstance(request, StopRequest) for _, request in ends)
 
@@ -51,7 +52,7 @@ def test_a_rank_that_is_frozen_is_let_into_the_step_another_is_in():
     meeting = threading.Barrier(2)
 
     def rank_main(world, board):
-        gate = StopGate(world, board, Grace(30.0), SystemClock())
+        gate = StopCoordinator(world, board, StopDeadline(30.0), SystemClock())
         gate.start(5)
         try:
             if world.rank == 0:
@@ -66,7 +67,7 @@ def test_a_rank_that_is_frozen_is_let_into_the_step_another_is_in():
         finally:
             gate.close()
 
-    assert run_gang(2, rank_main) == [False, False]
+    assert run_ranks(2, rank_main) == [False, False]
 
 
 @pytest.mark.parametrize(("finished", "status"), [(1, 128 + 15), (0, 75)])
@@ -82,7 +83,7 @@ def test_a_rank_that_never_answers_costs_the_grace_and_no_more(finished, status)
     def rank_main(world, board):
         if world.rank == 1:
             return None  # dead: it never shows what it entered
-        gate = StopGate(world, board, Grace(0.3), SystemClock(), leave=leave)
+        gate = StopCoordinator(world, board, StopDeadline(0.3), SystemClock(), leave=leave)
         gate.start(0, lambda: finished)
         gate.ask("notice")
         try:
@@ -90,12 +91,14 @@ def test_a_rank_that_never_answers_costs_the_grace_and_no_more(finished, status)
         finally:
             gate.close()
 
-    assert run_gang(2, rank_main) == [True, None]
+    assert run_ranks(2, rank_main) == [True, None]
     assert statuses[0] == status
 
 
 def test_entering_is_cheap_when_nobody_asks():
-    gate = StopGate(run_gang(1, lambda world, _: world)[0], None, Grace(30.0), SystemClock())
+    gate = StopCoordinator(
+        run_ranks(1, lambda world, _: world)[0], None, StopDeadline(30.0), SystemClock()
+    )
     gate.start(0)
     began = time.perf_counter()
     for step in range(10_000):

@@ -10,14 +10,14 @@ from hosts import host
 from manifests import parts_of
 from tiered import desk_over, steps
 
-from resilient.checkpointer import About, Checkpointer
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault import facts
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.memory import MemoryBoard
+from resilient.checkpoint import events
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 CARRIED = "checkpoint-1-g1/carried/1"
 RULING = "save/2/ruling"
@@ -54,22 +54,22 @@ def run(nears, views, board, last_step, heard=lambda _: None, within_seconds=20.
             views[world.rank],
             board=board,
             world=world,
-            tiering=Tiering(1, 9),
+            tiering=TieringOptions(1, 9),
             told=lambda _, event: heard(event),
             within_seconds=within_seconds,
         )
-        checkpointer = Checkpointer(desk)
+        checkpointer = CheckpointEngine(desk)
         checkpointer.resume({})
         for step in range(1, last_step + 1):
-            checkpointer.save(step, parts_of(step), About())
+            checkpointer.save(step, parts_of(step), CheckpointInfo())
             checkpointer.wait()
         checkpointer.close()
 
-    run_gang(len(nears), rank_main)
+    run_ranks(len(nears), rank_main)
 
 
 def test_a_host_with_three_times_the_ranks_may_take_many_deadlines_for_its_share(durable):
-    a, b, board, put, told = host("a"), host("b"), Timed(MemoryBoard(), CARRIED), [], []
+    a, b, board, put, told = host("a"), host("b"), Timed(InMemoryKVStore(), CARRIED), [], []
 
     def on_put(key) -> None:
         # From the second file on, a deadline of the other host has passed since the last.
@@ -80,7 +80,7 @@ def test_a_host_with_three_times_the_ranks_may_take_many_deadlines_for_its_share
     slow = View(durable, on_put)
     run([a, b, b, b], [durable, slow, slow, slow], board, 2, told.append)
     assert len(put) > 2, "or it was not slow"
-    assert not [one for one in told if isinstance(one, facts.PromotionFailed)]
+    assert not [one for one in told if isinstance(one, events.PromotionFailed)]
     assert steps(durable) == [2, 1]
     assert [verify(durable, one, "full") for one in committed(durable)] == [[], []]
     ranks = {one.rank for one in read_manifest(durable, committed(durable)[0]).files}
@@ -88,7 +88,7 @@ def test_a_host_with_three_times_the_ranks_may_take_many_deadlines_for_its_share
 
 
 def test_a_host_that_is_stuck_costs_that_promotion_and_no_save(durable):
-    a, b, board = host("a"), host("b"), Timed(MemoryBoard(), CARRIED)
+    a, b, board = host("a"), host("b"), Timed(InMemoryKVStore(), CARRIED)
     put, reasons, is_told = [], [], threading.Event()
 
     def on_put(key) -> None:
@@ -99,7 +99,7 @@ def test_a_host_that_is_stuck_costs_that_promotion_and_no_save(durable):
             assert is_told.wait(PATIENT_SECONDS)
 
     def heard(event) -> None:
-        if isinstance(event, facts.PromotionFailed):
+        if isinstance(event, events.PromotionFailed):
             reasons.append(event.reason)
             is_told.set()
 
@@ -127,9 +127,9 @@ class Beaten(Timed):
 
 def test_a_promotion_may_take_longer_than_the_other_ranks_of_its_host_wait(durable):
     """They would wait for the one that promotes at their next save, and lose that."""
-    near, board, told = host("a"), Beaten(MemoryBoard(), RULING), []
+    near, board, told = host("a"), Beaten(InMemoryKVStore(), RULING), []
     held = View(durable, lambda _: board.is_over.wait(PATIENT_SECONDS))
     run([near, near], [held, held], board, 3, told.append, within_seconds=4.0)
     assert board.is_over.is_set(), "or nobody waited"
-    assert not [one for one in told if isinstance(one, facts.PromotionFailed)]
+    assert not [one for one in told if isinstance(one, events.PromotionFailed)]
     assert steps(durable) == [3, 2]

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import torch
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.events import Emitter
 from resilient.format.manifest import FORMAT_VERSION
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.testing.gang import run_gang
-from resilient.vault.desk import Desk, Limits
-from resilient.world.comms import Comms
+from resilient.testing.memory_store import run_ranks
 
 
 class Held:
@@ -58,17 +59,21 @@ def main(folder: str) -> None:
     store = LocalStore(Path(folder))
 
     def rank_main(world, board):
-        comms = Comms(board, world, "golden")
-        desk = Desk(store, comms, Limits(), SystemClock(), Emitter(SystemClock()))
-        checkpointer = Checkpointer(desk)
+        comms = ControlGroup(board, world, "golden")
+        desk = CheckpointContext(
+            store, comms, CheckpointOptions(), SystemClock(), Emitter(SystemClock())
+        )
+        checkpointer = CheckpointEngine(desk)
         checkpointer.resume({})
         for step in (1, 2):
-            about = About({"learning_rate": 0.001}, {"epoch": 0, "samples": 64 * step}, "ddp")
+            about = CheckpointInfo(
+                {"learning_rate": 0.001}, {"epoch": 0, "samples": 64 * step}, "ddp"
+            )
             state = golden_state(step, world.rank, FORMAT_VERSION)
             checkpointer.save(step, state, about)
         checkpointer.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
 
 
 if __name__ == "__main__":

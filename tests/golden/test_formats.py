@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilient.format.names import CheckpointId
-from resilient.state.load import load
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.verify import verify
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.load import load
 from resilient.storage.local import LocalStore
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import lineage
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
-from resilient.format.names import CheckpointId
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.verify import verify
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import read_manifest
+from resilient.testing.memory_store import MemoryStore
 
 GOLDEN = LocalStore(Path(__file__).parent / "parity-rs256")
 CHECKPOINT = CheckpointId(1, 1)
@@ -26,5 +26,5 @@ def test_any_two_files_of_the_golden_repository_are_computed_back():
         store.objects = dict(whole)
         for name in lost:
             store.delete(CHECKPOINT.key(name))
-        carry_out_repair(store, plan_repair(store, CHECKPOINT))
+        apply_repair(store, plan_repair(store, CHECKPOINT))
         assert store.objects == whole, lost

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from resilient.state.zero import ZeroOptimizer
+from resilient.state_dict.deepspeed import ZeroOptimizer
 from resilient.strategies.deepspeed import DeepSpeedStrategy
 from resilient.train.arguments import TrainingArguments
 from resilient.train.model.precision import Precision

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.train.model.lowering import capability_of, to_fp8
+from resilient.train.model.precision import capability_of, to_fp8
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,11 +7,11 @@ import torch
 from manifests import Values
 from one_rank import open_one
 
-from resilient.checkpointer import About
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
-from resilient.testing.memory import MemoryStore
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,7 +33,7 @@ def test_a_checkpoint_holds_the_bits_of_the_moment_while_the_device_trains_on():
         optimizer.step()
         optimizer.zero_grad()
         moments[step] = model.weight.detach().clone()
-        checkpointer.save(step, parts, About(), overlap=True)
+        checkpointer.save(step, parts, CheckpointInfo(), overlap=True)
     checkpointer.close()
     for step, moment in moments.items():
         target, reader = Values(), open_one(store)
@@ -50,7 +50,7 @@ def test_memory_that_a_file_outgrows_is_unlocked_and_the_next_is_locked():
         longer = torch.nn.Parameter(torch.ones(step << 20, device="cuda"))
         optimizer = torch.optim.SGD([longer], lr=0.1)
         parts = {"model": Part(Values(weight=longer, other=weight)), "optimizer": Part(optimizer)}
-        checkpointer.save(step, parts, About(), overlap=True)
+        checkpointer.save(step, parts, CheckpointInfo(), overlap=True)
         checkpointer.wait()
         assert checkpointer._arena._locked["model.r00000.safetensors"] > 0
     checkpointer.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.save.persist import write
+from resilient.format.keys import CheckpointId, shard_name
 from resilient.format.manifest import Manifest, PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId, shard_name
 from resilient.format.regions import whole
-from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
 from resilient.storage.open import open_store
-from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.registry.generations import claim
-from resilient.vault.saving.write import write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,25 +86,25 @@ _PARTS = (
 )
 
 
-def _files(step: int) -> list[HostFile]:
+def _files(step: int) -> list[StagedFile]:
     state = b'{"step":%d}\n' % step
     return [
         _tensor_file("model", step),
         _tensor_file("optimizer", step),
-        HostFile("state.json", state),
+        StagedFile("state.json", state),
     ]
 
 
-def _tensor_file(part: str, step: int, rank: int = 0) -> HostFile:
-    slots = [Slot(name, "F32", shape) for name, shape in SHAPES.items()]
-    layout = lay_out(slots, {})
+def _tensor_file(part: str, step: int, rank: int = 0) -> StagedFile:
+    slots = [TensorSlot(name, "F32", shape) for name, shape in SHAPES.items()]
+    layout = compute_layout(slots, {})
     data = layout.head + bytes([step % 256]) * (layout.size_bytes - len(layout.head))
     file = shard_name(part, rank)
     tensors = []
     for slot in slots:
         region = StoredRegion(whole(slot.shape), file, layout.starts[slot.key], slot.size_bytes)
         tensors.append(TensorEntry(f"{part}/{slot.key}", part, slot.dtype, slot.shape, (region,)))
-    return HostFile(file, data, tuple(tensors))
+    return StagedFile(file, data, tuple(tensors))
 
 
 def flip_bit(path: Path, *, offset: int = -1) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from manifests import begin, empty_manifest, save
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.save.persist import write
 from resilient.format.digest import CHUNK_BYTES
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import PartEntry
-from resilient.format.names import CheckpointId
-from resilient.format.shard import HostFile
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.saving.write import write
+from resilient.format.safetensors_file import StagedFile
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 7)
 
@@ -39,7 +39,7 @@ def repair(store, *others, **options):
     """Repair, and take away what it kept of damaged files, once that is what they were."""
     before = dict(store.objects)
     plan = plan_repair(store, CHECKPOINT, others, **options)
-    kept = carry_out_repair(store, plan, others)
+    kept = apply_repair(store, plan, others)
     replaced = {key for key, data in before.items() if store.objects[key] != data}
     of_files = {CHECKPOINT.key(name): aside for name, aside in kept.items() if plan.manifest}
     assert set(of_files) == replaced
@@ -61,7 +61,7 @@ def large(parity: int) -> MemoryStore:
     begin(store)
     sizes = {"a.json": 2 * CHUNK_BYTES + 5, "b.json": CHUNK_BYTES + 9, "c.json": 11}
     files = [
-        HostFile(name, bytes([at + 1]) * size) for at, (name, size) in enumerate(sizes.items())
+        StagedFile(name, bytes([at + 1]) * size) for at, (name, size) in enumerate(sizes.items())
     ]
     parts = [PartEntry("state", "replicated", "a.json")]
     receipt = write(store, CHECKPOINT, 0, files, parts, parity)

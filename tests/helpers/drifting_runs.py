@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.things import gather_things
+from resilient.state_dict.statefuls import collect_parts
 
 
 class Tiny(nn.Module):
@@ -33,17 +33,17 @@ def write_drifting_run(folder):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     fill(model, optimizer, 10)
     log = [{"step": 10, "loss": 2.5}]
-    things = gather_things({"model": model, "optimizer": optimizer, "log": log}, 1, rng=True)
-    checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock()))
+    things = collect_parts({"model": model, "optimizer": optimizer, "log": log}, 1, rng=True)
+    checkpointer = open_engine(str(folder), emit=Emitter(SystemClock()))
     checkpointer.resume({})
-    about = About(config={"seed": 5, "optim": {"lr": 0.5}}, data={"samples": 80})
+    about = CheckpointInfo(config={"seed": 5, "optim": {"lr": 0.5}}, data={"samples": 80})
     checkpointer.save(10, things.parts, about)
     checkpointer.wait()
     fill(model, optimizer, 20)
     optimizer.param_groups[0]["lr"] = 0.25
     random.getrandbits(32)
     torch.rand(100)
-    about = About(config={"seed": 5, "optim": {"lr": 0.25}}, data={"samples": 160})
+    about = CheckpointInfo(config={"seed": 5, "optim": {"lr": 0.25}}, data={"samples": 160})
     checkpointer.save(20, things.parts, about)
     checkpointer.close()
 

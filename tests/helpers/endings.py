@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from resilient.storage.open import open_store
-from resilient.testing.endings import differences
-from resilient.testing.endings import ending as ending_of
+from resilient.testing.run_equality import differences
+from resilient.testing.run_equality import ending as ending_of
 
 __all__ = ["differences", "ending"]
 

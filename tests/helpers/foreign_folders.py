@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import read_layout
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 
 STEP = 9
@@ -179,7 +179,7 @@ def look(path):
 
 
 def verdict(path):
-    return judge(look(path), str(path))
+    return assess_resumability(look(path), str(path))
 
 
 def shapes(contents, part):

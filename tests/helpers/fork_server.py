@@ -17,15 +17,21 @@ import sys
 import time
 from pathlib import Path
 
-from resilient.agent.workers import bootstrap
+from resilient.elastic.workers import bootstrap
 
 PRELOADED = (
     *("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.utils.data"),
     *("torch.distributed.elastic.agent.server.api", "torch.distributed.device_mesh"),
     *("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "torch.nn.parallel"),
-    *("numpy", "safetensors.torch", "psutil", "resilient.checkpointer", "resilient.loop"),
-    *("resilient.train.trainer", "resilient_cli.app", "resilient_cli.launching"),
-    *("resilient.agent.agent", "resilient.build"),
+    *(
+        "numpy",
+        "safetensors.torch",
+        "psutil",
+        "resilient.checkpoint_engine",
+        "resilient.checkpointer",
+    ),
+    *("resilient.train.trainer", "resilient_cli.app", "resilient_cli.launch_checks"),
+    *("resilient.elastic.agent", "resilient.elastic.launcher"),
 )
 ADOPTION_SECONDS = 30.0
 REQUEST_BYTES = 8

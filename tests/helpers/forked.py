@@ -19,7 +19,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from resilient.agent.workers import bootstrap
+from resilient.elastic.workers import bootstrap
 
 SERVER = Path(__file__).with_name("fork_server.py")
 PR_SET_CHILD_SUBREAPER = 36

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from lives import Folded
 from tiered import desk_over
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.errors import PeerFailed, ResilientError
-from resilient.state.capture import Part
-from resilient.testing.faults import Crash
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import Crash
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 if TYPE_CHECKING:
-    from resilient.format.names import CheckpointId
+    from resilient.format.keys import CheckpointId
 
 STEPS = 4
 
@@ -86,7 +86,7 @@ def live(  # noqa: PLR0913 - what tests vary
             told=lambda _, event: run.told.append(event),
         )
         try:
-            checkpointer = Checkpointer(desk)
+            checkpointer = CheckpointEngine(desk)
             return _train(checkpointer, world, until, run, board, together if is_cut else None)
         except (Crash, ResilientError) as error:
             run.died = run.died or isinstance(error, Crash)
@@ -94,7 +94,7 @@ def live(  # noqa: PLR0913 - what tests vary
                 run.error = error
             return []
 
-    run.finals = run_gang(len(nears), rank_main)
+    run.finals = run_ranks(len(nears), rank_main)
     return run
 
 
@@ -107,7 +107,7 @@ def _train(checkpointer, world, until, run, board, cut) -> list[int]:
         while state.steps < until:
             state.step()
             own.step()
-            checkpoint = checkpointer.save(state.steps, parts, About())
+            checkpoint = checkpointer.save(state.steps, parts, CheckpointInfo())
             checkpointer.wait()
             if world.is_coordinator:
                 run.acknowledged.append(checkpoint)

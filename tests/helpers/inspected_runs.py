@@ -9,11 +9,11 @@ from cli_repositories import cut, flip_bit
 from told import killed_run
 from torch import nn
 
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.things import gather_things
+from resilient.state_dict.statefuls import collect_parts
 
 EVIL = "<img src=x onerror=\"document.title='taken'\">&amp;\x1b[31m\u202e"
 LAYERS = 12
@@ -46,14 +46,16 @@ def write_inspected_run(folder):
     trained = [one for one in net.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-4)
     for steps in ((10, 20, 30), (40, 50)):
-        things = gather_things({"model": net, "optimizer": optimizer}, 1, rng=True)
-        checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock()))
+        things = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
+        checkpointer = open_engine(str(folder), emit=Emitter(SystemClock()))
         checkpointer.resume(things.parts)
         for step in steps:
             _train(net, optimizer, step)
             told = {"seed": 5, "optim": {"lr": 3e-4 / step}, EVIL: f"{EVIL} {step}"}
-            things = gather_things({"model": net, "optimizer": optimizer}, 1, rng=True)
-            about = About(config=told, data={"samples": step * 8}, metrics={"loss": 4 / step})
+            things = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
+            about = CheckpointInfo(
+                config=told, data={"samples": step * 8}, metrics={"loss": 4 / step}
+            )
             checkpointer.save(step, things.parts, about)
             checkpointer.wait()
         checkpointer.close()

@@ -9,19 +9,19 @@ import sys
 import torch
 from manifests import Values
 
-from resilient.checkpointer import Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.daemon.client import DaemonSaveExecutor
+from resilient.checkpoint.daemon.connection import no_deadline
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.save.executor import ThreadSaveExecutor
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.events import Emitter
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.keeper.conversation import never
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.keeper.link import KeeperPersister
-from resilient.vault.saving.persister import ThreadPersister
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
 
 
 class Keeper:
@@ -36,7 +36,7 @@ class Keeper:
         command = [
             sys.executable,
             "-m",
-            "resilient.vault.keeper.keeper",
+            "resilient.checkpoint.daemon.server",
             "--socket",
             str(self.path),
         ]
@@ -68,12 +68,14 @@ def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
     world = world or World()
     seen = []
     emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
-    comms = Comms(board or MemoryBoard(), world, scope)
-    desk = Desk(open_store(str(url)), comms, Limits(**limits), SystemClock(), emit)
-    left_seconds = getattr(keeper, "left_seconds", never)
-    address = KeeperAddress(str(keeper.path), url=str(url), left_seconds=left_seconds)
-    persister = KeeperPersister(address, ThreadPersister())
-    checkpointer = Checkpointer(desk, persister)
+    comms = ControlGroup(board or InMemoryKVStore(), world, scope)
+    desk = CheckpointContext(
+        open_store(str(url)), comms, CheckpointOptions(**limits), SystemClock(), emit
+    )
+    left_seconds = getattr(keeper, "left_seconds", no_deadline)
+    address = DaemonAddress(str(keeper.path), url=str(url), left_seconds=left_seconds)
+    persister = DaemonSaveExecutor(address, ThreadSaveExecutor())
+    checkpointer = CheckpointEngine(desk, persister)
     checkpointer.seen = seen
     return checkpointer
 

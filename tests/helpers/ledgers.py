@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING
 
 from cli_repositories import TickingClock
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.commit import commit
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.ledger_segments import put_segment, random_order
+from resilient.checkpoint.resume_selection import ResumeResult
 from resilient.format.document import seal
-from resilient.format.ledger import CHECK_LENGTH, Anchor, Place, beginning, links_after
+from resilient.format.keys import CheckpointId, segment_key
+from resilient.format.ledger import (
+    CHECK_LENGTH,
+    LedgerHead,
+    LedgerPosition,
+    beginning,
+    extend_chain,
+)
 from resilient.format.manifest import Manifest
-from resilient.format.names import CheckpointId, segment_key
 from resilient.storage.open import open_store
 from resilient.train.ledger import Ledger
-from resilient.vault.ledger.orders import random_order
-from resilient.vault.ledger.segments import put_segment
-from resilient.vault.reading.choose import Resumed
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.commit import commit
-from resilient.vault.registry.generations import claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +56,7 @@ class Run:
         self.life = claim(self.store, parent, cause="test", clock=self.clock)
         self.ledger, self.step, self.cursor = Ledger(is_kept=True, ranks=ranks), step, cursor
         self.deal = SimpleNamespace(batch=self.batch, ranks=ranks)
-        resumed = Resumed(parent, step, {}, ranks, (), data) if parent else None
+        resumed = ResumeResult(parent, step, {}, ranks, (), data) if parent else None
         self.ledger.begin(resumed, step, cursor)
         self.see_order()
 
@@ -128,9 +133,9 @@ class Forger:
     def rechain(self, fields: dict) -> None:
         """Make the links of a segment fit its records."""
         rows = [json.dumps(one, separators=(",", ":")) for one in fields["records"]]
-        start = Place(*(fields["start"][name] for name in ("step", "epoch", "samples")))
+        start = LedgerPosition(*(fields["start"][name] for name in ("step", "epoch", "samples")))
         opening = fields["opens"] or beginning(fields["run_id"], start)
-        links = list(links_after(opening, fields["generation"], rows))
+        links = list(extend_chain(opening, fields["generation"], rows))
         fields["checks"] = [one[:CHECK_LENGTH] for one in links]
         fields["head"] = links[-1]
 
@@ -155,9 +160,9 @@ class Forger:
     def anchor(self, fields: dict) -> None:
         """Let a checkpoint's manifest name the head of its segment as it is now."""
         checkpoint = CheckpointId(fields["generation"], fields["step"])
-        place = Place(*(fields["stop"][name] for name in ("step", "epoch", "samples")))
+        place = LedgerPosition(*(fields["stop"][name] for name in ("step", "epoch", "samples")))
         records = fields["before"] + len(fields["records"])
         manifest = self.read(checkpoint.manifest_key)
-        anchor = Anchor(segment_key(checkpoint), fields["head"], records, place)
+        anchor = LedgerHead(segment_key(checkpoint), fields["head"], records, place)
         manifest["data"]["ledger"] = anchor.to_json()
         self.write(checkpoint.manifest_key, manifest)

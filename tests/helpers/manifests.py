@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.save.dedup import DedupBase, deduplicate
+from resilient.checkpoint.save.persist import write
 from resilient.clock import SystemClock
+from resilient.distributed.launch_env import World
 from resilient.format.manifest import Manifest
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.stage import stage
-from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.registry.generations import claim
-from resilient.vault.reuse.refer import Base, divide
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
 
 if TYPE_CHECKING:
-    from resilient.format.names import CheckpointId
+    from resilient.format.keys import CheckpointId
 
 
 def empty_manifest(checkpoint: CheckpointId, parent: CheckpointId | None = None) -> Manifest:
@@ -96,11 +95,11 @@ def save(  # noqa: PLR0913 - what a small checkpoint may be made of
         about: fields of its manifest.
     """
     receipts = []
-    bases = [one if isinstance(one, Base) else Base(one) for one in bases]
+    bases = [one if isinstance(one, DedupBase) else DedupBase(one) for one in bases]
     for rank in range(ranks):
         mine = parts or parts_of(checkpoint.step)
-        staged = stage(capture(checkpoint.step, mine, rank), World(rank, ranks), Arena())
-        division = divide(store, checkpoint, staged.files, staged.parts, bases, parity=parity)
+        staged = stage(capture(checkpoint.step, mine, rank), World(rank, ranks), StagingBuffers())
+        division = deduplicate(store, checkpoint, staged.files, staged.parts, bases, parity=parity)
         written = write(store, checkpoint, rank, division.files, staged.parts, parity)
         receipts.append(division.complete(written))
     manifest = replace(empty_manifest(checkpoint, parent), **about)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from resilient.checkpointer import Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.events import Emitter
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.testing.memory_store import MemoryStore
 
 
 class Held(MemoryStore):
@@ -29,7 +29,9 @@ class Held(MemoryStore):
         super().put_new(key, data)
 
 
-def open_one(store, world=None, board=None, **limits) -> Checkpointer:
-    comms = Comms(board or MemoryBoard(), world or World(), "life")
+def open_one(store, world=None, board=None, **limits) -> CheckpointEngine:
+    comms = ControlGroup(board or InMemoryKVStore(), world or World(), "life")
     emit = Emitter(SystemClock())
-    return Checkpointer(Desk(store, comms, Limits(**limits), SystemClock(), emit))
+    return CheckpointEngine(
+        CheckpointContext(store, comms, CheckpointOptions(**limits), SystemClock(), emit)
+    )

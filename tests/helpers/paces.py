@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 
-from resilient.vault.cores import Reading
-from resilient.vault.pace import Machine, Pacing
+from resilient.checkpoint.throttle import CpuProbe, CpuSample, ThrottleHistory
 
 
 class Used:
     """Cores that training uses, all of them."""
 
     def read(self):
-        return Reading(time.monotonic(), 0.0, 0.0)
+        return CpuSample(time.monotonic(), 0.0, 0.0)
 
     def left(self, before, after, ours_seconds):
         return 0.0
@@ -29,9 +28,9 @@ class Worked:
         return self.seconds
 
 
-def resting(size_bytes: int, seconds_max: float) -> Pacing:
+def resting(size_bytes: int, seconds_max: float) -> ThrottleHistory:
     """Return the pacing of saves that rest to their bound; the one before was long ago."""
-    pacing = Pacing(Machine(Used(), worked=Worked()))
+    pacing = ThrottleHistory(CpuProbe(Used(), worked=Worked()))
     pacing.begin(size_bytes, time.monotonic() - 3600.0, seconds_max)
     return pacing
 

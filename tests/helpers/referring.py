@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from manifests import Values, frozen_parts_of, save
 
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.load import assemble
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_manifest
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.restore.read import read
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.load import assemble
+from resilient.state_dict.snapshot import Part
 
 MODEL = "model.r00000.safetensors"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from manifests import Values
 
-from resilient.checkpointer import Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
 from resilient.events import Emitter
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.testing.gang import run_gang
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.references import resolve
-from resilient.world.comms import Comms
+from resilient.testing.memory_store import run_ranks
 
 
 def restored_step(folder) -> tuple[int, list[str]]:
@@ -25,13 +25,15 @@ def restored_step(folder) -> tuple[int, list[str]]:
         names = {"model", "optimizer", "scheduler", "data", "callbacks", "best", "trainer_state"}
         parts = {name: Part(Values()) for name in names}
         parts |= {name: Part(Values(), "rank") for name in ("rng_state", "meters", "seen")}
-        desk = Desk(store, Comms(board, world, "test"), Limits(), SystemClock(), emit)
-        checkpointer = Checkpointer(desk)
+        desk = CheckpointContext(
+            store, ControlGroup(board, world, "test"), CheckpointOptions(), SystemClock(), emit
+        )
+        checkpointer = CheckpointEngine(desk)
         try:
             return checkpointer.resume(parts).step
         finally:
             checkpointer.close()
 
-    steps = set(run_gang(2, rank_main))
+    steps = set(run_ranks(2, rank_main))
     assert len(steps) == 1
     return steps.pop(), told

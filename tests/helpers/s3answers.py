@@ -6,10 +6,10 @@ import time
 from contextlib import contextmanager, suppress
 
 from resilient.clock import SystemClock
-from resilient.storage import s3_wire
-from resilient.storage.s3_options import read_s3_options
-from resilient.storage.s3_transfers import Transfers
-from resilient.storage.s3_wire import wire_of
+from resilient.storage import s3_client
+from resilient.storage.options import read_s3_options
+from resilient.storage.s3_client import connect_s3
+from resilient.storage.s3_transfer import S3Transfer
 
 _DRIP_SECONDS = 0.03
 KEEP, CLOSE = "", "connection: close\r\n"
@@ -97,9 +97,9 @@ def _line(file):
 def serving(*answers, **options):
     server = Server(*answers)
     given = {"endpoint": f"http://127.0.0.1:{server.port}", "key": "k", "secret": "s", **options}
-    wire = wire_of("bucket", read_s3_options(given), SystemClock())
+    wire = connect_s3("bucket", read_s3_options(given), SystemClock())
     try:
-        yield server, Transfers("s3://bucket/run", wire, "run")
+        yield server, S3Transfer("s3://bucket/run", wire, "run")
     finally:
-        s3_wire._close(wire._idle)
+        s3_client._close(wire._idle)
         server.end()

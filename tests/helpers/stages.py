@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from resilient.strategies.pipeline.cutting import cut_model
-from resilient.strategies.pipeline.options import PipelineOptions
-from resilient.strategies.pipeline.running import Stage
-from resilient.strategies.pipeline.trees import Trees
+from resilient.strategies.parallelism_options import PipelineOptions
+from resilient.strategies.pipeline.partition import StageModules, split_model
+from resilient.strategies.pipeline.runtime import Stage
 
 NTH = torch.zeros(1, dtype=torch.int64)
 
@@ -15,7 +14,7 @@ NTH = torch.zeros(1, dtype=torch.int64)
 def parts(model, points, ranks=0):
     """Return the plan of shapes and the stages, which begin at ``points`` or are even."""
     options = PipelineOptions(ranks or len(points) + 1, split_points=tuple(points))
-    trees = Trees(model, cut_model(model, options))
+    trees = StageModules(model, split_model(model, options))
     plan = trees.planner()
     stages = [Stage(n, *trees.stage(n), model) for n in range(options.stages)]
     return plan, stages

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from resilient.state.asking import state_of
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.tree import flatten
+from resilient.state_dict.capture_cache import fast_state_dict
+from resilient.state_dict.flatten import flatten
+from resilient.state_dict.optimizer import NamedOptimizer
 
 
 def model():
@@ -35,7 +35,7 @@ def answer(take_apart):
 
 
 def anew(stateful):
-    return answer(flatten("part", state_of(stateful)))
+    return answer(flatten("part", fast_state_dict(stateful)))
 
 
 def first_state(named):

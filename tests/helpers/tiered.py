@@ -5,20 +5,21 @@ from __future__ import annotations
 from lives import Folded, Life
 from shelf import Shelf
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.promotion import add_near_tier
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import ResilientError
 from resilient.events import Emitter
-from resilient.state.capture import Part
-from resilient.testing.faults import Crash
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.near import with_near_tier
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import Crash
 
 __all__ = [
     "KEEP",
@@ -48,13 +49,15 @@ def desk_over(  # noqa: PLR0913 - what tests vary
     tiering=None,
     clock=None,
     **limits,
-) -> Desk:
+) -> CheckpointContext:
     clock = clock or SystemClock()
-    comms = Comms(board or MemoryBoard(), world or World(), scope)
+    comms = ControlGroup(board or InMemoryKVStore(), world or World(), scope)
     emit = Emitter(clock, (told,) if told else ())
-    limits = Limits(**{"retention": Retention(KEEP), "within_seconds": 20.0, **limits})
-    return with_near_tier(
-        Desk(durable, comms, limits, clock, emit), near, tiering or Tiering(every, 2)
+    limits = CheckpointOptions(**{"retention": Retention(KEEP), "within_seconds": 20.0, **limits})
+    return add_near_tier(
+        CheckpointContext(durable, comms, limits, clock, emit),
+        near,
+        tiering or TieringOptions(every, 2),
     )
 
 
@@ -63,13 +66,13 @@ def train(near, durable, until=STEPS, every=2, *, life=None, told=None) -> Life:
     life = life or Life()
     state = Folded(0, is_large=True)
     parts = {"model": Part(state)}
-    checkpointer = Checkpointer(desk_over(near, durable, every, told=told))
+    checkpointer = CheckpointEngine(desk_over(near, durable, every, told=told))
     try:
         resumed = checkpointer.resume(parts)
         life.started_at = resumed.step if resumed else 0
         while state.steps < until:
             state.step()
-            checkpoint = checkpointer.save(state.steps, parts, About())
+            checkpoint = checkpointer.save(state.steps, parts, CheckpointInfo())
             checkpointer.wait()
             life.acknowledged.append(checkpoint)
     finally:
@@ -93,13 +96,13 @@ def steps(store) -> list[int]:
     return [one.step for one in committed(store)]
 
 
-def checkpointer_of(near, durable, every=1, **limits) -> Checkpointer:
-    checkpointer = Checkpointer(desk_over(near, durable, every, **limits))
+def checkpointer_of(near, durable, every=1, **limits) -> CheckpointEngine:
+    checkpointer = CheckpointEngine(desk_over(near, durable, every, **limits))
     checkpointer.resume({})
     return checkpointer
 
 
 def save(checkpointer, *at, keep=()) -> None:
     for step in at:
-        checkpointer.save(step, {}, About(), keep=keep)
+        checkpointer.save(step, {}, CheckpointInfo(), keep=keep)
         checkpointer.wait()

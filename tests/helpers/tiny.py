@@ -7,24 +7,23 @@ from dataclasses import replace
 import torch
 from manifests import Values, empty_manifest
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.generations import Generation, mark_committed
+from resilient.checkpoint.refs import Tag
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint.signing import Signature, digests_of
+from resilient.distributed.launch_env import World
 from resilient.format.document import seal
-from resilient.format.names import ABILITIES, CheckpointId, generation_key, tag_key
-from resilient.format.signature import Signing
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.stage import stage
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.registry.generations import Generation, mark_committed
-from resilient.vault.registry.signing import Signature, digests_of
-from resilient.vault.registry.tags import Tag
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.format.keys import ABILITIES, CheckpointId, generation_key, tag_key
+from resilient.format.signature import SigningPolicy
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 7)
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
-SIGNING = Signing.of_secret(SECRET, is_required=True)
-OTHER = Signing.of_secret("another key of enough bytes", is_required=True)
+SIGNING = SigningPolicy.of_secret(SECRET, is_required=True)
+OTHER = SigningPolicy.of_secret("another key of enough bytes", is_required=True)
 RANKS = 2
 AT = "2026-01-02T03:04:05.678Z"
 
@@ -45,7 +44,7 @@ def tiny_repository(*, is_signed: bool = True) -> MemoryStore:
     store.put(generation_key(1), seal(life.to_json()))
     receipts, files = [], []
     for rank in range(RANKS):
-        staged = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), Arena())
+        staged = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), StagingBuffers())
         receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
         files += staged.files
     about = replace(empty_manifest(CHECKPOINT), world={"size": RANKS, "strategy": "ddp"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from resilient.accounting.records import parse_line
+from resilient.goodput.event_log import parse_line
 
 BEGAN = 1_780_000_000
 

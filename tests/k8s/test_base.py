@@ -10,8 +10,8 @@ import pytest
 from manifest_rules import check_restricted, check_rules
 from manifest_schemas import VERSIONS, check_schema
 
-from resilient.exit_codes import EXIT_CODES, PERMANENT
-from resilient_cli.doctor.budget import MARGIN_SECONDS
+from resilient.errors import EXIT_CODES, PERMANENT
+from resilient_cli.preemption_budget import MARGIN_SECONDS
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 ROOT = K8S.parent
@@ -158,7 +158,7 @@ def test_every_variable_in_the_arguments_is_given(base, container):
 
 def test_the_options_are_those_of_train(base, container):
     from resilient_cli.app import load
-    from resilient_cli.tree import COMMANDS
+    from resilient_cli.command_tree import COMMANDS
 
     env = {**base["ConfigMap"]["data"], "RENDEZVOUS": "a-0.a:29400", "JOB_UID": "7"}
     words = [re.sub(r"\$\((\w+)\)", lambda one: env[one[1]], word) for word in container["args"]]

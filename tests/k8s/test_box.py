@@ -19,7 +19,7 @@ from host_jobs import SCRIPT, audited
 from one_box import Box
 
 from resilient_cli.kubernetes.manifests import manifests
-from resilient_cli.kubernetes.run import Flavor, KubeRun
+from resilient_cli.kubernetes.spec import Flavor, KubeRun
 from tests.services import netns
 from tests.services.presence import require
 

@@ -7,9 +7,9 @@ from copy import deepcopy
 import pytest
 from job_controller import Controller, action_for
 
-from resilient.exit_codes import PERMANENT
+from resilient.errors import PERMANENT
 from resilient_cli.kubernetes.manifests import manifests
-from resilient_cli.kubernetes.run import Flavor, KubeRun
+from resilient_cli.kubernetes.spec import Flavor, KubeRun
 
 RUN = KubeRun("train", "image", ("t.py",), 1, 2)
 (JOB,) = (one for one in manifests(RUN, Flavor.JOB) if one["kind"] == "Job")

@@ -75,14 +75,14 @@ MUTANTS = [
     ),
     Mutant(
         "differences are told after the refusal, and so never",
-        "resilient/train/resuming.py",
+        "resilient/train/saver.py",
         "    if changes:\n        emit(ArgumentsChanged(changes))\n",
         "",
         f"{_TESTS}/test_changes.py",
     ),
     Mutant(
         "the arguments are looked at after everything is loaded",
-        "resilient/state/load.py",
+        "resilient/state_dict/load.py",
         "    if check.examine is not None:\n"
         "        check.examine(manifest.config)\n"
         "    absent = absent_parts(manifest, parts, rank)\n"
@@ -144,7 +144,7 @@ MUTANTS = [
     ),
     Mutant(
         "batches are copied ahead whatever was asked",
-        "resilient/train/surface/preparing.py",
+        "resilient/train/trainer_hooks.py",
         "            return inputs\n        return to_device(inputs, self.session.device, "
         "ahead=copies_ahead(self.args))",
         "            return inputs\n        return to_device(inputs, self.session.device, "
@@ -153,21 +153,21 @@ MUTANTS = [
     ),
     Mutant(
         "what was changed inside of an argument is not told",
-        "resilient/train/copied.py",
+        "resilient/train/fast_asdict.py",
         "repr(self._convert(values[at])) == text for at, text in self._inside",
         "True for _ in self._inside",
         COPIED,
     ),
     Mutant(
         "an argument that was changed is not told",
-        "resilient/train/copied.py",
+        "resilient/train/fast_asdict.py",
         "all(map(is_, values, self._values)) and ",
         "",
         COPIED,
     ),
     Mutant(
         "a list of the arguments is kept as it is now, not as it was",
-        "resilient/train/copied.py",
+        "resilient/train/fast_asdict.py",
         """    if kind is list and _PLAIN.issuperset(map(type, value)):
         return value.copy()""",
         """    if kind is list:
@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "a dict of the arguments is kept as it is now, not as it was",
-        "resilient/train/copied.py",
+        "resilient/train/fast_asdict.py",
         """    if kind is dict and _PLAIN.issuperset(map(type, chain(value, value.values()))):
         return value.copy()""",
         """    if kind is dict:

@@ -10,26 +10,26 @@ SUMS = "tests/unit/strategies/test_canonical_sums.py"
 MANY = "tests/process/test_canonical.py -k any_number"
 LOADERS = "tests/process/test_canonical.py -k loader"
 SHARDS = "tests/process/test_canonical.py -k sharded"
-PASSES = "resilient/train/reduction/passes.py"
+PASSES = "resilient/train/canonical_reduction.py"
 
 MUTANTS = [
     Mutant(
         "any two neighbours are joined",
-        "resilient/strategies/canonical/tree.py",
+        "resilient/strategies/canonical/tree_reduce.py",
         "or not is_power or left.start % (2 * half):",
         "or not is_power:",
         TREE,
     ),
     Mutant(
         "ranks cut gradients anywhere",
-        "resilient/strategies/canonical/layout.py",
+        "resilient/strategies/canonical/tree_reduce.py",
         "        cuts.append(max(cuts[-1], nearest))\n",
         "        cuts.append(int(wanted))\n",
         TREE,
     ),
     Mutant(
         "a gradient that is missing here adds nothing",
-        "resilient/strategies/canonical/exchange.py",
+        "resilient/strategies/canonical/tree_reduce.py",
         "        one.add_(0.0) if one is not None and other is None else one\n",
         "        one\n",
         SUMS,
@@ -50,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples are drawn from one stream",
-        "resilient/train/data/sampling.py",
+        "resilient/train/data/sampler.py",
         "KeyedDataset(dataset, always=is_canonical(args))",
         "KeyedDataset(dataset)",
         MANY,
@@ -64,35 +64,35 @@ MUTANTS = [
     ),
     Mutant(
         "running statistics are not known",
-        "resilient/strategies/canonical/refusing.py",
+        "resilient/strategies/canonical/checks.py",
         "if isinstance(module, _NormBase) and module.training and module.track_running_stats:",
         "if False:",
         ONE,
     ),
     Mutant(
         "a parameter that a forward pass changes is passed over",
-        "resilient/strategies/canonical/refusing.py",
+        "resilient/strategies/canonical/checks.py",
         "return chain(model.named_buffers(), model.named_parameters())",
         "return chain(model.named_buffers())",
         ONE,
     ),
     Mutant(
         "the bits of parameters are not compared",
-        "resilient/train/reduction/rehearsal.py",
+        "resilient/train/canonical_reduction.py",
         "for name, one in tensors_of(run.model) if checksum_of(one) != before[name]",
         "for name, one in run.model.named_buffers() if checksum_of(one) != before[name]",
         ONE,
     ),
     Mutant(
         "the rehearsal leaves its gradients",
-        "resilient/train/reduction/rehearsal.py",
+        "resilient/train/canonical_reduction.py",
         "    for one in run.parameters:\n        one.grad = None\n",
         "",
         ONE,
     ),
     Mutant(
         "the arithmetic of the life before is forgotten",
-        "resilient/train/reduction/probe.py",
+        "resilient/train/canonical_reduction.py",
         "        if self.digest and self.digest != mine:\n",
         "        if False:\n",
         ONE,

@@ -21,7 +21,7 @@ MUTANTS = [
         "an order ends a rehearsal and nothing else",
         "cli/resilient_cli/commands/chaos.py",
         "with obeying_orders():",
-        "with __import__('contextlib').suppress(Ordered):",
+        ("with __import__('contextlib').suppress(Terminated):"),
         f"{ENDED} -k along",
     ),
     Mutant(

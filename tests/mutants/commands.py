@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SAMPLING = "resilient/vault/health/sampling.py"
+SAMPLING = "resilient/checkpoint/verify.py"
 SAMPLED = "tests/unit/vault/test_verify_sampling.py"
-PARTLY = "cli/resilient_cli/partly.py"
+PARTLY = "cli/resilient_cli/survey.py"
 PARTLY_TOLD = "tests/cli/test_verifying_partly.py"
-WRITING = "resilient/comparison/writing.py"
+WRITING = "resilient/diff/safetensors_export.py"
 WRITTEN = "tests/cli/test_exporting_plainly.py"
-RENDER = "cli/resilient_cli/render.py"
+RENDER = "cli/resilient_cli/output.py"
 APP = "cli/resilient_cli/app.py"
 TERMINALS = "tests/cli/test_terminals.py"
 EDGE = "tests/cli/test_edge.py"
@@ -19,50 +19,50 @@ TRAIN = "cli/resilient_cli/commands/train.py"
 MUTANTS = [
     Mutant(
         "a look at a checkpoint reads more than the heads of its files",
-        "resilient/layouts/documents.py",
+        "resilient/layouts/json_files.py",
         "head = folder.read(name, 0, len(_POINTER))\n",
         "head = folder.read(name, 0, 1 << 20)[: len(_POINTER)]\n",
         "tests/cli/test_huge.py",
     ),
     Mutant(
         "an id is answered with advice in words",
-        "cli/resilient_cli/manual/explanations.py",
+        "cli/resilient_cli/manual.py",
         '(_DOCTOR, "resilient help storage, for how a URL is written")',
         '("look at the URL", _DOCTOR)',
         "tests/cli/test_manual.py -k next_is_a_command",
     ),
     Mutant(
         "a launcher of another start of the machine is alive",
-        "cli/resilient_cli/processes.py",
+        "cli/resilient_cli/liveness.py",
         "        return False  # all that ran then is gone\n",
         "        pass\n",
         "tests/cli/test_stopping.py -k took_a_number",
     ),
     Mutant(
         "a launcher is looked for by a clock that was set",
-        "cli/resilient_cli/processes.py",
+        "cli/resilient_cli/liveness.py",
         "if not (agent.boot and ours):",
         "if True:",
         "tests/cli/test_stopping.py -k set_since",
     ),
     Mutant(
         "an undo takes the id of its prune for a repository",
-        "cli/resilient_cli/commands/keeping.py",
+        "cli/resilient_cli/commands/prune.py",
         "    ids = [one for one in words if parse_prune(one)]\n",
         "    ids = [one for one in (prune_id,) if one]\n",
         "tests/cli/test_keeping.py -k older_prune_alone",
     ),
     Mutant(
         "a prune whose time is over counts as taken back",
-        "cli/resilient_cli/commands/keeping.py",
+        "cli/resilient_cli/commands/prune.py",
         "if mark is None or mark.until <= SystemClock().now_iso():",
         "if mark is None:",
         "tests/cli/test_keeping.py -k time_is_over",
     ),
     Mutant(
         "what was pruned is brought back by the newest undo, whichever let it go",
-        "resilient/vault/registry/references.py",
-        " --undo {quoted(mark.prune)}",
+        "resilient/checkpoint/refs.py",
+        (" --undo {shell_quote(mark.prune)}"),
         " --undo",
         "tests/cli/test_trash_told.py -k no_later_prune",
     ),
@@ -75,14 +75,14 @@ MUTANTS = [
     ),
     Mutant(
         "options in an example are cut at their hyphens",
-        "cli/resilient_cli/helping.py",
+        "cli/resilient_cli/app.py",
         "break_on_hyphens=False",
         "break_on_hyphens=True",
         f"{TERMINALS} -k no_word_is_cut",
     ),
     Mutant(
         "a choice is wider than the terminal",
-        "cli/resilient_cli/helping.py",
+        "cli/resilient_cli/app.py",
         "|(?<=\\|))",
         ")",
         f"{TERMINALS} -k no_word_is_cut",
@@ -96,49 +96,49 @@ MUTANTS = [
     ),
     Mutant(
         "a moment's seconds are taken for a file in the checkpoint",
-        "cli/resilient_cli/insides.py",
+        "cli/resilient_cli/commands/cat.py",
         "None if _ALONE.fullmatch(text) else _INSIDE",
         "_INSIDE",
         "tests/cli/test_cat.py -k reference_ends",
     ),
     Mutant(
         "a file with a colon in its name cannot be named",
-        "cli/resilient_cli/commands/catting.py",
+        "cli/resilient_cli/commands/cat.py",
         "place or Path(ref).exists()",
         "place",
         "tests/cli/test_cat.py -k though_it_has_a_colon",
     ),
     Mutant(
         "what stands behind a colon is forgotten where a repository is named",
-        "cli/resilient_cli/commands/catting.py",
+        "cli/resilient_cli/commands/cat.py",
         "return split[0], split[1], name",
         "return split[0], split[1], None",
         "tests/cli/test_cat.py -k behind_a_colon_is",
     ),
     Mutant(
         "what is in the trash is told as if it had never been",
-        "resilient/vault/registry/references.py",
+        "resilient/checkpoint/refs.py",
         "    if one is None:\n        return NothingToResume(",
         "    if True:\n        return NothingToResume(",
         "tests/cli/test_trash_told.py -k names_what",
     ),
     Mutant(
         "a repair of what is in the trash says nothing of it",
-        "resilient/vault/health/repair.py",
+        "resilient/checkpoint/repair.py",
         "    if checkpoint in trash_of(folders_of(store)):\n",
         "    if False:\n",
         "tests/cli/test_trash_told.py -k names_what",
     ),
     Mutant(
         "a listing that fails hints at itself",
-        "cli/resilient_cli/hinting.py",
+        "cli/resilient_cli/app.py",
         'if words == ["resilient", *given] else hint',
         "if False else hint",
         "tests/cli/test_trash_told.py -k repeats",
     ),
     Mutant(
         "a URL becomes a folder that is called s3:",
-        "cli/resilient_cli/places.py",
+        "cli/resilient_cli/repositories.py",
         "    if match is None:\n        return path\n    if match[1]",
         "    if match is None or match[1] == 's3':\n        return path\n    if match[1]",
         "tests/cli/test_local_places.py",
@@ -160,7 +160,7 @@ MUTANTS = [
     Mutant(
         "an event's record shows the signature of a URL",
         "resilient/events.py",
-        "json.dumps(cleared(record))",
+        ("json.dumps(redact_json(record))"),
         "json.dumps(record)",
         "tests/unit/test_events.py -k no_secret",
     ),
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "a damaged checkpoint is exported",
-        "cli/resilient_cli/commands/exchanging.py",
+        "cli/resilient_cli/commands/cp.py",
         "    require_whole(side)\n",
         "",
         f"{WRITTEN} -k damaged",

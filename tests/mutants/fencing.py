@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 FENCE = "tests/unit/vault/test_fence_token.py"
-GENERATIONS = "resilient/vault/registry/generations.py"
-PUT = "resilient/vault/registry/fenced_put.py"
+GENERATIONS = "resilient/checkpoint/generations.py"
+PUT = "resilient/checkpoint/fenced_put.py"
 HANDED = "tests/process/test_fence_keeper.py"
 
 MUTANTS = [
@@ -54,35 +54,35 @@ MUTANTS = [
     ),
     Mutant(
         "a commit looks at the number alone",
-        "resilient/vault/saving/persist.py",
+        "resilient/checkpoint/save/persist.py",
         "Signature(key, files) if key else None, desk.token)",
         "Signature(key, files) if key else None)",
         f"{FENCE} -k later_step",
     ),
     Mutant(
         "a rotation looks at the number alone",
-        "resilient/vault/rotation/rotate.py",
-        "    plan = carry_out(store, found, mine, token)\n",
-        "    plan = carry_out(store, found, mine)\n",
+        "resilient/checkpoint/garbage_collection.py",
+        ("    plan = apply_plan(store, found, mine, token)\n"),
+        ("    plan = apply_plan(store, found, mine)\n"),
         f"{FENCE} -k rotation",
     ),
     Mutant(
         "a failed save deletes the files of another claim",
-        "resilient/vault/rotation/rotate.py",
+        "resilient/checkpoint/garbage_collection.py",
         "    if token:\n        check_fence(store, checkpoint.generation, token)\n",
         "",
         f"{FENCE} -k discard",
     ),
     Mutant(
         "a save that is handed over names no token",
-        "resilient/vault/keeper/handover.py",
+        "resilient/checkpoint/daemon/messages.py",
         '        "token": job.token,\n',
         '        "token": "",\n',
         f"{HANDED} -k handed_over",
     ),
     Mutant(
         "the notes of a cached step name no token",
-        "resilient/vault/keeper/notes.py",
+        "resilient/checkpoint/daemon/step_slots.py",
         '        "token": job.token,\n',
         '        "token": "",\n',
         f"{HANDED} -k cached_step",

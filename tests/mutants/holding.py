@@ -8,15 +8,15 @@ HELD = "tests/process/test_held_steps.py"
 CHOICE = "tests/unit/vault/test_choose_step.py"
 PEEK = "tests/unit/train/test_peeking.py"
 AGAIN = "tests/unit/state/test_known_again.py"
-SEAT = "resilient/vault/keeper/holding.py"
-SLATE = "resilient/vault/keeper/slate.py"
+SEAT = "resilient/checkpoint/daemon/session.py"
+SLATE = "resilient/checkpoint/daemon/step_slots.py"
 SLATES = "tests/unit/vault/test_slate.py"
-RECALL = "resilient/state/recall.py"
+RECALL = "resilient/state_dict/capture_cache.py"
 
 MUTANTS = [
     Mutant(
         "copies of a held step do not wait for a lull",
-        "resilient/overlap.py",
+        "resilient/checkpoint_engine.py",
         "        begin.wait()\n",
         "        pass\n",
         "tests/unit/test_lull.py",
@@ -55,56 +55,56 @@ MUTANTS = [
     ),
     Mutant(
         "a sum that was begun is not waited for",
-        "resilient/train/measures/meters.py",
+        "resilient/train/meters.py",
         "    work.wait()\n",
         "",
         "tests/process/test_means.py",
     ),
     Mutant(
         "a keeper whose agent was killed does not wait for ranks that hold",
-        "resilient/vault/keeper/keeper.py",
+        "resilient/checkpoint/daemon/server.py",
         "            self._holding() or self._busy",
         "            self._busy",
         f"{HELD} -k agent_was_killed",
     ),
     Mutant(
         "nobody else is told that a step is held",
-        "resilient/vault/keeper/keeper.py",
+        "resilient/checkpoint/daemon/server.py",
         "                marks.enter_context(self._room.saving(url))\n",
         "                pass\n",
         f"{HELD} -k agent_was_killed",
     ),
     Mutant(
         "a worker that loads data is taken for its rank",
-        "resilient/vault/keeper/conversation.py",
+        "resilient/checkpoint/daemon/connection.py",
         "os.register_at_fork(after_in_child=_leave_to_parent)",
         "",
         f"{HELD} -k loses_nothing",
     ),
     Mutant(
         "what holds steps keeps its memory from a save",
-        "resilient/vault/keeper/holder.py",
+        "resilient/checkpoint/daemon/step_cache.py",
         "    persister.leased.make_room = holder.release\n",
         "",
         f"{HELD} -k memory_of_held",
     ),
     Mutant(
         "what gave its memory to a save holds on",
-        "resilient/vault/keeper/holder.py",
+        "resilient/checkpoint/daemon/step_cache.py",
         'if self._is_released and verb == "reserve":',
         "if False:",
         f"{HELD} -k memory_of_held",
     ),
     Mutant(
         "memory that the keeper gave away is used",
-        "resilient/vault/keeper/leased.py",
+        "resilient/checkpoint/daemon/memory.py",
         "no longer has what there was.\n            self._held.pop(name, None)\n",
         "no longer has what there was.\n",
         "tests/unit/vault/test_room.py",
     ),
     Mutant(
         "what holds steps gives its memory where that is not enough",
-        "resilient/vault/keeper/holder.py",
+        "resilient/checkpoint/daemon/step_cache.py",
         " or self._leased.size_bytes < needed_bytes",
         "",
         f"{HELD} -k room_enough",
@@ -118,14 +118,14 @@ MUTANTS = [
     ),
     Mutant(
         "a new life does not wait for the ranks of the old one",
-        "resilient/vault/keeper/keeper.py",
+        "resilient/checkpoint/daemon/server.py",
         "(older := self._holding_before(guest)) or self._is_saving(guest.url)",
-        "(older := list[HoldSeat]()) or self._is_saving(guest.url)",
+        ("(older := list[StepCacheSession]()) or self._is_saving(guest.url)"),
         f"{HELD} -k waited_for",
     ),
     Mutant(
         "what a rank told counts only until it dies",
-        "resilient/vault/keeper/keeper.py",
+        "resilient/checkpoint/daemon/server.py",
         "                with suppress(OSError):\n                    lines.send(answer)\n",
         "                lines.send(answer)\n",
         "tests/unit/vault/test_keeper_hears_all.py",
@@ -139,14 +139,14 @@ MUTANTS = [
     ),
     Mutant(
         "a peek forgets what a save then lacks",
-        "resilient/train/rows.py",
+        "resilient/train/ledger.py",
         "        self._entries += len(new)\n",
         "        self._entries += len(new)\n        entries.clear()\n",
         PEEK,
     ),
     Mutant(
         "steps of an older chain are told on",
-        "resilient/train/rows.py",
+        "resilient/train/ledger.py",
         "self._of is None or self._of[0] is not chain or self._of[1] is not entries",
         "self._of is None",
         PEEK,
@@ -195,36 +195,36 @@ MUTANTS = [
     ),
     Mutant(
         "memory that a storage no longer has is copied",
-        "resilient/state/copying.py",
+        "resilient/state_dict/host_copy.py",
         "if addresses != self._addresses:",
         "if not self._addresses:",
         AGAIN,
     ),
     Mutant(
         "a copy that is made again counts changes from its first time",
-        "resilient/state/haste.py",
+        "resilient/state_dict/staging.py",
         "            one.renew()",
         "            pass",
         AGAIN,
     ),
     Mutant(
         "a file is copied to where it was in memory that is gone",
-        "resilient/state/arena.py",
+        "resilient/state_dict/staging.py",
         "        self.splits.forget(name)\n",
         "",
         AGAIN,
     ),
     Mutant(
         "what is no longer steady is still copied later",
-        "resilient/state/haste.py",
+        "resilient/state_dict/staging.py",
         "known is None or (known.steady, known.small) != (steady, small)",
         "known is None",
         AGAIN,
     ),
     Mutant(
         "a header that says other numbers is the one before",
-        "resilient/state/drafts.py",
-        "elif not is_spelled_alike(tree, part.tree):",
+        "resilient/state_dict/planner.py",
+        ("elif not is_same_json(tree, part.tree):"),
         "elif False:",
         AGAIN,
     ),
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "what was given up lands all the same",
-        "resilient/vault/keeper/holder.py",
+        "resilient/checkpoint/daemon/step_cache.py",
         "        for slate in self._slates:\n            slate.void()\n",
         "        pass\n",
         f"{HELD} -k given_up",
@@ -251,14 +251,14 @@ MUTANTS = [
     ),
     Mutant(
         "a keeper that is gone is not missed",
-        "resilient/vault/keeper/holder.py",
+        "resilient/checkpoint/daemon/step_cache.py",
         "        self._talk.require_there()\n",
         "",
         f"{HELD} -k missed",
     ),
     Mutant(
         "a look waits for the keeper",
-        "resilient/vault/keeper/conversation.py",
+        "resilient/checkpoint/daemon/connection.py",
         "if not self._there.poll(0) or ",
         "if ",
         "tests/unit/vault/test_conversation.py",
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant(
         "rows of a ledger are not proved",
-        "resilient/vault/keeper/notes.py",
+        "resilient/checkpoint/daemon/step_slots.py",
         'if (len(rows), segment.head) != (count, said["head"]):',
         "if len(rows) != count:",
         SLATES,
@@ -315,7 +315,7 @@ MUTANTS = [
     ),
     Mutant(
         "a number is taken for an equal one",
-        "resilient/vault/keeper/notes.py",
+        "resilient/checkpoint/daemon/step_slots.py",
         "all(map(is_, compress(values, is_other), others))",
         "[*compress(values, is_other)] == others",
         SLATES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TESTS = "tests/cli/test_k8s_cluster.py"
-STATES = "cli/resilient_cli/kubernetes/states.py"
-LOOK = "cli/resilient_cli/kubernetes/look.py"
-CHANGE = "cli/resilient_cli/kubernetes/change.py"
+STATES = "cli/resilient_cli/kubernetes/status.py"
+LOOK = "cli/resilient_cli/kubernetes/watch.py"
+CHANGE = "cli/resilient_cli/kubernetes/apply.py"
 APPLYING = "tests/cli/test_k8s_applying.py"
-FOLLOW = "cli/resilient_cli/kubernetes/follow.py"
+FOLLOW = "cli/resilient_cli/kubernetes/watch.py"
 MANIFESTS = "cli/resilient_cli/kubernetes/manifests.py"
 RULES = "tests/k8s/test_job_controller.py -k becomes"
 
@@ -79,8 +79,8 @@ MUTANTS = [
     ),
     Mutant(
         "whoever is named in a URL stands in the logs",
-        "cli/resilient_cli/views/kubernetes.py",
-        "text = without_users(line.text)",
+        "cli/resilient_cli/commands/k8s.py",
+        ("text = redact_userinfo(line.text)"),
         "text = line.text",
         f"{TESTS} -k whose_they_are",
     ),
@@ -107,21 +107,21 @@ MUTANTS = [
     ),
     Mutant(
         "a pod whose peers have no node yet fails after torch's minute",
-        "resilient/agent/nodes/meeting.py",
+        "resilient/elastic/rendezvous/connect.py",
         'parameters.get_as_int("join_timeout", 0) or 0',
         "0",
         "tests/unit/agent/test_late_first_node.py -k late",
     ),
     Mutant(
         "a pod that lost pod 0 looks for it at the place that is gone",
-        "resilient/agent/nodes/meeting.py",
+        "resilient/elastic/rendezvous/connect.py",
         "spec.rdzv_handler = self.connect()",
         "self.connect()",
         "tests/unit/agent/test_comeback.py -k anew",
     ),
     Mutant(
         "a pod whose own name leads nowhere for a moment fails",
-        "resilient/agent/nodes/meeting.py",
+        "resilient/elastic/rendezvous/connect.py",
         "get_rendezvous_handler(told_where(parameters))",
         "get_rendezvous_handler(parameters)",
         "tests/unit/agent/test_names.py -k address_of_its_own",

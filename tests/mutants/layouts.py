@@ -19,9 +19,9 @@ TP_FP16 = f"{STRATEGIES}tp_fp16 -k overflow"
 TP = f"{STRATEGIES}ddp,tp_ddp -k tp_ddp"
 WAITS = "tests/process/test_groups_wait.py"
 FSDP1 = "resilient/strategies/fsdp1.py"
-DCP = "resilient/train/interop/dcp.py"
-ZERO = "resilient/train/interop/zero.py"
-PARTS = "resilient/train/interop/parts.py"
+DCP = "resilient/train/hf_interop/readers.py"
+ZERO = "resilient/train/hf_interop/readers.py"
+PARTS = "resilient/train/hf_interop/importer.py"
 
 MUTANTS = [
     Mutant(
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "an optimizer over whole tensors is given flat shards",
-        "resilient/train/arguments/distribution.py",
+        "resilient/train/arguments/derived.py",
         "            args.optim not in BY_ELEMENT,\n",
         "            False,\n",
         OPTIONS,
@@ -61,28 +61,28 @@ MUTANTS = [
     ),
     Mutant(
         "a model in flat shards is called without its wrapper",
-        "resilient/strategies/detour.py",
+        "resilient/strategies/module_wrapper.py",
         "        call = self._compute if self._is_inside else self.wrapper\n",
         "        call = self._compute\n",
         DETOUR,
     ),
     Mutant(
         "after an error calls go past the wrapper",
-        "resilient/strategies/detour.py",
+        "resilient/strategies/module_wrapper.py",
         "self._leave, always_call=True)",
         "self._leave)",
         DETOUR,
     ),
     Mutant(
         "groups that were told different things are taken for one",
-        "resilient/state/optimizer.py",
+        "resilient/state_dict/optimizer.py",
         " or not all(is_same(one, options[0]) for one in options)",
         "",
         GROUPS,
     ),
     Mutant(
         "rates of groups that differed are taken for one",
-        "resilient/train/schedules/state.py",
+        "resilient/train/schedules/factory.py",
         "    if any(one != values[0] for one in values):\n",
         "    if False:\n",
         GROUPS,
@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     Mutant(
         "a mesh has other ranks than there are",
-        "resilient/strategies/meshes.py",
+        "resilient/strategies/parallelism_options.py",
         "    if tensor * pipeline * replicate * shard != ranks:\n",
         "    if False:\n",
         MESHES,
@@ -161,28 +161,28 @@ MUTANTS = [
     ),
     Mutant(
         "groups of a mesh wait as long as torch likes",
-        "resilient/strategies/groups.py",
+        "resilient/strategies/base.py",
         "    for group in mesh.get_all_groups():\n",
         "    for group in ():\n",
         WAITS,
     ),
     Mutant(
         "groups of a pipeline wait as long as torch likes",
-        "resilient/strategies/groups.py",
-        "grouped(groups, timeout=patience())",
+        "resilient/strategies/base.py",
+        ("grouped(groups, timeout=group_timeout())"),
         "grouped(groups)",
         WAITS,
     ),
     Mutant(
         "a folder is imported that the judge calls not resumable",
-        "resilient/train/interop/import_check.py",
+        "resilient/train/hf_interop/import_check.py",
         '    if verdict.answer == "no":\n',
         "    if False:\n",
         "tests/unit/train/interop/test_taking_over.py",
     ),
     Mutant(
         "checksums in torch's files are not looked at",
-        "resilient/train/interop/archives.py",
+        "resilient/train/hf_interop/readers.py",
         "            spoiled = content.testzip()\n",
         "            spoiled = None\n",
         FOLDERS,
@@ -196,7 +196,7 @@ MUTANTS = [
     ),
     Mutant(
         "an index leads out of its folder",
-        "resilient/train/interop/source_folder.py",
+        "resilient/train/hf_interop/source_folder.py",
         "        if name not in self.listing.sizes:\n",
         "        if False:\n",
         "tests/unit/train/interop/test_source_folder.py",
@@ -273,14 +273,14 @@ MUTANTS = [
     ),
     Mutant(
         "an overflow in a shard is known to its rank alone",
-        "resilient/strategies/scaling.py",
+        "resilient/strategies/base.py",
         "        dist.all_reduce(worst, op=dist.ReduceOp.MAX)\n",
         "",
         TP_FP16,
     ),
     Mutant(
         "what all ranks found is forgotten",
-        "resilient/strategies/scaling.py",
+        "resilient/strategies/base.py",
         "            one.copy_(worst)\n",
         "            pass\n",
         TP_FP16,

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 FIGURES = "tests/unit/agent/test_metrics.py"
 PAGE = "tests/unit/agent/test_metrics_page.py"
 SERVER = "tests/unit/agent/test_metrics_server.py"
-FOLDER = "resilient/agent/metrics"
+FOLDER = "resilient/elastic/metrics"
 
 MUTANTS = [
     Mutant(

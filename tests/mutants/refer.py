@@ -11,22 +11,22 @@ RACES = "tests/crash/test_reference_races.py"
 MACHINE = "tests/property/test_vault_machine.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k anywhere"
 
-MANIFEST_CHECKS = "resilient/format/checks.py"
-MODULE = "resilient/vault/reuse/refer.py"
-ROTATION = "resilient/vault/rotation/rotate.py"
+MANIFEST_CHECKS = "resilient/format/manifest.py"
+MODULE = "resilient/checkpoint/save/dedup.py"
+ROTATION = "resilient/checkpoint/garbage_collection.py"
 SCALE = "tests/simulation/test_scale.py"
 
 MUTANTS = [
     Mutant(
         "rotation deletes what others refer to",
-        "resilient/vault/rotation/found.py",
+        "resilient/checkpoint/repository_scan.py",
         "for one, name in self.stale() if not self.needed.holds(one, name)]",
         "for one, name in self.stale()]",
         SWEEP,
     ),
     Mutant(
         "rotation deletes what others refer to, seen by any history",
-        "resilient/vault/rotation/found.py",
+        "resilient/checkpoint/repository_scan.py",
         "for one, name in self.stale() if not self.needed.holds(one, name)]",
         "for one, name in self.stale()]",
         MACHINE,
@@ -40,7 +40,7 @@ MUTANTS = [
     ),
     Mutant(
         "a manifest that cannot be read needs nothing",
-        "resilient/vault/rotation/contents.py",
+        "resilient/checkpoint/repository_scan.py",
         "        if self.unknown is not None and checkpoint < self.unknown:",
         "        if False:",
         ROTATE,
@@ -140,8 +140,8 @@ MUTANTS = [
     ),
     Mutant(
         "the next save forgets one that may be committed",
-        "resilient/checkpointer.py",
-        "self._bases = (Base(pending), *self._bases)[:_BASES_MAX]",
+        "resilient/checkpoint_engine.py",
+        ("self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]"),
         "pass",
         FAILED,
     ),
@@ -154,14 +154,14 @@ MUTANTS = [
     ),
     Mutant(
         "a shared file is read whole",
-        "resilient/format/extents.py",
+        "resilient/format/partial_read.py",
         "        if tensor.name in boxes or origin_of(one.file)",
         "        if tensor.name in boxes",
         REFER,
     ),
     Mutant(
         "what is trained is digested only to see that it changed",
-        "resilient/vault/reuse/glimpse.py",
+        "resilient/checkpoint/save/dedup.py",
         "        if one.digest or one.start in changed:",
         "        if one.digest:",
         REFER,
@@ -175,21 +175,21 @@ MUTANTS = [
     ),
     Mutant(
         "what is left of a file is copied, whatever memory is left",
-        "resilient/vault/reuse/cover.py",
+        "resilient/checkpoint/save/dedup.py",
         "length - taken_bytes <= room_bytes",
         "length > room_bytes",
         "tests/unit/vault/test_refer.py -k shorter_copy",
     ),
     Mutant(
         "files are copied at once, whatever memory is left",
-        "resilient/vault/saving/write.py",
+        "resilient/checkpoint/save/persist.py",
         "        at_once = min(at_once, copies_bytes_max // copied_bytes)\n",
         "        pass\n",
         "tests/unit/vault/test_write.py -k as_memory",
     ),
     Mutant(
         "the keeper does not say what its bound has left",
-        "resilient/vault/keeper/seat.py",
+        "resilient/checkpoint/daemon/session.py",
         "share.spare_bytes(used_bytes)",
         "None",
         "tests/gang/test_keeper_copies.py",

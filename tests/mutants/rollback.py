@@ -39,8 +39,8 @@ MUTANTS = [
     ),
     Mutant(
         "a segment ends before what was left out",
-        "resilient/train/rows.py",
-        "            place = Place(place.step, one.epoch, one.stop)\n",
+        "resilient/train/ledger.py",
+        ("            place = LedgerPosition(place.step, one.epoch, one.stop)\n"),
         "",
         f"{LEDGER} -k segment_may_end",
     ),
@@ -53,14 +53,14 @@ MUTANTS = [
     ),
     Mutant(
         "the way back is not saved",
-        "resilient/train/saving.py",
+        "resilient/train/saver.py",
         "        self.outdate()\n",
         "",
         f"{BACK} -k stop_that_was_agreed",
     ),
     Mutant(
         "a save that failed ends a run that goes on without it",
-        "resilient/train/saving.py",
+        "resilient/train/saver.py",
         "            self.wait()\n        except SaveFailed as error:\n"
         "            self._go_on_without(error)\n        self._checkpointer.close()\n",
         "            self.wait()\n        finally:\n            pass\n"
@@ -69,14 +69,14 @@ MUTANTS = [
     ),
     Mutant(
         "gradients that are no numbers are stepped with",
-        "resilient/train/measures/spikes.py",
+        "resilient/train/loss_guard.py",
         "        if bad:\n",
         "        if False:\n",
         f"{BACK} -k unless_they_are_expected",
     ),
     Mutant(
         "what recent losses were is forgotten at a resume",
-        "resilient/train/measures/spikes.py",
+        "resilient/train/loss_guard.py",
         '        self._recent.extend(state_dict["recent"])\n',
         "",
         f"{BACK} -k learned_is_saved",
@@ -97,28 +97,28 @@ MUTANTS = [
     ),
     Mutant(
         "numbers are told each time they are looked at",
-        "resilient/train/measures/episodes.py",
+        "resilient/train/loss_guard.py",
         'return not self.is_broken and (kind != "spike" or self._kind != "spike")',
         "return True",
         NUMBERS,
     ),
     Mutant(
         "a norm that fp16 expects to be infinite breaks",
-        "resilient/train/measures/episodes.py",
+        "resilient/train/loss_guard.py",
         "        if not self._expects_infinite:\n",
         "        if True:\n",
         NUMBERS,
     ),
     Mutant(
         "rotation takes the last checkpoint before the loss broke",
-        "resilient/train/best.py",
+        "resilient/train/saver.py",
         "(self.checkpoint, self.sound)",
         "(self.checkpoint,)",
         NUMBERS,
     ),
     Mutant(
         "the next life forgets which checkpoint was sound",
-        "resilient/train/best.py",
+        "resilient/train/saver.py",
         'parse_checkpoint(state_dict.get("sound", ""))',
         "None",
         NUMBERS,

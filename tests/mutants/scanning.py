@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TESTS = "tests/unit/layouts/test_scanning.py"
-SCANNING = "resilient/layouts/scanning.py"
-CALLABLES = "resilient/layouts/callables.py"
+SCANNING = "resilient/layouts/security_scan.py"
+CALLABLES = "resilient/layouts/pickle_names.py"
 
 MUTANTS = [
     Mutant(
         "a host that is away is a file that is missing",
-        "resilient/storage/fs_errors.py",
+        "resilient/storage/errors.py",
         "kind_of_foreign(error.__cause__) in _NO_ANSWER:",
         "kind_of_foreign(error.__cause__) in ():",
         "tests/unit/storage/test_fsspec_calls.py -k nobody",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "names before the place where a pickle breaks are forgotten",
-        "resilient/layouts/pickles.py",
+        "resilient/layouts/pickle_reader.py",
         "        return frozenset(machine.names), str(error)\n",
         "        return frozenset(), str(error)\n",
         TESTS,
@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "a warning alone ends with 0",
-        "cli/resilient_cli/commands/scanning.py",
+        "cli/resilient_cli/commands/scan.py",
         "any(one.risk is not Risk.NOTE for one in found)",
         "any(one.risk is Risk.DANGER for one in found)",
         "tests/cli/test_scan.py",

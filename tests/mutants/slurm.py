@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TESTS = "tests/cli/test_slurm.py"
-JOB = "cli/resilient_cli/slurm/job.py"
+JOB = "cli/resilient_cli/slurm/script.py"
 SCRIPT = "cli/resilient_cli/slurm/script.py"
 
 MUTANTS = [
@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "SLURM signals when --grace is all that is left",
         "cli/resilient_cli/commands/slurm.py",
-        "lead = math.ceil(grace + budget.MARGIN_SECONDS)",
+        ("lead = math.ceil(grace + preemption_budget.MARGIN_SECONDS)"),
         "lead = math.ceil(grace)",
         f"{TESTS} -k grace",
     ),

@@ -12,10 +12,10 @@ EARLY = "tests/cli/test_early.py"
 KILLED = "tests/process/test_killed_while_stopping.py"
 CAUSES = "tests/process/test_causes_told.py"
 STARTING = "tests/process/test_stop_at_startup.py"
-TABLE = "resilient/agent/verdict/decide.py"
-OUTCOME = "resilient/agent/verdict/outcome.py"
-WATCH = "resilient/agent/watch.py"
-BOOKS = "resilient/agent/judging.py"
+TABLE = "resilient/elastic/restart_policy.py"
+OUTCOME = "resilient/elastic/outcome.py"
+WATCH = "resilient/elastic/attempt_monitor.py"
+BOOKS = "resilient/elastic/restart_controller.py"
 FOLDERS = "tests/process/test_folders_left.py"
 
 MUTANTS = [
@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "a rank that cannot be killed is one that hangs",
-        "resilient/agent/health/hanging.py",
+        "resilient/elastic/attempt_monitor.py",
         "is_host_broken=is_unkillable",
         "is_host_broken=False",
         "tests/process/test_uninterruptible.py -k makes_the_agent_leave",
@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         "a life that was ended from outside counts against the script",
-        "resilient/agent/verdict/history.py",
+        "resilient/elastic/restart_policy.py",
         " or (outcome.is_robbed and not progressed)",
         "",
         HISTORY,
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "signals of the first moments are forgotten",
-        "resilient/agent/stops.py",
+        "resilient/elastic/signals.py",
         "            self._heard(early, None)\n",
         "            pass\n",
         STOPS,
@@ -148,41 +148,41 @@ MUTANTS = [
     Mutant(
         "a plan that is printed cannot be ended",
         "cli/resilient_cli/commands/train.py",
-        "        early.stop_listening()\n",
+        ("        process_exit.stop_listening()\n"),
         "",
         f"{STARTING} -k printed",
     ),
     Mutant(
         "the value of a global option is taken for the command",
-        "cli/resilient_cli/early.py",
+        "cli/resilient_cli/process_exit.py",
         "not is_value and not word",
         "not word",
         EARLY,
     ),
     Mutant(
         "what was heard is kept from who listened before",
-        "cli/resilient_cli/early.py",
+        "cli/resilient_cli/process_exit.py",
         "        signal.raise_signal(number)\n",
         "        pass\n",
         EARLY,
     ),
     Mutant(
         "the folder of a killed agent is left for ever",
-        "resilient/agent/folder.py",
+        "resilient/elastic/run_dir.py",
         "        if _is_own(path):\n",
         "        if False:\n",
         FOLDERS,
     ),
     Mutant(
         "the folder of a living agent is removed",
-        "resilient/agent/folder.py",
+        "resilient/elastic/run_dir.py",
         "    lock = lock_folder(path)\n",
         "    lock = os.open(path, os.O_RDONLY)\n",
         FOLDERS,
     ),
     Mutant(
         "the folder of an agent that begins is removed",
-        "resilient/agent/folder.py",
+        "resilient/elastic/run_dir.py",
         " and (path / _MARK).exists()",
         "",
         FOLDERS,

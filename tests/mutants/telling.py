@@ -10,7 +10,7 @@ NO_FILES = "tests/unit/layouts/test_no_files.py"
 SPEAKING = "tests/unit/layouts/test_speaking.py"
 DOCUMENTS = "tests/unit/mending/test_documents.py"
 REMEDIES = "tests/unit/layouts/test_remedies.py"
-STREAMS = "cli/resilient_cli/streams.py"
+STREAMS = "cli/resilient_cli/output.py"
 FULL = "tests/cli/test_full_output.py"
 FOLDER = "resilient/storage/folder.py"
 GROUPS = "        problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
@@ -18,21 +18,21 @@ GROUPS = "        problems += odd_optimizer(archive.name, one, archive, is_begun
 MUTANTS = [
     Mutant(
         "two layers of different kinds are one with a wrong name",
-        "resilient/layouts/layers.py",
+        "resilient/layouts/consistency.py",
         "or (is_pair and not _is_bit_apart(wanted, found)):",
         "or False:",
         f"{LAYERS} -k different_kinds",
     ),
     Mutant(
         "a weight of another shape is one with a wrong name",
-        "resilient/layouts/layers.py",
+        "resilient/layouts/consistency.py",
         "        if one.shape != shapes[wanted] or",
         "        if False or",
         f"{LAYERS} -k another_shape",
     ),
     Mutant(
         "the groups of an optimizer in a file of torch are not looked at",
-        "resilient/layouts/plain.py",
+        "resilient/layouts/single_file.py",
         GROUPS,
         "        problems += []\n",
         f"{OPTIMIZERS} -k a_file",
@@ -40,13 +40,15 @@ MUTANTS = [
     Mutant(
         "the groups of an optimizer of Lightning are not looked at",
         "resilient/layouts/lightning.py",
-        "            problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n",
+        (
+            "            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
+        ),
         "            problems += []\n",
         f"{OPTIMIZERS} -k of_lightning",
     ),
     Mutant(
         "an optimizer that has made no step is one that lost its state",
-        "resilient/layouts/groups.py",
+        "resilient/layouts/consistency.py",
         "    if is_begun and _is_emptied(value, archive):",
         "    if _is_emptied(value, archive):",
         f"{OPTIMIZERS} -k before_the_first",
@@ -67,36 +69,36 @@ MUTANTS = [
     ),
     Mutant(
         "marks of direction in a name are fine",
-        "resilient/layouts/speaking.py",
+        "resilient/layouts/security_scan.py",
         '_TALKING = ("Cc", "Cf",',
         '_TALKING = ("Cc",',
         SPEAKING,
     ),
     Mutant(
         "names of tensors are not looked at for what they say to a terminal",
-        "resilient/layouts/scanning.py",
+        "resilient/layouts/security_scan.py",
         "        found += _talking(folder, listing, name)\n",
         "",
         SPEAKING,
     ),
     Mutant(
         "a configuration that is as wrong is taken from another step",
-        "resilient/mending/pointers.py",
+        "resilient/layout_repair/index_repair.py",
         "            if any(one.place == name for one in problems):\n",
         "            if False:\n",
         f"{DOCUMENTS} -k as_wrong",
     ),
     Mutant(
         "a weight under another name is whole",
-        "resilient/mending/planning.py",
+        "resilient/layout_repair/plan.py",
         " or problem.loses == RENAMED\n",
         "\n",
         f"{DOCUMENTS} -k another_name",
     ),
     Mutant(
         "of what was saved so the whole step beside it is not named",
-        "resilient/layouts/remedies.py",
-        "    if problem.cure is Cure.EARLIER and sibling:\n",
+        "resilient/layouts/resumability.py",
+        ("    if problem.cure is Remedy.EARLIER and sibling:\n"),
         "    if False:\n",
         REMEDIES,
     ),
@@ -109,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "a line of a message looks like a hint",
-        "cli/resilient_cli/render.py",
+        "cli/resilient_cli/output.py",
         '.replace("\\n", "\\n    ")',
         "",
         "tests/cli/test_escapes.py -k hint",
@@ -130,21 +132,21 @@ MUTANTS = [
     ),
     Mutant(
         "a word of a command is not quoted",
-        "resilient/showing.py",
+        "resilient/redaction.py",
         "    return text if _WORD.fullmatch(text) else shlex.quote(text)",
         "    return text",
         "tests/cli/test_hinted_commands.py -k odd_place",
     ),
     Mutant(
         "a hint names an option that is not there",
-        "cli/resilient_cli/commands/unlocking.py",
+        "cli/resilient_cli/commands/unlock.py",
         " --yes --force loses",
         " --yes --by-force loses",
         "tests/cli/test_hinted_commands.py -k sources",
     ),
     Mutant(
         "a hint may be no command",
-        "resilient/vault/registry/references.py",
+        "resilient/checkpoint/refs.py",
         'hint="resilient help refs"',
         'hint="write it otherwise"',
         "tests/cli/test_hints.py -k source",

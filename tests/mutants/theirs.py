@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 GROUPED = "tests/unit/train/interop/test_grouped_runs.py"
-DRAWING = "resilient/train/data/drawing.py"
+DRAWING = "resilient/train/data/ordering.py"
 STEPS = "tests/unit/train/test_accelerator.py"
 GANGS = "tests/process/test_stock_steps.py"
 OVERRIDDEN = "tests/unit/train/test_overridden.py"
-ACCELERATOR = "resilient/train/surface/accelerating.py"
+ACCELERATOR = "resilient/train/hf_compat.py"
 
 MUTANTS = [
     Mutant(
         "the order of a run that draws as theirs is not drawn",
-        "resilient/train/data/orders.py",
+        "resilient/train/data/ordering.py",
         "        drawn = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)\n",
         "        drawn = Sampling().order(cursor)\n",
         f"{GROUPED} -k draws_as_theirs",
@@ -35,14 +35,14 @@ MUTANTS = [
     ),
     Mutant(
         "what an order was drawn from is not saved",
-        "resilient/train/data/sampling.py",
+        "resilient/train/data/sampler.py",
         '            **({"drawn": self.drawn} if self.drawn else {}),\n',
         "",
         f"{GROUPED} -k outlives_a_death",
     ),
     Mutant(
         "an epoch of theirs that is under way goes on in an order of ours",
-        "resilient/train/data/sampling.py",
+        "resilient/train/data/sampler.py",
         "            self.drawn = find_drawn(place, self.streams, self.size)\n",
         "            pass\n",
         f"{GROUPED} -k taken_over",
@@ -63,14 +63,14 @@ MUTANTS = [
     ),
     Mutant(
         "what a model_init drew is taken for nothing",
-        "resilient/train/assembly.py",
-        "Streams(hooks.args.seed, is_known=hooks.model_init is None)",
-        "Streams(hooks.args.seed)",
+        "resilient/train/build_run.py",
+        ("HFRandomStreams(hooks.args.seed, is_known=hooks.model_init is None)"),
+        ("HFRandomStreams(hooks.args.seed)"),
         f"{GROUPED} -k model_init",
     ),
     Mutant(
         "an order that theirs would draw anew is exported",
-        "resilient/train/interop/theirs.py",
+        "resilient/train/hf_interop/exporter.py",
         "and not is_alike and _groups(config):",
         "and False:",
         f"{GROUPED} -k stock_transformers_would",
@@ -91,14 +91,14 @@ MUTANTS = [
     ),
     Mutant(
         "a loss is computed outside of the context that a script overrides",
-        "resilient/train/surface/stepping.py",
+        "resilient/train/trainer_hooks.py",
         "        with self.compute_loss_context_manager():\n",
         "        with self.precision.autocast():\n",
         f"{STEPS} -k scripts_own",
     ),
     Mutant(
         "every micro-batch is said to be the last of its step",
-        "resilient/train/surface/wrapping.py",
+        "resilient/train/trainer_hooks.py",
         "        self.is_last_micro_batch = left == 0\n",
         "",
         f"{STEPS} -k same_bits",
@@ -112,28 +112,28 @@ MUTANTS = [
     ),
     Mutant(
         "only what the last class overrides is looked at",
-        "resilient/train/surface/theirs.py",
+        "resilient/train/hf_compat.py",
         'for one in kind.__mro__ if not one.__module__.startswith("resilient.")]',
         "for one in (kind,)]",
         f"{OVERRIDDEN} -k nothing_would_call",
     ),
     Mutant(
         "a script's word on what decays is not heard",
-        "resilient/train/surface/making.py",
+        "resilient/train/trainer_hooks.py",
         "self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)",
         "self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe)",
         f"{OVERRIDDEN} -k decays",
     ),
     Mutant(
         "what decays may be overridden where nothing asks it",
-        "resilient/train/surface/making.py",
+        "resilient/train/trainer_hooks.py",
         "            self._require_decay_to_count(recipe[1])\n",
         "",
         f"{OVERRIDDEN} -k groups_are_others",
     ),
     Mutant(
         "a script's own preparation of inputs is passed over",
-        "resilient/train/surface/preparing.py",
+        "resilient/train/trainer_hooks.py",
         "            return self._prepare_input(inputs)\n",
         "            pass\n",
         f"{OVERRIDDEN} -k prepare",

@@ -11,10 +11,10 @@ HOSTS = "tests/gang/test_near_per_host.py"
 TOGETHER = "tests/gang/test_promoting_together.py"
 KEPT = "tests/gang/test_keeper_tiers.py"
 
-PROMOTE = "resilient/vault/tiers/promote.py"
-PROMOTER = "resilient/vault/saving/promoter.py"
+PROMOTE = "resilient/checkpoint/promotion.py"
+PROMOTER = "resilient/checkpoint/promotion.py"
 UNEQUAL = "tests/gang/test_unequal_hosts.py"
-STORE = "resilient/vault/tiers/tiers.py"
+STORE = "resilient/checkpoint/tiers/tiered_store.py"
 
 MUTANTS = [
     Mutant(
@@ -62,16 +62,16 @@ MUTANTS = [
     ),
     Mutant(
         "a near tier of another run is taken",
-        "resilient/vault/begin.py",
+        "resilient/checkpoint/start_generation.py",
         "            require_same_run(desk.store)\n",
-        "            settle(desk.store)\n",
+        ("            fsync_leftovers(desk.store)\n"),
         TIERS,
     ),
     Mutant(
         "a damaged near copy is damage of the checkpoint",
-        "resilient/vault/reading/read.py",
-        "if not doubt(store, error.key):",
-        "if store.url or not doubt(store, error.key):",
+        "resilient/checkpoint/restore/read.py",
+        ("if not use_other_replica(store, error.key):"),
+        ("if store.url or not use_other_replica(store, error.key):"),
         TIERS,
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     Mutant(
         "the last save stays near",
-        "resilient/checkpointer.py",
+        "resilient/checkpoint_engine.py",
         "            self._desk.finish(is_closing=True)\n",
         "",
         TIERS,
@@ -146,28 +146,28 @@ MUTANTS = [
     ),
     Mutant(
         "a manifest that a host did not get stays away",
-        "resilient/vault/begin.py",
+        "resilient/checkpoint/start_generation.py",
         "            adopt_manifests(tiers)\n",
         "",
         HOSTS,
     ),
     Mutant(
         "only the coordinator's host is asked whose its near tier is",
-        "resilient/vault/begin.py",
+        "resilient/checkpoint/start_generation.py",
         "isinstance(desk.store, TieredStore) and desk.leads:",
         "isinstance(desk.store, TieredStore) and desk.world.is_coordinator:",
         HOSTS,
     ),
     Mutant(
         "room is asked for as if all hosts had one disk",
-        "resilient/vault/saving/space.py",
+        "resilient/checkpoint/save/persist.py",
         "for group in desk.places.groups or (tuple(ranks),):",
         "for group in (tuple(ranks),):",
         HOSTS,
     ),
     Mutant(
         "time alone promotes nothing",
-        "resilient/vault/saving/tiering.py",
+        "resilient/checkpoint/promotion_policy.py",
         "passed_seconds >= seconds:",
         "passed_seconds < 0 <= seconds:",
         TIERS,
@@ -181,43 +181,43 @@ MUTANTS = [
     ),
     Mutant(
         "anything of a host's disk may be read from elsewhere",
-        "resilient/vault/tiers/peers.py",
+        "resilient/checkpoint/tiers/peer_store.py",
         "    if not _may_be_read(key):\n",
         "    if not key:\n",
         "tests/unit/vault/test_peers.py",
     ),
     Mutant(
         "the keeper passes the near tier by",
-        "resilient/vault/keeper/seat.py",
-        "self._onwards = Onwards(guest, guest.near) if guest.near else None",
+        "resilient/checkpoint/daemon/session.py",
+        ("self._onwards = SessionTiers(guest, guest.near) if guest.near else None"),
         "self._onwards = None",
         KEPT,
     ),
     Mutant(
         "what the keeper committed last nobody finishes without it",
-        "resilient/vault/keeper/link.py",
+        "resilient/checkpoint/daemon/client.py",
         "            desk.promoter.note(job.about.checkpoint, job.keep)\n",
         "            pass\n",
         KEPT,
     ),
     Mutant(
         "the trainer does not ask the keeper to finish",
-        "resilient/vault/keeper/kept.py",
+        "resilient/checkpoint/daemon/factory.py",
         "        if not self._finish(within_seconds):\n",
         "        if within_seconds > 0:\n",
         KEPT,
     ),
     Mutant(
         "memory hides that a near copy can be doubted",
-        "resilient/vault/reading/recall.py",
-        "        return doubt(self._store, key)\n",
+        "resilient/checkpoint/restore/memory_store.py",
+        ("        return use_other_replica(self._store, key)\n"),
         "        return False\n",
         KEPT,
     ),
     Mutant(
         "the keeper takes all hosts for one",
-        "resilient/vault/keeper/guest.py",
-        "        tiered = replace(tiered, places=Places(groups))\n",
+        "resilient/checkpoint/daemon/messages.py",
+        ("        tiered = replace(tiered, places=NearTierGroups(groups))\n"),
         "",
         KEPT,
     ),
@@ -287,14 +287,14 @@ MUTANTS = [
     ),
     Mutant(
         "a host that brings file after file is taken for silent",
-        "resilient/vault/tiers/promote.py",
+        "resilient/checkpoint/promotion.py",
         "        beat()\n",
         "",
         f"{UNEQUAL} -k three_times",
     ),
     Mutant(
         "a host that brings nothing is waited for without end",
-        "resilient/world/comms.py",
+        "resilient/distributed/coordination.py",
         "beats.get(one) == before.get(one)]",
         "one not in beats]",
         "tests/contract/test_comms.py -k rests_there",

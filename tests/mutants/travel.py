@@ -5,15 +5,15 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BACK = "tests/unit/vault/test_going_back.py"
-MOVES = "resilient/vault/registry/moves.py"
-TRAVEL = "resilient/vault/rollback.py"
+MOVES = "resilient/checkpoint/reflog.py"
+TRAVEL = "resilient/checkpoint/rollback.py"
 
-MIRROR = "resilient/vault/mirror.py"
+MIRROR = "resilient/checkpoint/replicate.py"
 MIRRORING = "tests/unit/vault/test_mirroring.py"
 BISECT = "tests/cli/test_bisect.py"
-WRITERS = "resilient/vault/writers.py"
+WRITERS = "resilient/checkpoint/fencing.py"
 SHUT = "tests/unit/vault/test_shutting_out.py"
-WITNESS = "cli/resilient_cli/witness.py"
+WITNESS = "cli/resilient_cli/liveness.py"
 UNLOCK = "tests/cli/test_unlocking.py"
 
 MUTANTS = [
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "a moment means what was saved after it",
-        "resilient/vault/registry/references.py",
+        "resilient/checkpoint/refs.py",
         "created_at) <= moment:\n",
         "created_at) >= moment:\n",
         f"{BACK} -k moment_means",
@@ -147,28 +147,28 @@ MUTANTS = [
     ),
     Mutant(
         "what is known of nothing counts as good in a bisection",
-        "cli/resilient_cli/halving.py",
+        "cli/resilient_cli/commands/bisect.py",
         "            unknown.add(at)\n",
         "            good = at\n",
         BISECT,
     ),
     Mutant(
         "a bisection goes through a life that its bad end never saw",
-        "resilient/vault/registry/catalog.py",
+        "resilient/checkpoint/catalog.py",
         "committed(store), numbers), checkpoint)[0]",
         "committed(store), numbers), max(committed(store)))[0]",
         BISECT,
     ),
     Mutant(
         "a command that a signal ended says that a checkpoint is bad",
-        "cli/resilient_cli/commands/bisecting.py",
+        "cli/resilient_cli/commands/bisect.py",
         "        if not 0 <= done.returncode <= _STATUS_MAX:\n",
         "        if False:\n",
         BISECT,
     ),
     Mutant(
         "a damaged checkpoint is shown to the command of a bisection",
-        "cli/resilient_cli/commands/bisecting.py",
+        "cli/resilient_cli/commands/bisect.py",
         'if one.severity == "damaged"]',
         "if False]",
         BISECT,
@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     Mutant(
         "a writer that lives is shut out without a word",
-        "cli/resilient_cli/commands/unlocking.py",
+        "cli/resilient_cli/commands/unlock.py",
         "    if acts and is_alive and not force:\n",
         "    if acts and is_alive and force:\n",
         f"{UNLOCK} -k lives_here",

@@ -11,7 +11,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from torch import nn
 
-from resilient.adapters.accelerate import AcceleratorCheckpointer
+from resilient.integrations.accelerate import AcceleratorCheckpointer
 
 
 def main(repository: str) -> None:

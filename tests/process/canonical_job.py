@@ -27,9 +27,8 @@ sys.path += [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).pare
 from endings import ending
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 from resilient.errors import Preempted
-from resilient.world.launch import Launch, write_launch
-from resilient.world.world import World
 from tests.services.ports import held_port
 
 STEPS = 12
@@ -133,7 +132,7 @@ class Gangs:
             return pid
         code = 1
         try:
-            os.environ.update(write_launch(Launch(World(rank, size, rank), "127.0.0.1", port)))
+            os.environ.update(write_launch(LaunchEnv(World(rank, size, rank), "127.0.0.1", port)))
             trainer_for(self.folder, pause, **self.options).train()
             code = 0
         except Preempted as stopped:

@@ -21,7 +21,7 @@ from fakes import MemoryCheckpointer, MemoryRepository
 from resilient.errors import ResilientError
 from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -123,7 +123,7 @@ class DieAfter(TrainerCallback):
 
 
 def main(mode, out, *options):
-    session.open_checkpointer = OnDisk().open
+    session.open_engine = OnDisk().open
     given = {
         name: float(value) if "." in value else int(value)
         for name, value in (option.split("=") for option in options)

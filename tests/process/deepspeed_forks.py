@@ -13,8 +13,7 @@ from importlib import import_module
 
 from gangs import ROOT
 
-from resilient.world.launch import Launch, write_launch
-from resilient.world.world import World
+from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 from tests.services.ports import held_ports
 
 # What making an engine and an optimizer would import in each rank.
@@ -41,7 +40,7 @@ def fork_world(size, port, work):
     for rank in range(size):
         pid = os.fork()
         if not pid:
-            os.environ.update(write_launch(Launch(World(rank, size, rank), "127.0.0.1", port)))
+            os.environ.update(write_launch(LaunchEnv(World(rank, size, rank), "127.0.0.1", port)))
             work()
             return None
         pids.append(pid)

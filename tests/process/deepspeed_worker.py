@@ -21,7 +21,7 @@ from dying import die_together
 from workload import Bytes, Model, Recording
 
 from resilient import TrainerCallback, TrainingArguments
-from resilient.train.arguments.old_names import zero_of
+from resilient.train.arguments.deprecated import zero_of
 
 STEPS = 10
 SAVE_STEPS = 2

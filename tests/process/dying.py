@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 
 def see_landed(folder, step):

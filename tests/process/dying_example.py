@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from resilient import TrainerCallback
+from resilient.checkpoint.catalog import committed
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed
 
 
 class DiesOnce(TrainerCallback):

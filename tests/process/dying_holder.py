@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 from keepers import begun, weight
 
-from resilient.checkpointer import About
-from resilient.holding import begin_to_hold
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.in_memory_steps import start_step_cache
 
 SIZES = (5, 9, 5, 40, 5, 9, 3000)
 
@@ -30,15 +30,15 @@ def nap(seconds: float) -> None:
 def main() -> None:
     keeper = SimpleNamespace(path=Path(sys.argv[1]))
     checkpointer = begun(keeper, sys.argv[2])
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
-    holding = begin_to_hold(checkpointer)
+    holding = start_step_cache(checkpointer)
     if len(sys.argv) > 3:
         fork = multiprocessing.get_context("fork")
         fork.Process(target=nap, args=(float(sys.argv[3]),)).start()
     for step in range(2, 1_000_000):
         size = SIZES[step // 100 % len(SIZES)] + step % 3
-        about = About(config={"step": step // 7, "plan": [step]})
+        about = CheckpointInfo(config={"step": step // 7, "plan": [step]})
         holding.hold(step, weight(step, size), about, overlap=False)
         sys.stdout.write(f"{step}\n")
         sys.stdout.flush()

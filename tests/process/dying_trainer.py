@@ -15,18 +15,18 @@ from pathlib import Path
 
 import torch
 
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.copying import HostCopies
-from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.keeper.guest import KeeperAddress
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.engine_factory import open_engine
+from resilient.state_dict.host_copy import HostCopyBatch
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 
 begun = threading.Event()
-make = HostCopies.make
+make = HostCopyBatch.make
 
 
-def make_and_stop(self: HostCopies, *, modestly: bool = False) -> None:
+def make_and_stop(self: HostCopyBatch, *, modestly: bool = False) -> None:
     """Make the copies of one file and never begin another."""
     make(self, modestly=modestly)
     begun.set()
@@ -38,7 +38,7 @@ def main(keeper: str, repository: str, where: str) -> None:
     model = torch.nn.Linear(400, 400, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     parts = {"model": Part(model), "optimizer": Part(NamedOptimizer(model, optimizer))}
-    checkpointer = open_checkpointer(repository, keeper=KeeperAddress(keeper))
+    checkpointer = open_engine(repository, keeper=DaemonAddress(keeper))
     checkpointer.resume(parts)
     for step in (1, 2):
         model(torch.ones(400)).sum().backward()
@@ -46,12 +46,12 @@ def main(keeper: str, repository: str, where: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step == 1:
-            checkpointer.save(step, parts, About(), overlap=True)
+            checkpointer.save(step, parts, CheckpointInfo(), overlap=True)
             checkpointer.wait()
     torch.save(model.weight.detach(), Path(keeper).with_name("weight"))
     if where == "copying":
-        HostCopies.make = make_and_stop
-    checkpointer.save(2, parts, About(), overlap=where != "saved")
+        HostCopyBatch.make = make_and_stop
+    checkpointer.save(2, parts, CheckpointInfo(), overlap=where != "saved")
     if where == "copying":
         begun.wait()
     if where == "updating":

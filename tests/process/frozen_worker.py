@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 STEPS = 9

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import forked
 
-from resilient.world.launch import Launch, write_launch
-from resilient.world.world import World
+from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 from tests.services.ports import held_ports
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ def gang_of(size, script, *arguments):
 def _start(size, port, script, *arguments):
     started = []
     for rank in range(size):
-        launch = Launch(World(rank, size, rank), "127.0.0.1", port)
+        launch = LaunchEnv(World(rank, size, rank), "127.0.0.1", port)
         path = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
         started.append(
             forked.Popen(

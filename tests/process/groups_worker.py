@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from resilient.strategies.fsdp import data_mesh
 from resilient.strategies.fsdp_options import FsdpOptions
-from resilient.strategies.meshes import MeshSizes
+from resilient.strategies.parallelism_options import MeshSizes
 from resilient.strategies.pipeline.strategy import PipelineStrategy
 from resilient.strategies.tensor_parallel import TensorParallelStrategy
 

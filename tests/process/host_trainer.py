@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.saving.tiering import Tiering
-from resilient.world.launch import read_launch
-from resilient.world.tcp import connect
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.distributed.launch_env import read_launch
+from resilient.distributed.torch_kv_store import connect
+from resilient.engine_factory import open_engine
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 
 DIES_AT = 5
 PROMOTED_AT = 3
@@ -37,12 +37,12 @@ def main(folder: str, hosts: str, steps: str, doomed: str) -> None:
     parts = {"model": Part(model), "optimizer": Part(NamedOptimizer(model, optimizer))}
     # Kept: the others' place ends with it.
     board = connect(launch.world, launch.host, launch.port, hosted=False)
-    checkpointer = open_checkpointer(
+    checkpointer = open_engine(
         str(Path(folder, "durable")),
         launch.world,
         board,
         near_url=str(Path(folder, f"near-{host}")),
-        tiering=Tiering(durable_every=PROMOTED_AT),
+        tiering=TieringOptions(durable_every=PROMOTED_AT),
         within_seconds=60.0,
     )
     resumed = checkpointer.resume(parts)
@@ -51,7 +51,7 @@ def main(folder: str, hosts: str, steps: str, doomed: str) -> None:
         model(torch.ones(200) * step).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
         checkpointer.wait(in_every_tier=step == PROMOTED_AT)
         if step == DIES_AT and host == doomed:
             os.kill(os.getpid(), signal.SIGKILL)

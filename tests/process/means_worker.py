@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from resilient.storage.shared import map_file
-from resilient.train.measures.meters import Meters
-from resilient.world.sums import PAGE_BYTES, NearSums
+from resilient.distributed.host_sum import PAGE_BYTES, HostLocalSum
+from resilient.storage.shared_memory import map_file
+from resilient.train.meters import Meters
 
 LATE_SECONDS = 0.5
 
@@ -33,7 +33,7 @@ def near_sums_of(folder, rank):
         while not path.exists():
             time.sleep(0.01)
         pages.append(map_file(path, PAGE_BYTES, writable=one == rank))
-    return NearSums(pages, rank)
+    return HostLocalSum(pages, rank)
 
 
 def main(folder, is_near):

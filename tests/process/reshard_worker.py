@@ -26,13 +26,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 from resilient.strategies.ddp import DdpStrategy
-from resilient.strategies.detour import detour_of
 from resilient.strategies.fsdp import FsdpStrategy
 from resilient.strategies.fsdp1 import Fsdp1Strategy
 from resilient.strategies.fsdp_options import FsdpOptions
+from resilient.strategies.module_wrapper import find_redirect
 from resilient.train.arguments import TrainingArguments
 from resilient.train.model.precision import Precision
 
@@ -82,7 +82,7 @@ class Flat:
         )
         strategy = Fsdp1Strategy(CPU, options)
         inside = strategy.prepare(Odd(seed))
-        self.model = detour_of(inside).wrapper
+        self.model = find_redirect(inside).wrapper
         groups = [{"params": list(inside.parameters())}]
         if not flattens:
             groups = [{"params": [one]} for one in inside.parameters()]

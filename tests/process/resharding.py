@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.distributed.launch_env import read_launch
+from resilient.distributed.torch_kv_store import connect, join_process_group
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.world.launch import read_launch
-from resilient.world.tcp import connect, join_process_group
 
 # What every optimizer is saved with; the other learns at another rate until it is loaded.
 RATE, OTHER_RATE, STEPS = 0.5, 1e-3, 17.0
@@ -83,14 +83,14 @@ class Rank:
 
     def _opened(self, repository, scope):
         url, emit = str(self._folder / repository), Emitter(SystemClock())
-        return open_checkpointer(url, self.world, self._board, emit, scope=scope)
+        return open_engine(url, self.world, self._board, emit, scope=scope)
 
     def save(self, layout, job):
         """Save a job as ``<layout>-<ranks>``."""
         job.give_moments()
         checkpointer = self._opened(f"{layout}-{self.world.size}", f"save {layout}")
         checkpointer.resume({})
-        checkpointer.save(5, job.parts, About(strategy=layout))
+        checkpointer.save(5, job.parts, CheckpointInfo(strategy=layout))
         checkpointer.close()
 
     def load(self, saver, layout, job):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.train.data.orders import epoch_order
+from resilient.train.data.ordering import epoch_order
 
 SAMPLES, STEP_SAMPLES, BROKEN_STEP = 128, 8, 7
 

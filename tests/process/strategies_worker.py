@@ -29,7 +29,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.strategies.detour import detour_of
+from resilient.strategies.module_wrapper import find_redirect
 
 STEPS = 6
 SAVE_STEPS = 2
@@ -228,7 +228,7 @@ def _details(model):
 
 def _flat_details(model):
     """Return what FSDP1 was told about the first module that is gathered by itself."""
-    detour = detour_of(model)
+    detour = find_redirect(model)
     if detour is None:
         return {}
     wrapper = detour.wrapper

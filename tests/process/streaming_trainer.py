@@ -15,18 +15,18 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).p
 
 from test_keeper_streams import parts_of, state  # noqa: E402 - found through the path above
 
-from resilient.checkpointer import About  # noqa: E402
-from resilient.opening import open_checkpointer  # noqa: E402
-from resilient.vault.keeper import stream  # noqa: E402
-from resilient.vault.keeper.guest import KeeperAddress  # noqa: E402
+from resilient.checkpoint.daemon import connection  # noqa: E402
+from resilient.checkpoint.daemon.messages import DaemonAddress  # noqa: E402
+from resilient.checkpoint.save.metadata import CheckpointInfo  # noqa: E402
+from resilient.engine_factory import open_engine  # noqa: E402
 
 
 def main(keeper: str, repository: str) -> None:
-    checkpointer = open_checkpointer(repository, keeper=KeeperAddress(keeper))
+    checkpointer = open_engine(repository, keeper=DaemonAddress(keeper))
     checkpointer.resume({})
-    checkpointer.save(1, parts_of(state(1)), About())
+    checkpointer.save(1, parts_of(state(1)), CheckpointInfo())
     checkpointer.wait()
-    copy, copied = stream._fill, []
+    copy, copied = connection._fill, []
 
     def copy_and_die(file, slot):
         if len(copied) == 2:
@@ -34,8 +34,8 @@ def main(keeper: str, repository: str) -> None:
         copy(file, slot)
         copied.append(file)
 
-    stream._fill = copy_and_die
-    checkpointer.save(2, parts_of(state(2)), About())
+    connection._fill = copy_and_die
+    checkpointer.save(2, parts_of(state(2)), CheckpointInfo())
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from resilient.adapters.accelerate import AcceleratorCheckpointer
 from resilient.errors import ConfigError, IncompatibleCheckpoint, StartOverRefused
+from resilient.integrations.accelerate import AcceleratorCheckpointer
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from jobs import Job, run
 
-from resilient.accounting.account import account
-from resilient.accounting.records import read_records
-from resilient.accounting.timeline import Spent
+from resilient.goodput.event_log import read_records
+from resilient.goodput.report import build_report
+from resilient.goodput.timeline import TimeClass
 
 OPTIONS = ("--steps", "40", "--pause", "0.05")
 
@@ -35,13 +35,19 @@ def live_through_it(folder):
 
 def test_the_report_of_a_killed_and_preempted_run_sums_up_and_names_the_causes(tmp_path):
     died_after, took_seconds = live_through_it(tmp_path)
-    found = account(read_records([tmp_path]))
+    found = build_report(read_records([tmp_path]))
     spent = found.spent_ms
     assert sum(spent.values()) == found.wall_ms
     assert 0 < found.wall_ms <= 1000 * took_seconds
     assert all(one.ended_ms == later.began_ms for one, later in pairwise(found.intervals))
-    some = (Spent.TRAINING, Spent.START, Spent.EVALUATION, Spent.SAVE_STALL, Spent.DOWN)
-    assert all(spent[kind] > 0 for kind in (*some, Spent.RESTORE))
+    some = (
+        TimeClass.TRAINING,
+        TimeClass.START,
+        TimeClass.EVALUATION,
+        TimeClass.SAVE_STALL,
+        TimeClass.DOWN,
+    )
+    assert all(spent[kind] > 0 for kind in (*some, TimeClass.RESTORE))
 
     assert [one.cause for one in found.faults] == ["signal", "preemption"]
     first, second = found.faults

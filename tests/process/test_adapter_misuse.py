@@ -43,7 +43,7 @@ def accelerator():
 
 
 def test_accelerate_is_not_saved_in_the_middle_of_an_accumulation(tmp_path, accelerator):
-    from resilient.adapters.accelerate import AcceleratorCheckpointer
+    from resilient.integrations.accelerate import AcceleratorCheckpointer
 
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -69,7 +69,7 @@ def test_accelerate_is_not_saved_in_the_middle_of_an_accumulation(tmp_path, acce
 
 
 def test_accelerate_on_data_without_length_says_what_to_do(tmp_path, accelerator):
-    from resilient.adapters.accelerate import AcceleratorCheckpointer
+    from resilient.integrations.accelerate import AcceleratorCheckpointer
 
     model, loader = accelerator.prepare(nn.Linear(4, 4), DataLoader(Endless()))
     with AcceleratorCheckpointer(accelerator, tmp_path) as checkpointer:
@@ -83,7 +83,7 @@ def test_accelerate_on_data_without_length_says_what_to_do(tmp_path, accelerator
 def trained_by_transformers(folder, steps, **how):
     from transformers import Trainer, TrainingArguments
 
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     class Line(nn.Module):
         def __init__(self):
@@ -115,7 +115,7 @@ def test_transformers_may_be_told_to_resume_as_usual_scripts_tell_it(tmp_path):
 
 def test_lightning_with_two_optimizers_saves_though_its_steps_leap(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     class Pair(lightning.LightningModule):
         def __init__(self):

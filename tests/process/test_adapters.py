@@ -11,9 +11,9 @@ from scripts import Script
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from resilient.distributed.heartbeat import Phase, progress_reporter
 from resilient.errors import ConfigError
-from resilient.format.names import parse_checkpoint
-from resilient.world.pulse import Phase, own_pulse
+from resilient.format.keys import parse_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,7 +73,7 @@ def bits(model):
 def with_transformers(folder):
     from transformers import Trainer, TrainingArguments
 
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     torch.manual_seed(1)
     args = TrainingArguments(
@@ -107,7 +107,7 @@ def with_transformers(folder):
 def with_accelerate(folder):
     from accelerate import Accelerator
 
-    from resilient.adapters.accelerate import AcceleratorCheckpointer
+    from resilient.integrations.accelerate import AcceleratorCheckpointer
 
     torch.manual_seed(1)
     accelerator, model = Accelerator(cpu=True), Guess()
@@ -132,7 +132,7 @@ def with_accelerate(folder):
 def with_lightning(folder):
     from lightning.pytorch import LightningModule, Trainer
 
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -193,8 +193,8 @@ def test_from_every_checkpoint_on_the_run_ends_the_same(tmp_path, train):
     ],
 )
 def test_the_agent_sees_that_their_steps_get_on(tmp_path, monkeypatch, train, in_step, steps):
-    monkeypatch.setattr("resilient.world.pulse._own", [])
-    pulse, forward = own_pulse(), Guess.forward
+    monkeypatch.setattr("resilient.distributed.heartbeat._own", [])
+    pulse, forward = progress_reporter(), Guess.forward
     seen = {True: [], False: []}
 
     def shown(self, x, labels):
@@ -214,7 +214,7 @@ def test_the_agent_sees_that_their_steps_get_on(tmp_path, monkeypatch, train, in
 def test_a_trainer_is_not_given_the_folder_that_it_sweeps(tmp_path):
     from transformers import Trainer, TrainingArguments
 
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     args = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
     trainer = Trainer(Guess(), args, train_dataset=Digits())

@@ -97,8 +97,8 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import torch.distributed as dist
-from resilient.world.launch import read_launch
-from resilient.world.tcp import connect, join_process_group
+from resilient.distributed.launch_env import read_launch
+from resilient.distributed.torch_kv_store import connect, join_process_group
 launch = read_launch(os.environ)
 board = connect(launch.world, launch.host, launch.port, hosted=launch.hosted)
 stale = board.peek(f"hello/{rank}")

@@ -14,10 +14,10 @@ from random import Random
 
 import pytest
 
+from resilient.checkpoint.catalog import lineage, read_manifest
+from resilient.checkpoint.ledger_segments import read_segment
 from resilient.storage.open import open_store
-from resilient.train.data.orders import epoch_order
-from resilient.vault.ledger.segments import read_segment
-from resilient.vault.registry.catalog import lineage, read_manifest
+from resilient.train.data.ordering import epoch_order
 
 SCRIPT = Path(__file__).with_name("audited_trainer.py")
 SEED = 42

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilient.accounting.account import account
-from resilient.accounting.records import read_records
-from resilient.testing.chaos.clocks import why_not_moving
+from resilient.goodput.event_log import read_records
+from resilient.goodput.report import build_report
+from resilient.testing.chaos.clock_shift import why_not_moving
 
 PLAN = """
 [[fault]]
@@ -121,7 +121,7 @@ def test_a_training_whose_clock_jumps_keeps_its_promises(tmp_path):
     days = [datetime.fromisoformat(json.loads(line)["at"]) for line in told]
     # Else nothing was moved, and nothing was tested.
     assert max(days) - min(days) > timedelta(hours=23)
-    spent = account(read_records([tmp_path / "runs" / "struck" / "events"]))
+    spent = build_report(read_records([tmp_path / "runs" / "struck" / "events"]))
     assert sum(spent.spent_ms.values()) == spent.wall_ms
     assert spent.wall_ms < 220_000, "no jump is in the account"
     assert all(one.length_ms > 0 for one in spent.intervals)

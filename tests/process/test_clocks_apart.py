@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.testing.chaos.clocks import MovableClock, why_not_moving
+from resilient.testing.chaos.clock_shift import MovableClock, why_not_moving
 
 HOUR = 3600.0
 STEPS = 24

@@ -10,8 +10,8 @@ from compile_worker import KINDS, RANKS, STEPS, WORLDS
 from deepspeed_forks import run_forks
 from endings import differences, ending
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 WORKER = Path(__file__).with_name("compile_worker.py")
 COMPILED = [kind for kind in KINDS if kind != "plain"]

@@ -12,8 +12,8 @@ from deepspeed_worker import KINDS, RUNS, STEPS, WORLDS, ZERO
 from endings import differences, ending
 from safetensors.torch import load_file
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_worker.py")

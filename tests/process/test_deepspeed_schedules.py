@@ -13,10 +13,10 @@ from deepspeed_schedule_worker import LIVES, STEPS
 from endings import differences, ending
 
 from resilient import TrainingArguments
+from resilient.checkpoint.catalog import committed
 from resilient.errors import ConfigError
 from resilient.storage.open import open_store
 from resilient.train import schedules
-from resilient.vault.registry.catalog import committed
 
 theirs = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_schedule_worker.py")

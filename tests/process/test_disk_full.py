@@ -9,9 +9,9 @@ from contextlib import suppress
 from endings import differences, ending
 from jobs import PATIENCE_SECONDS, Job, run
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.verify import verify
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 
 DISK_BYTES = 1400 << 10  # two checkpoints of the workload and a half
 

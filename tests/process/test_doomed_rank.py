@@ -11,8 +11,8 @@ import pytest
 from endings import ending
 from jobs import Job, run
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 pytestmark = pytest.mark.slow
 GRACE_SECONDS = 12.0

@@ -42,7 +42,7 @@ def options(folder, steps):
 def with_callback(folder, steps):
     from transformers import Trainer, TrainingArguments
 
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     arguments = TrainingArguments(
         **options(folder / "out", steps), report_to="none", disable_tqdm=True

@@ -8,9 +8,9 @@ import signal
 
 from jobs import Job
 
-from resilient.format.names import parse_checkpoint
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.format.keys import parse_checkpoint
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed, read_manifest
 
 OPTIONS = ("--steps", "60", "--pause", "0.05", "--save-steps", "1000")
 

@@ -12,8 +12,8 @@ import torch
 from endings import differences, ending
 from safetensors.torch import load_file
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = {"gpt.py"}  # a model, options and a log of samples, for the demo

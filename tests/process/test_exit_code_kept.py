@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from resilient_cli import app
-from resilient_cli.leaving import Ending
+from resilient_cli.process_exit import Ending
 
 class Slow:
     def __del__(self, sleep=time.sleep):

@@ -7,12 +7,12 @@ import shutil
 import pytest
 from keepers import begun, weight
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import Fenced
-from resilient.format.names import CheckpointId
-from resilient.holding import begin_to_hold
+from resilient.format.keys import CheckpointId
+from resilient.in_memory_steps import start_step_cache
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 SIZE = 300_000
 
@@ -22,7 +22,7 @@ def content(folder):
 
 
 def save(checkpointer, step, value):
-    checkpointer.save(step, weight(value, SIZE), About())
+    checkpointer.save(step, weight(value, SIZE), CheckpointInfo())
     checkpointer.wait()
 
 
@@ -68,8 +68,8 @@ def test_fence_save_handed_over_changes_no_file(start, run, step):
 
 def test_fence_cached_step_of_dead_rank_is_not_committed(start, run):
     old, new = claim_again(start, run)
-    holding = begin_to_hold(old)
-    holding.hold(7, weight(9, SIZE), About(), overlap=False)
+    holding = start_step_cache(old)
+    holding.hold(7, weight(9, SIZE), CheckpointInfo(), overlap=False)
     save(new, 2, 5)
     before = content(run[0])
     # As the kernel closes the connections of a rank that is killed.

@@ -11,12 +11,12 @@ import frozen_worker
 import torch
 from keepers import names, open_one
 
-from resilient.checkpointer import About
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, read_manifest
 
 from manifests import Values, frozen_parts_of  # isort: skip
 
@@ -57,7 +57,7 @@ def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tm
     checkpointer = open_one(keeper, url)
     checkpointer.resume({})
     for step in (1, 2):
-        checkpointer.save(step, {"model": frozen_parts_of(step)["model"]}, About())
+        checkpointer.save(step, {"model": frozen_parts_of(step)["model"]}, CheckpointInfo())
     checkpointer.close()
     store = open_store(str(url))
     assert read_manifest(store, CheckpointId(1, 2)).own_bytes < 5000
@@ -67,6 +67,6 @@ def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tm
     for name, one in frozen_parts_of(2)["model"].stateful.state.items():
         assert torch.equal(held.state[name], one), name
     assert "MemoryDoubted" not in names(second.seen)
-    second.save(3, {"model": frozen_parts_of(3)["model"]}, About())
+    second.save(3, {"model": frozen_parts_of(3)["model"]}, CheckpointInfo())
     second.close()
     assert verify(store, CheckpointId(2, 3), "deep") == []

@@ -13,8 +13,8 @@ from gangs import run_gang_to_end
 from jobs import Job, run
 from restoring import restored_step
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 pytestmark = pytest.mark.slow
 FSDP = ("--parallelism", "fsdp")

@@ -6,22 +6,22 @@ import pytest
 import torch
 from keepers import begun, resumed_from, resumed_weight, weight
 
-from resilient import holding as spine
-from resilient.checkpointer import About
+from resilient import in_memory_steps as spine
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.holding import begin_to_hold
-from resilient.state.capture import Part
-from resilient.state.haste import has_core_left
+from resilient.format.keys import CheckpointId
+from resilient.in_memory_steps import start_step_cache
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.staging import has_idle_core
 
 
 def saved_and_holding(keeper, url, monkeypatch, cores):
     """Begin a life on so many cores that has saved step 1."""
     monkeypatch.setattr(spine, "usable_cores", lambda: float(cores))
     checkpointer = begun(keeper, url)
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
-    return checkpointer, begin_to_hold(checkpointer)
+    return checkpointer, start_step_cache(checkpointer)
 
 
 def lose(checkpointer, holding) -> None:
@@ -48,8 +48,8 @@ def test_a_step_that_was_being_changed_while_it_was_copied_is_not_believed(
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run", monkeypatch, cores=64)
     model, parts = trained()
-    holding.hold(2, weight(2), About(), overlap=False)
-    holding.hold(3, parts, About(), overlap=True)
+    holding.hold(2, weight(2), CheckpointInfo(), overlap=False)
+    holding.hold(3, parts, CheckpointInfo(), overlap=True)
     copies, said = holding._overlap._copies, holding._overlap._work
     assert len(copies) > 0
     copies.make()
@@ -60,7 +60,7 @@ def test_a_step_that_was_being_changed_while_it_was_copied_is_not_believed(
         model.weight.add_(1)
     holding.before_update()
     with pytest.raises(SaveFailed, match=r"`model/weight` was changed while it was copied"):
-        holding.hold(4, parts, About(), overlap=True)
+        holding.hold(4, parts, CheckpointInfo(), overlap=True)
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
 
@@ -87,7 +87,7 @@ def test_a_step_is_copied_beside_training_where_that_takes_no_core_from_it(
     model, parts = trained()
     was_beside = []
     for step in (2, 3):
-        holding.hold(step, parts, About(), overlap=True)
+        holding.hold(step, parts, CheckpointInfo(), overlap=True)
         was_beside.append(holding._overlap.is_copying)
         holding.before_update()
         with torch.no_grad():
@@ -101,7 +101,7 @@ def test_a_step_is_copied_beside_training_where_that_takes_no_core_from_it(
 
 def test_a_core_is_left_where_fewer_threads_compute_than_there_are(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert has_core_left(2, 6.5)
-    assert not has_core_left(2, 6.0)
+    assert has_idle_core(2, 6.5)
+    assert not has_idle_core(2, 6.0)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert has_core_left(2, 1.0)
+    assert has_idle_core(2, 1.0)

@@ -15,14 +15,14 @@ import torch
 from keepers import begun, names, resumed_from, resumed_weight, weight
 from manifests import Values
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import ConfigError, PeerFailed
-from resilient.format.names import CheckpointId
-from resilient.holding import begin_to_hold
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId
+from resilient.in_memory_steps import start_step_cache
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.testing.gang import run_gang
-from resilient.vault.registry.catalog import committed
+from resilient.testing.memory_store import run_ranks
 
 HELD_STORE = Path(__file__).parents[1] / "helpers" / "held"
 HOLDER = Path(__file__).with_name("dying_holder.py")
@@ -32,16 +32,16 @@ SIZE = 300_000
 def saved_and_holding(keeper, url, **options):
     """Begin a life that has saved step 1, and holds none yet."""
     checkpointer = begun(keeper, url, **options)
-    checkpointer.save(1, weight(1, SIZE), About())
+    checkpointer.save(1, weight(1, SIZE), CheckpointInfo())
     checkpointer.wait()
-    holding = begin_to_hold(checkpointer)
+    holding = start_step_cache(checkpointer)
     assert holding is not None
     return checkpointer, holding
 
 
 def hold(holding, *steps) -> None:
     for step in steps:
-        holding.hold(step, weight(step, SIZE), About(), overlap=False)
+        holding.hold(step, weight(step, SIZE), CheckpointInfo(), overlap=False)
 
 
 def lose(checkpointer, holding) -> None:
@@ -66,7 +66,7 @@ def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp
             holding._holder.void(holding._turns % 2)
         lose(checkpointer, holding)
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 5), 5.0)
     assert keeper.close() == 0
     assert list(keeper.shared.iterdir()) == []
@@ -76,7 +76,7 @@ def test_nothing_lands_that_is_older_than_what_is_saved_or_was_given_up(start, t
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "old")
     hold(holding, 2)
-    checkpointer.save(3, weight(3, SIZE), About())
+    checkpointer.save(3, weight(3, SIZE), CheckpointInfo())
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "old")[:2] == (CheckpointId(1, 3), 3.0)
     assert len(committed(open_store(str(tmp_path / "old")))) == 2
@@ -173,12 +173,12 @@ def test_a_save_that_needs_the_memory_of_held_steps_gets_it(start, tmp_path, bou
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
     worded = {**weight(4, SIZE), "words": Part(Values(words="x" * 900_000))}
-    checkpointer.save(4, worded, About())
+    checkpointer.save(4, worded, CheckpointInfo())
     checkpointer.wait()
     with pytest.raises(ConfigError, match="a save needed the memory that they were held in"):
         hold(holding, 5)
     holding.drop()
-    checkpointer.save(6, weight(6, 2 * SIZE), About())
+    checkpointer.save(6, weight(6, 2 * SIZE), CheckpointInfo())
     checkpointer.wait()
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 6), 6.0)
@@ -197,19 +197,19 @@ def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
     def rank_main(world, board):
         size_bytes = (1 if world.rank == 0 else 4) << 20
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.save(1, own(world, size_bytes), About())
+        checkpointer.save(1, own(world, size_bytes), CheckpointInfo())
         checkpointer.wait()
-        holding = begin_to_hold(checkpointer)
+        holding = start_step_cache(checkpointer)
         for step in (2, 3):
-            holding.hold(step, own(world, size_bytes), About(), overlap=False)
+            holding.hold(step, own(world, size_bytes), CheckpointInfo(), overlap=False)
         if world.rank == 0:
             with pytest.raises(ConfigError):
-                checkpointer.save(4, own(world, 5 << 20), About())
+                checkpointer.save(4, own(world, 5 << 20), CheckpointInfo())
             has_ended.set()
         assert has_ended.wait(20)
         lose(checkpointer, holding)
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert keeper.close() == 0
     assert committed(open_store(str(tmp_path / "run")))[0] == CheckpointId(1, 3)
 
@@ -238,7 +238,7 @@ def test_a_step_lands_as_it_is_laid_out_and_not_as_the_last_in_its_slot(start, t
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     for step, size in enumerate((7, 7, *sizes), start=2):
-        holding.hold(step, weight(step, size), About(), overlap=False)
+        holding.hold(step, weight(step, size), CheckpointInfo(), overlap=False)
     lose(checkpointer, holding)
     checkpoint, state, _ = resumed_from(keeper, tmp_path / "run")
     assert checkpoint == CheckpointId(1, len(sizes) + 3)
@@ -248,7 +248,7 @@ def test_a_step_lands_as_it_is_laid_out_and_not_as_the_last_in_its_slot(start, t
 def test_a_host_whose_keeper_is_gone_ends_the_holding_of_all(start, tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
     checkpointer = begun(gone, tmp_path / "run")
-    assert begin_to_hold(checkpointer) is None
+    assert start_step_cache(checkpointer) is None
     assert "HoldingEnded" in names(checkpointer.seen)
     checkpointer.close()
     keeper = start("--host-bytes-max", str(4 * SIZE + (1 << 20)))
@@ -268,7 +268,7 @@ def test_the_newest_save_in_flight_is_waited_for(start, tmp_path, monkeypatch):
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2)
-    checkpointer.save(3, weight(3, SIZE), About())
+    checkpointer.save(3, weight(3, SIZE), CheckpointInfo())
     lose(checkpointer, holding)
     while not list(gate.glob("held-*")):
         time.sleep(0.01)

@@ -7,9 +7,9 @@ import threading
 import pytest
 from keepers import begun
 
-from resilient import holding as spine
-from resilient.holding import begin_to_hold
-from resilient.testing.gang import run_gang
+from resilient import in_memory_steps as spine
+from resilient.in_memory_steps import start_step_cache
+from resilient.testing.memory_store import run_ranks
 
 
 def totals(keeper, folder):
@@ -17,14 +17,14 @@ def totals(keeper, folder):
 
     def rank_main(world, board):
         checkpointer = begun(keeper, folder, board=board, world=world)
-        holding = begin_to_hold(checkpointer)
+        holding = start_step_cache(checkpointer)
         near = holding.near_sums
         found = None if near is None else near.total(near.give(world.rank + 1.5))
         holding.close()
         checkpointer.close()
         return found
 
-    return run_gang(2, rank_main)
+    return run_ranks(2, rank_main)
 
 
 @pytest.mark.parametrize(

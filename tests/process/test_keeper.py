@@ -13,10 +13,10 @@ from agent_harness import is_alive, wait_until
 from endings import differences, ending
 from jobs import Job, run
 
-from resilient.format.names import CheckpointId
+from resilient.checkpoint.catalog import committed
+from resilient.format.keys import CheckpointId
 from resilient.storage.open import open_store
-from resilient.storage.shared import ROOT
-from resilient.vault.registry.catalog import committed
+from resilient.storage.shared_memory import ROOT
 
 PAUSE = ("--pause", "0.08")
 HELD = Path(__file__).parents[1] / "helpers" / "held"
@@ -78,7 +78,7 @@ def keeper_of(job: Job) -> int:
     (pid,) = [
         int(child)
         for child in children.split()
-        if b"resilient.vault.keeper.keeper" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"resilient.checkpoint.daemon.server" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
     return pid
 

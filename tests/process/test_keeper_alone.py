@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from keepers import begun, names, resumed_weight, weight
 
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.distributed.coordination import RankFailure
 from resilient.errors import SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.testing.gang import run_gang
-from resilient.world.agreement import Failure
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import run_ranks
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 
@@ -25,7 +25,7 @@ def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
     keeper = start()
     checkpointer = begun(keeper, tmp_path / "run")
     for step in (1, 2, 3):
-        checkpointer.save(step, weight(step, 5000 * step), About())
+        checkpointer.save(step, weight(step, 5000 * step), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, step) for step in (3, 2, 1)]
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
@@ -38,11 +38,11 @@ def test_two_ranks_commit_together(start, tmp_path):
 
     def rank_main(world, board):
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 1)]] * 2
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 7.0)
 
 
@@ -53,11 +53,11 @@ def test_two_hosts_commit_over_the_board_of_the_coordinators_keeper(start, tmp_p
         keeper = keepers[world.rank]
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         for step in (1, 2):
-            checkpointer.save(step, weight(step, 300_000), About())
+            checkpointer.save(step, weight(step, 300_000), CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
     assert resumed_weight(keepers[1], tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
 
 
@@ -70,7 +70,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
         persister = checkpointer._persister
         if world.rank == lost:
             persister._talk.tell = lost_before_it_hands_over(persister._talk)
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         persister._listener.join()
         assert "ended before its bytes" in persister._listener.heard.message or world.rank == lost
         # It was only the connection: the ranks live, and persist what lies in their memory.
@@ -78,11 +78,11 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
         checkpointer.close()
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 1)]] * 2
 
 
 def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.keeper.link._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("resilient.checkpoint.daemon.client._ANSWER_SECONDS", 0.5)
     keeper, began_seconds = start(), time.monotonic()
 
     def rank_main(world, board):
@@ -90,13 +90,13 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
         talk = checkpointer._persister._talk
         if world.rank == 1:
             talk.tell = lost_before_it_hands_over(talk)
-            checkpointer.save(1, weight(7, 300_000), About())
+            checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
             return
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         with pytest.raises(SaveFailed, match="ended before its bytes"):
             checkpointer.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     # A slow store would have had a minute.
     assert time.monotonic() - began_seconds < 30
     assert not list((tmp_path / "run").glob("*/manifest.json"))
@@ -117,10 +117,10 @@ def lost_before_it_hands_over(talk):
 def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, tmp_path):
     keeper = start()
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     keeper.kill()
-    checkpointer.save(2, weight(2), About())
+    checkpointer.save(2, weight(2), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed()[0] == CheckpointId(1, 2)
     assert "KeeperBypassed" in names(checkpointer.seen)
@@ -129,7 +129,7 @@ def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, 
 def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
     checkpointer = begun(gone, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
     assert "nobody" in checkpointer.seen[-2].reason or "KeeperBypassed" in names(checkpointer.seen)
@@ -142,17 +142,17 @@ def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
     def rank_main(world, board):
         mine = (keeper, gone)[world.rank]
         checkpointer = begun(mine, tmp_path / "run", board=board, world=world)
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 1)]] * 2
 
 
 def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
     keeper = start()
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     while not checkpointer.committed():
         time.sleep(0.01)
     keeper.kill()
@@ -163,7 +163,7 @@ def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
 def handed_over(keeper, gate, url):
     """Hand checkpoint-1 over and lose the trainer; the store does not take it yet."""
     checkpointer = begun(keeper, url)
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     while not list(gate.glob("held-*")):
         time.sleep(0.01)
     checkpointer._persister._talk.close()
@@ -190,23 +190,23 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
 
     def rank_main(world, board):
         checkpointer = begun(keepers[world.rank], tmp_path / "run", board=board, world=world)
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         if world.rank == 1:
             while len(list(gate.glob("held-*"))) < 2:
                 time.sleep(0.01)
             keepers[1].kill()
             (gate / "go").touch()
         checkpointer._persister._listener.join()
-        assert isinstance(checkpointer._persister._listener.heard, Failure)
+        assert isinstance(checkpointer._persister._listener.heard, RankFailure)
         # The same way for all: the trainers persist by themselves, this save and the next.
         checkpointer.wait()
-        checkpointer.save(2, weight(8, 300_000), About())
+        checkpointer.save(2, weight(8, 300_000), CheckpointInfo())
         checkpointer.close()
         bypassed = names(checkpointer.seen).count("KeeperBypassed")
         assert bypassed == (2 if world.is_coordinator else 0)
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
 
 
 @pytest.mark.parametrize("whose", ["its own", "another"])
@@ -255,7 +255,7 @@ def test_torn_and_hostile_messages_are_refused_and_hurt_nobody(start, tmp_path):
         for line in heard.splitlines():
             assert isinstance(json.loads(line), dict)
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
     assert keeper.close() == 0
@@ -266,26 +266,26 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         keeper.process.send_signal(number)
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert keeper.close() == 0
 
 
 def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("resilient.checkpoint.daemon.connection.SILENCE_SECONDS", 1.0)
     keeper = start()
     checkpointer = begun(keeper, tmp_path / "run")
     keeper.process.send_signal(signal.SIGSTOP)
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
 
 
 def test_threads_of_the_board_end_with_it():
-    from resilient.world.sockets import BoardServer, SocketBoard
+    from resilient.distributed.kv_store import KVStoreServer, SocketKVStore
 
-    server = BoardServer()
-    clients = [SocketBoard(server.address) for _ in range(3)]
+    server = KVStoreServer()
+    clients = [SocketKVStore(server.address) for _ in range(3)]
     clients[0].post("a", b"\x00\xff")
     assert clients[1].wait(["a"], 5) == [b"\x00\xff"]
     server.close()

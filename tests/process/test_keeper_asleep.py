@@ -8,18 +8,18 @@ import time
 import pytest
 from keepers import begun, resumed_weight, weight
 
-from resilient.checkpointer import About
-from resilient.format.names import CheckpointId
-from resilient.testing.gang import run_gang
-from resilient.vault.keeper.ending import KeeperProcess
-from resilient.vault.registry.retention import Retention
+from resilient.checkpoint.daemon.client import DaemonProcess
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import run_ranks
 
 
 @pytest.fixture(params=[True, False])
 def can_be_killed(request, monkeypatch):
     """Whether its rank may kill it: not where it is another user's, or in state D."""
     if not request.param:
-        monkeypatch.setattr(KeeperProcess, "end", lambda _: False)
+        monkeypatch.setattr(DaemonProcess, "end", lambda _: False)
     return request.param
 
 
@@ -38,7 +38,7 @@ def test_a_hosts_keeper_that_sleeps_is_not_waited_for_by_a_stop(
         if before == "the save" and world.rank == asleep:
             mine.process.send_signal(signal.SIGSTOP)
         (gate / "go").touch() if before == "the save" else None
-        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         if before == "the commit" and world.rank == asleep:
             while len(list(gate.glob("held-*"))) < 2:
                 time.sleep(0.01)
@@ -51,7 +51,7 @@ def test_a_hosts_keeper_that_sleeps_is_not_waited_for_by_a_stop(
         return took < 12, checkpointer.committed()
 
     try:
-        assert run_gang(2, rank_main) == [(True, [CheckpointId(1, 1)])] * 2
+        assert run_ranks(2, rank_main) == [(True, [CheckpointId(1, 1)])] * 2
     finally:
         keepers[asleep].process.send_signal(signal.SIGCONT)
     if before == "the commit":
@@ -65,9 +65,9 @@ def slept(start, gate, run, **options):
     keeper = start()
     keeper.left_seconds = lambda: 6.0
     checkpointer = begun(keeper, run, **options)
-    checkpointer.save(1, weight(1, 300_000), About())
+    checkpointer.save(1, weight(1, 300_000), CheckpointInfo())
     checkpointer.wait()
-    checkpointer.save(2, weight(2, 300_000), About(), keep=(CheckpointId(1, 1),))
+    checkpointer.save(2, weight(2, 300_000), CheckpointInfo(), keep=(CheckpointId(1, 1),))
     wait_until(lambda: list(gate.glob("held-*")))
     keeper.process.send_signal(signal.SIGSTOP)
     checkpointer.wait()
@@ -95,7 +95,7 @@ def test_a_keeper_that_wakes_after_later_saves_deletes_none_of_them(
     checkpointer, keeper = slept(start, second_gate, tmp_path / "run", retention=retention)
     best = CheckpointId(1, 3)
     for step in (3, 4):
-        checkpointer.save(step, weight(step, 300_000), About(), keep=(best,))
+        checkpointer.save(step, weight(step, 300_000), CheckpointInfo(), keep=(best,))
         checkpointer.wait()
     (second_gate / "go").touch()
     keeper.process.send_signal(signal.SIGCONT)

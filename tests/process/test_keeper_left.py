@@ -9,14 +9,14 @@ import time
 import pytest
 from agent_harness import is_alive
 
-from resilient.agent.keeper.keeping import KeeperLeft, Keeping
-from resilient.agent.options import KeeperWishes
+from resilient.elastic.options import DaemonOptions
+from resilient.elastic.saver_daemon import DaemonAbandoned, DaemonSupervisor
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
 def test_a_keeper_that_is_not_done_in_time_goes_on_alone_and_is_told(tmp_path):
     told = []
-    keeping = Keeping(tmp_path, KeeperWishes(host_bytes_max=1 << 20), 60.0, told.append)
+    keeping = DaemonSupervisor(tmp_path, DaemonOptions(host_bytes_max=1 << 20), 60.0, told.append)
     keeping.start()
     keeping.ready()
     pid = keeping.pid
@@ -25,7 +25,7 @@ def test_a_keeper_that_is_not_done_in_time_goes_on_alone_and_is_told(tmp_path):
         began_seconds = time.monotonic()
         keeping.stop(0.2)
         assert time.monotonic() - began_seconds < 30
-        assert told == [KeeperLeft(pid, 60.0)]
+        assert told == [DaemonAbandoned(pid, 60.0)]
         assert is_alive(pid)
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -8,23 +8,23 @@ import sys
 import pytest
 from keepers import begun, names, resumed_weight, weight
 
-from resilient.agent.keeper.keeping import Keeping
-from resilient.agent.options import KeeperWishes
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
+from resilient.elastic.options import DaemonOptions
+from resilient.elastic.saver_daemon import DaemonSupervisor
 from resilient.errors import ConfigError, SaveFailed
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
 
 
 def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(start, tmp_path):
     keeper = start("--host-bytes-max", "30000")
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1, 5000), About())
+    checkpointer.save(1, weight(1, 5000), CheckpointInfo())
     checkpointer.wait()
     with pytest.raises(ConfigError, match=r"needs at least \d+ .* host_bytes_max allows 30000"):
-        checkpointer.save(2, weight(2, 50_000), About())
+        checkpointer.save(2, weight(2, 50_000), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
 
@@ -32,8 +32,8 @@ def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(star
 def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_disk):
     keeper = start("--shared", str(small_disk(1 << 20)))
     checkpointer = begun(keeper, tmp_path / "run")
-    checkpointer.save(1, weight(1, 500_000), About())
-    checkpointer.save(2, weight(2, 1000), About())
+    checkpointer.save(1, weight(1, 500_000), CheckpointInfo())
+    checkpointer.save(2, weight(2, 1000), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2), CheckpointId(1, 1)]
     assert names(checkpointer.seen).count("KeeperBypassed") >= 1
@@ -45,11 +45,11 @@ def test_a_save_that_the_keeper_could_not_write_leaves_nothing_on_the_disk(start
     checkpointer = begun(start(), tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1-g1"
     (folder / "state.json" / "in the way").mkdir(parents=True)
-    checkpointer.save(1, weight(1, 500_000), About())
+    checkpointer.save(1, weight(1, 500_000), CheckpointInfo())
     with pytest.raises(SaveFailed):
         checkpointer.wait()
     assert [one.name for one in folder.iterdir()] == ["state.json"]
-    checkpointer.save(2, weight(2, 500_000), About())
+    checkpointer.save(2, weight(2, 500_000), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2)]
     assert "KeeperBypassed" not in names(checkpointer.seen)
@@ -62,7 +62,7 @@ def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
         checkpointer = begun(keeper, tmp_path / "run", scope=f"life-{life}")
         mine = set()
         for step in (1, 2, 3):
-            checkpointer.save(step, weight(step), About())
+            checkpointer.save(step, weight(step), CheckpointInfo())
             mine.add(tuple(sorted(path.name for path in keeper.shared.glob("*/0*"))))
         checkpointer.close()
         assert len(mine) == 1
@@ -77,7 +77,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
     keeper = start()
     url = tmp_path / "run"
     checkpointer = begun(keeper, url)
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     reads = []
     get = LocalStore.get
@@ -97,7 +97,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
 def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path):
     first = start()
     checkpointer = begun(first, tmp_path / "run")
-    checkpointer.save(1, weight(1), About())
+    checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     first.kill()
     stale = list(first.shared.iterdir())
@@ -112,7 +112,7 @@ def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "resilient.vault.keeper.keeper",
+        "resilient.checkpoint.daemon.server",
         "--socket",
         str(tmp_path / "k"),
     ]
@@ -132,7 +132,7 @@ def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
 def test_a_keeper_that_cannot_start_is_told_once_and_not_tried_again(tmp_path):
     said = []
     emit = Emitter(SystemClock(), (lambda _, event: said.append(event.line()),))
-    keeping = Keeping(tmp_path, KeeperWishes(1 << 20), 1.0, emit)
+    keeping = DaemonSupervisor(tmp_path, DaemonOptions(1 << 20), 1.0, emit)
     keeping._argv += ["--shared", str(tmp_path / "missing")]
     for _ in range(2):
         keeping.start()

@@ -15,13 +15,13 @@ import torch
 from keepers import Keeper, names, open_one
 from manifests import Values
 
-from resilient.checkpointer import About
+from resilient.checkpoint.daemon.client import DaemonProcess
+from resilient.checkpoint.daemon.connection import DaemonConnection
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.keeper.conversation import Conversation
-from resilient.vault.keeper.ending import KeeperProcess
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 TRAINER = Path(__file__).with_name("dying_trainer.py")
@@ -60,16 +60,16 @@ def test_in_steady_state_a_save_asks_the_keeper_nothing(keeper, tmp_path, monkey
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})
     parts = {"model": Part(Values(weight=torch.ones(50_000)))}
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.wait()
-    asked, ask = [], Conversation.ask
+    asked, ask = [], DaemonConnection.ask
 
     def note(self, verb, **message):
         asked.append(verb)
         return ask(self, verb, **message)
 
-    monkeypatch.setattr(Conversation, "ask", note)
-    checkpointer.save(2, parts, About())
+    monkeypatch.setattr(DaemonConnection, "ask", note)
+    checkpointer.save(2, parts, CheckpointInfo())
     assert [verb for verb in asked if verb != "wait"] == []
     checkpointer.close()
     assert checkpointer.committed()[0] == CheckpointId(1, 2)
@@ -85,7 +85,7 @@ def test_memory_is_taken_early_and_the_first_save_asks_for_nothing_big(keeper, t
     taken = [path.stat().st_size for path in keeper.shared.glob("*/0*")]
     assert len(taken) == 1
     assert taken[0] > 200_000
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     big = [path for path in keeper.shared.glob("*/0*") if path.stat().st_size > 200_000]
     assert len(big) == 1
     checkpointer.close()
@@ -100,35 +100,35 @@ def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
     parts = {"model": Part(Values(weight=weight)), "optimizer": Part(optimizer)}
     go_on = threading.Event()
     checkpointer._overlap._thread.submit(go_on.wait, 20)
-    checkpointer.save(1, parts, About(), overlap=True)
+    checkpointer.save(1, parts, CheckpointInfo(), overlap=True)
     with torch.no_grad():
         weight.add_(1)
     go_on.set()
     with pytest.raises(SaveFailed, match="`model/weight` was changed while it was copied"):
         checkpointer.wait()
-    checkpointer.save(2, parts, About(), overlap=True)
+    checkpointer.save(2, parts, CheckpointInfo(), overlap=True)
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2)]
     assert "KeeperBypassed" not in names(checkpointer.seen)
 
 
 def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("resilient.checkpoint.daemon.connection.SILENCE_SECONDS", 0.5)
     # One that was handed a save before it slept would be killed, and is asleep no more.
-    monkeypatch.setattr(KeeperProcess, "end", lambda _: False)
+    monkeypatch.setattr(DaemonProcess, "end", lambda _: False)
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})
     parts = {"model": Part(Values(weight=torch.ones(50_000)))}
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.wait()
     (held,) = (path for path in keeper.shared.glob("*/0*") if path.stat().st_size > 200_000)
     keeper.process.send_signal(signal.SIGSTOP)
     parts["model"].stateful.state["weight"].add_(1)
-    checkpointer.save(2, parts, About())
+    checkpointer.save(2, parts, CheckpointInfo())
     checkpointer.wait()
     before = held.read_bytes()
     parts["model"].stateful.state["weight"].add_(1)
-    checkpointer.save(3, parts, About())
+    checkpointer.save(3, parts, CheckpointInfo())
     checkpointer.close()
     assert held.read_bytes() == before
     assert checkpointer.committed()[0] == CheckpointId(1, 3)
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_of_one_moment_though_all_changes_while_it_is_persisted(
     checkpointer.resume(training.parts)
     training.step()
     expected = training.state()
-    checkpointer.save(1, training.parts, About(), overlap=overlap)
+    checkpointer.save(1, training.parts, CheckpointInfo(), overlap=overlap)
     # Buffers change in the forward pass, all else in the steps; the store takes nothing yet.
     for _ in range(3):
         training.forward_backward()

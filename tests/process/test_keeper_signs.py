@@ -5,22 +5,23 @@ from __future__ import annotations
 from keepers import Keeper
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.daemon.client import DaemonSaveExecutor
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.save.executor import ThreadSaveExecutor
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.format.signature import Signing
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId
+from resilient.format.signature import SigningPolicy
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.keeper.link import KeeperPersister
-from resilient.vault.saving.persister import ThreadPersister
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
 
-SIGNING = Signing.of_secret("0123456789abcdef0123456789abcdef", is_required=True)
+SIGNING = SigningPolicy.of_secret("0123456789abcdef0123456789abcdef", is_required=True)
 
 
 def test_what_the_keeper_commits_is_signed_and_resumed_from_its_memory(tmp_path):
@@ -29,12 +30,12 @@ def test_what_the_keeper_commits_is_signed_and_resumed_from_its_memory(tmp_path)
     emit = Emitter(clock, (lambda record, event: said.append(type(event).__name__),))
     resumed = []
     for life in ("1", "2"):
-        comms = Comms(MemoryBoard(), World(), life)
-        desk = Desk(open_store(url), comms, Limits(), clock, emit, SIGNING)
-        address = KeeperAddress(str(keeper.path), url=url)
-        checkpointer = Checkpointer(desk, KeeperPersister(address, ThreadPersister()))
+        comms = ControlGroup(InMemoryKVStore(), World(), life)
+        desk = CheckpointContext(open_store(url), comms, CheckpointOptions(), clock, emit, SIGNING)
+        address = DaemonAddress(str(keeper.path), url=url)
+        checkpointer = CheckpointEngine(desk, DaemonSaveExecutor(address, ThreadSaveExecutor()))
         resumed.append(checkpointer.resume({"model": Part(Values(word="x"))}))
-        checkpointer.save(1, {"model": Part(Values(word="x"))}, About())
+        checkpointer.save(1, {"model": Part(Values(word="x"))}, CheckpointInfo())
         checkpointer.close()
     assert keeper.close() == 0
     assert resumed[0] is None

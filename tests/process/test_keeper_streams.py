@@ -14,12 +14,12 @@ import torch
 from keepers import begun, names, resumed_from
 from manifests import Values
 
-from resilient.checkpointer import About
+from resilient.checkpoint.daemon import connection
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import ConfigError, SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.gang import run_gang
-from resilient.vault.keeper import stream
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import run_ranks
 
 TRAINER = Path(__file__).with_name("streaming_trainer.py")
 
@@ -92,7 +92,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
     checkpointer = begun(keeper, tmp_path / "run", **limits)
     with Watch(keeper.shared) as watch:
         for step in (1, 2):
-            checkpointer.save(step, parts_of(state(step)), About(), overlap=step == 2)
+            checkpointer.save(step, parts_of(state(step)), CheckpointInfo(), overlap=step == 2)
             # It waited: what is streamed is durable when save() returns.
             assert checkpointer.committed()[0] == CheckpointId(1, step)
         checkpointer.close()
@@ -108,7 +108,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
 def test_one_slot_is_enough(start, tmp_path):
     keeper = start("--host-bytes-max", str(20 * MIB))
     checkpointer = begun(keeper, tmp_path / "run", parity=1)
-    checkpointer.save(1, parts_of(state(1)), About())
+    checkpointer.save(1, parts_of(state(1)), CheckpointInfo())
     checkpointer.close()
     assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(1))
 
@@ -118,7 +118,7 @@ def test_state_that_grows_past_the_bound_and_shrinks_again_is_saved_each_time(st
     checkpointer = begun(keeper, tmp_path / "run")
     with Watch(keeper.shared) as watch:
         for step, mib in enumerate((32, 48, 16, 33), 1):
-            checkpointer.save(step, parts_of(state(step, mib)), About())
+            checkpointer.save(step, parts_of(state(step, mib)), CheckpointInfo())
         checkpointer.close()
     assert watch.most_bytes <= BOUND_BYTES
     assert [one.step for one in checkpointer.committed()] == [4, 3, 2, 1]
@@ -134,12 +134,12 @@ def test_a_file_larger_than_a_ranks_share_is_refused_on_all_ranks_with_the_numbe
         # What belongs to one rank alone is one file.
         own = Values(whole=torch.zeros((40 if world.rank else 1) * MIB, dtype=torch.int8))
         with pytest.raises(ConfigError, match=f"needs at least .* allows {2 * BOUND_BYTES}"):
-            checkpointer.save(1, {"own": Part(own, "rank")}, About())
+            checkpointer.save(1, {"own": Part(own, "rank")}, CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
 
     with Watch(keeper.shared) as watch:
-        assert run_gang(2, rank_main) == [[], []]
+        assert run_ranks(2, rank_main) == [[], []]
     assert watch.most_bytes <= 2 * BOUND_BYTES
 
 
@@ -152,13 +152,13 @@ def test_a_rank_that_has_room_waits_for_one_that_has_not(start, tmp_path):
             f"own{number}": Part(Values(whole=torch.ones(mib * MIB, dtype=torch.int8)), "rank")
             for number, mib in enumerate((16, 16, 16) if world.rank else (1, 1, 1))
         }
-        checkpointer.save(1, parts, About())
+        checkpointer.save(1, parts, CheckpointInfo())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
         return is_durable, "KeeperBypassed" in names(checkpointer.seen)
 
     with Watch(keeper.shared) as watch:
-        assert run_gang(2, rank_main) == [(True, False)] * 2
+        assert run_ranks(2, rank_main) == [(True, False)] * 2
     assert watch.most_bytes <= 2 * BOUND_BYTES
 
 
@@ -167,13 +167,13 @@ def test_two_ranks_stream_at_once(start, tmp_path):
 
     def rank_main(world, board):
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.save(1, parts_of(state(5, 72)), About())
+        checkpointer.save(1, parts_of(state(5, 72)), CheckpointInfo())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
         return is_durable, "KeeperBypassed" in names(checkpointer.seen)
 
     with Watch(keeper.shared) as watch:
-        assert run_gang(2, rank_main) == [(True, False)] * 2
+        assert run_ranks(2, rank_main) == [(True, False)] * 2
     assert watch.most_bytes <= 40 * MIB
     assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(5, 72))
 
@@ -186,7 +186,7 @@ def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
     tensors = state(1)
     expected = {name: one.clone() for name, one in tensors.items()}
     for step in (1, 2, 3):
-        checkpointer.save(step, parts_of(tensors), About())
+        checkpointer.save(step, parts_of(tensors), CheckpointInfo())
         for name, one in tensors.items():
             one.add_(1)
             expected[name].add_(step < 3)
@@ -197,7 +197,7 @@ def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
 def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeypatch):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
     checkpointer = begun(keeper, tmp_path / "run")
-    copy, count = stream._fill, []
+    copy, count = connection._fill, []
 
     def copy_and_kill(file, slot):
         copy(file, slot)
@@ -206,8 +206,8 @@ def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeyp
             keeper.process.kill()
             keeper.process.wait()
 
-    monkeypatch.setattr(stream, "_fill", copy_and_kill)
-    checkpointer.save(1, parts_of(state(1)), About())
+    monkeypatch.setattr(connection, "_fill", copy_and_kill)
+    checkpointer.save(1, parts_of(state(1)), CheckpointInfo())
     assert checkpointer.committed() == [CheckpointId(1, 1)]
     checkpointer.close()
     assert len(count) == 2
@@ -222,19 +222,19 @@ def test_a_file_that_cannot_be_copied_fails_the_save_and_the_next_one_lands(
 ):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
     checkpointer = begun(keeper, tmp_path / "run", within_seconds=20)
-    copy = stream._fill
+    copy = connection._fill
 
     def broken(file, slot):
         raise SaveFailed("the device is gone")
 
-    monkeypatch.setattr(stream, "_fill", broken)
+    monkeypatch.setattr(connection, "_fill", broken)
     began_seconds = time.monotonic()
-    checkpointer.save(1, parts_of(state(1)), About())
+    checkpointer.save(1, parts_of(state(1)), CheckpointInfo())
     with pytest.raises(SaveFailed, match="the device is gone"):
         checkpointer.wait()
     assert time.monotonic() - began_seconds < 15
-    monkeypatch.setattr(stream, "_fill", copy)
-    checkpointer.save(2, parts_of(state(2)), About())
+    monkeypatch.setattr(connection, "_fill", copy)
+    checkpointer.save(2, parts_of(state(2)), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilient.agent.outputs.reading import Reader, find_sources
+from resilient.elastic.worker_logs import LogReader, find_sources
 
 PRINTS_AND_DIES = """
 life, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
@@ -19,7 +19,7 @@ def test_each_life_s_output_is_kept_by_rank(train, tmp_path):
     assert agent.end() == 0, agent.err
     found = [
         (one.source.life, one.line.stream, one.line.text)
-        for one in Reader().read(find_sources(tmp_path))
+        for one in LogReader().read(find_sources(tmp_path))
     ]
     assert [text.partition(" on ")[0] for _, stream, text in found if stream == "run"] == [
         "begins (start)", "begins (failure)"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.verify import verify
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 
 SCRIPT = Path(__file__).with_name("tiered_trainer.py")
 

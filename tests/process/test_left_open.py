@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from resilient.format.names import CheckpointId
+from resilient.checkpoint.catalog import committed
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed
 
 TIERED = """
 import sys

@@ -44,7 +44,7 @@ def fit(epochs, callback, path=None, **how):
 
 
 def ours(folder):
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     return ResilientCheckpoint(folder)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilient.errors import ConfigError, UnsavableState
-from resilient.format.names import parse_checkpoint
+from resilient.format.keys import parse_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -157,7 +157,7 @@ def loader_of(kind):
 def trained(folder, kind="", schedule="epoch_plateau", draws=False, given=(), **options):
     from lightning.pytorch.callbacks import EMAWeightAveraging
 
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     torch.manual_seed(1)
     module, average, counter = Module(schedule, draws), EMAWeightAveraging(decay=0.9), Counter()
@@ -236,7 +236,7 @@ def test_lightning_hook_value_without_pickle_is_refused(tmp_path):
 
 
 def test_lightning_part_name_taken_is_refused(tmp_path):
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -249,7 +249,7 @@ def test_lightning_part_name_taken_is_refused(tmp_path):
 def test_lightning_checkpoint_path_is_the_first_start_only(tmp_path, capfd):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from resilient.adapters.lightning import ResilientCheckpoint
+    from resilient.integrations.lightning import ResilientCheckpoint
 
     def run(epochs, callback, path=None):
         torch.manual_seed(1)

@@ -12,7 +12,7 @@ import pytest
 AUTOGROUP = Path("/proc/self/autogroup")
 SCRIPT = """
 import os
-from resilient.vault.keeper.manners import step_back
+from resilient.checkpoint.daemon.server import step_back
 before = open("/proc/self/autogroup").read()
 step_back()
 print(os.nice(0), before == open("/proc/self/autogroup").read())

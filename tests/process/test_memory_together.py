@@ -10,8 +10,8 @@ from deepspeed_forks import run_forks
 from endings import differences, ending
 from memory_worker import LIVES, STEPS
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 pytestmark = [

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from resilient.errors import ConfigError
-from resilient.testing.chaos import namespaces
-from resilient.testing.chaos.namespaces import kill_hosts, why_no_hosts
+from resilient.testing.chaos import netns
+from resilient.testing.chaos.netns import kill_hosts, why_no_hosts
 from resilient.testing.chaos.processes import is_running
 
 ECHO = """
@@ -69,7 +69,7 @@ def test_whoever_is_on_a_host_is_found_and_killed_and_nobody_else(network):
 def test_hosts_end_with_whoever_made_them(can_make_hosts):
     code = (
         "import subprocess, sys, time\n"
-        "from resilient.testing.chaos.namespaces import Network\n"
+        "from resilient.testing.chaos.netns import Network\n"
         "with Network(2) as hosts:\n"
         "    print(*(one.pid for one in (hosts.switch, *(hosts[nth] for nth in range(2)))))\n"
         "    sys.stdout.flush(); time.sleep(600)\n"
@@ -90,12 +90,12 @@ def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "only root may" in why_no_hosts()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(namespaces, "PROGRAMS", ("ip-that-is-nowhere",))
+    monkeypatch.setattr(netns, "PROGRAMS", ("ip-that-is-nowhere",))
     assert "ip-that-is-nowhere, which is not installed" in why_no_hosts()
 
 
 def test_hosts_that_the_kernel_refuses_say_why(monkeypatch, can_make_hosts):
-    monkeypatch.setattr(namespaces, "_HOLD", "echo no such thing >&2; exit 1; {name}")
+    monkeypatch.setattr(netns, "_HOLD", "echo no such thing >&2; exit 1; {name}")
     with pytest.raises(ConfigError, match=r"no host can be made: .*no such thing"):
-        namespaces.Network(1).__enter__()
+        netns.Network(1).__enter__()
     assert "no such thing" in why_no_hosts()

@@ -6,16 +6,16 @@ import json
 import subprocess
 import sys
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.verify import verify
 from resilient.storage.local import LocalStore
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 
 SCRIPT = """
 import hashlib, json, os, sys, threading, time
 import torch
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.checkpoint_engine import About
+from resilient.engine_factory import open_checkpointer
+from resilient.state_dict.snapshot import Part
 
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])

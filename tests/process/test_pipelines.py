@@ -16,8 +16,8 @@ from endings import differences, ending
 from safetensors.torch import load_file
 from strategy_kinds import KINDS, MOVES, PIPELINES_IN_CI, worlds_of
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 WORKER = Path(__file__).with_name("strategies_worker.py")
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]

@@ -9,10 +9,10 @@ from random import Random
 
 from cli_repositories import write_run
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.refs import read_tags
+from resilient.checkpoint.verify import verify
 from resilient.storage.local import LocalStore
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.tags import read_tags
 
 CYCLES = 12
 STEPS = list(range(10, 310, 10))
@@ -22,10 +22,10 @@ WORKER = """
 import sys
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import carry_out, look
-from resilient.vault.registry.tags import create_tag
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.garbage_collection import carry_out, look
+from resilient.checkpoint.refs import create_tag
 from pathlib import Path
 
 store = LocalStore(Path(sys.argv[1]))

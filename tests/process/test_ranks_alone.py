@@ -13,7 +13,7 @@ with Checkpointer("saved", model=torch.nn.Linear(3, 1)) as checkpointer:
 ACCELERATE = """
 import os, torch
 from accelerate import Accelerator
-from resilient.adapters.accelerate import AcceleratorCheckpointer
+from resilient.integrations.accelerate import AcceleratorCheckpointer
 torch.manual_seed(int(os.environ["RANK"]))
 accelerator = Accelerator({})
 model = accelerator.prepare(torch.nn.Linear(3, 1))

@@ -103,7 +103,7 @@ def test_refusal_of_a_loop_under_plain_python_ends_with_1(tmp_path, old_run):
 TRAINING = """
 import torch
 from resilient import Trainer, TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 
 class Model(torch.nn.Module):
     def __init__(self):

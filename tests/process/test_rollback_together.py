@@ -11,7 +11,7 @@ import pytest
 from endings import differences, ending
 from rollback_worker import BROKEN_STEP, SAMPLES, STEP_SAMPLES
 
-from resilient.train.data.orders import epoch_order
+from resilient.train.data.ordering import epoch_order
 
 WORKER = Path(__file__).with_name("rollback_worker.py")
 BEGIN, END = 5 * STEP_SAMPLES, BROKEN_STEP * STEP_SAMPLES

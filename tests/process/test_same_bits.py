@@ -14,8 +14,8 @@ from endings import differences, ending
 from jobs import Job, run
 from seeds import draw
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 PAUSE = ("--pause", "0.08")
 

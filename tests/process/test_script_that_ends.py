@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.persist import SMALL_BYTES
+from resilient.checkpoint.verify import verify
 from resilient.storage.local import LocalStore
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
-from resilient.vault.saving.write import SMALL_BYTES
 
 SCRIPT = """
 import sys
 import torch
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.checkpoint_engine import About
+from resilient.engine_factory import open_checkpointer
+from resilient.state_dict.snapshot import Part
 
 model = torch.nn.ModuleList(torch.nn.Linear(1024, 4096) for _ in range(5))
 checkpointer = open_checkpointer(sys.argv[1])

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from resilient.errors import StoreDenied, StoreFull
-from resilient.storage.shared import SharedFolder, map_file, sweep
+from resilient.storage.shared_memory import SharedFolder, map_file, sweep
 
 OWN = """
 import sys
 from pathlib import Path
-from resilient.storage.shared import SharedFolder
+from resilient.storage.shared_memory import SharedFolder
 folder = SharedFolder(Path(sys.argv[1]))
 folder.allocate(100)
 print(folder.path, flush=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 SCRIPT = Path(__file__).with_name("forking.py")
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_signal_to_the_process_group_saves_although_loaders_hear_it(tmp_path, 
 
 
 def test_other_errors_end_plain_python_as_ever_and_ours_with_their_code(tmp_path):
-    program = "from resilient.train.edge import end_with_exit_codes as end\nend()\nend()\n"
+    program = "from resilient.train.session import end_with_exit_codes as end\nend()\nend()\n"
     raised = {
         "raise ValueError('x')": (1, "ValueError: x\n"),
         "from resilient.errors import StoreFull\nraise StoreFull('full', hint='df -h')": (

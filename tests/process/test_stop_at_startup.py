@@ -48,7 +48,7 @@ def test_it_listens_before_anything_takes_time():
         [
             sys.executable,
             "-c",
-            "import sys, resilient_cli.__main__, resilient_cli.early; print(*sys.modules)",
+            "import sys, resilient_cli.__main__, resilient_cli.process_exit; print(*sys.modules)",
         ],
         capture_output=True,
         text=True,
@@ -65,7 +65,7 @@ def test_it_listens_before_anything_takes_time():
         check=True,
     )
     more = set(ended.stdout.split()) - set(bare.stdout.split())
-    assert more == {"resilient_cli", "resilient_cli.__main__", "resilient_cli.early"}
+    assert more == {"resilient_cli", "resilient_cli.__main__", "resilient_cli.process_exit"}
 
 
 def test_it_listens_before_the_program_itself_is_imported():
@@ -83,4 +83,4 @@ sys.exit(main())
     ended = subprocess.run(
         [sys.executable, "-c", watch], capture_output=True, text=True, check=False
     )
-    assert (ended.returncode, ended.stdout) == (66, "resilient_cli.early\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (66, "resilient_cli.process_exit\n"), ended.stderr

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from jobs import Job, run
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 pytestmark = pytest.mark.slow
 

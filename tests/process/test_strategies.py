@@ -16,8 +16,8 @@ from overflowing import STEP
 from safetensors.torch import load_file
 from strategy_kinds import CARRIED, KINDS, in_ci, is_killed, worlds_of
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 WORKER = Path(__file__).with_name("strategies_worker.py")
 pytestmark = [

@@ -8,7 +8,7 @@ PATIENCE = ("--nproc-per-node", "2", "--hang-patience", "2", "--max-restarts", "
 
 # What the trainer shows, without the seconds that torch takes to be imported.
 SHOWN = """
-from resilient.world.pulse import Phase, own_pulse
+from resilient.distributed.heartbeat import Phase, own_pulse
 
 def train():
     pulse = own_pulse()

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tensor_stream_worker import DIE_AFTER, EVAL_ROWS, KILLED, KINDS, WORLDS
 from token_models import LENGTH, Sentences
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 WORKER = Path(__file__).with_name("tensor_stream_worker.py")
 CUT = [kind for kind in KINDS if kind.startswith("tp")]

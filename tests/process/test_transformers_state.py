@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from resilient.errors import ConfigError
-from resilient.format.names import parse_checkpoint
+from resilient.format.keys import parse_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -100,7 +100,7 @@ class NumberLogs(transformers.Trainer):
 
 
 def trained(folder, callbacks=(), kind=transformers.Trainer, **options):
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     torch.manual_seed(1)
     args = transformers.TrainingArguments(
@@ -253,7 +253,7 @@ def test_transformers_callback_gone_is_named(tmp_path, capfd):
 
 
 def test_transformers_search_is_refused(tmp_path):
-    from resilient.adapters.transformers import ResilientCallback
+    from resilient.integrations.transformers import ResilientCallback
 
     args = transformers.TrainingArguments(str(tmp_path / "out"), report_to=[], use_cpu=True)
     trainer = transformers.Trainer(Guess(), args, train_dataset=DATA)

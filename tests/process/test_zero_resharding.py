@@ -12,8 +12,8 @@ from deepspeed_forks import run_forks
 from resharding import Odd
 from zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, savers_for
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("zero_reshard_worker.py")

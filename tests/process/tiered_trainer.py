@@ -15,12 +15,12 @@ import threading
 
 import torch
 
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.engine_factory import open_engine
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.vault.saving.tiering import Tiering
 
 put = LocalStore.put
 reached = threading.Event()
@@ -41,14 +41,14 @@ def main(near: str, durable: str, steps: str, where: str) -> None:
     parts = {"model": Part(model), "optimizer": Part(NamedOptimizer(model, optimizer))}
     if where == "promoting":
         LocalStore.put = put_and_stop
-    checkpointer = open_checkpointer(durable, near_url=near, tiering=Tiering(durable_every=2))
+    checkpointer = open_engine(durable, near_url=near, tiering=TieringOptions(durable_every=2))
     resumed = checkpointer.resume(parts)
     began = resumed.step if resumed else 0
     for step in range(began + 1, int(steps) + 1):
         model(torch.ones(200) * step).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
         checkpointer.wait()
         if where == "promoting" and step == 5:
             reached.wait()

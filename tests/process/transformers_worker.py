@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from hf_runs import checkpoint_of, make, recorded, stock_file
 
-from resilient.train.callbacks.callback import EarlyStoppingCallback
+from resilient.train.callbacks.base import EarlyStoppingCallback
 
 
 def evaluations(history):

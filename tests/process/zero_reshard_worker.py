@@ -32,10 +32,9 @@ from resharding import (
     wrong_moments,
 )
 
-from resilient.state.capture import Part
-from resilient.state.flat import FlatShard
-from resilient.state.zero import ZeroModel, ZeroOptimizer
-from resilient.state.zero_homes import homes_of, refresh
+from resilient.state_dict.deepspeed import ZeroModel, ZeroOptimizer, parameter_locations, refresh
+from resilient.state_dict.sharding import FlatShard
+from resilient.state_dict.snapshot import Part
 
 STAGES = ["zero0", "zero1", "zero2", "zero3"]
 LAYOUTS = {
@@ -90,7 +89,7 @@ class Zero:
         self.require_partitions(stage["stage"])
 
     def require_partitions(self, stage):
-        held = sum(home.count for home in homes_of(self.engine))
+        held = sum(home.count for home in parameter_locations(self.engine))
         total = sum(one.numel() for one in Odd(1).parameters())
         size = dist.get_world_size()
         assert held <= total / size + 50 if stage else held == total, (held, total)
@@ -105,7 +104,7 @@ class Zero:
     def give_weights(self, plain):
         named = dict(plain.named_parameters())
         with torch.no_grad():
-            for home in homes_of(self.engine):
+            for home in parameter_locations(self.engine):
                 part, whole = home.part_of(home.flat), named[home.name].reshape(-1)
                 if home.is_whole:
                     part.copy_(whole.view(part.shape))
@@ -117,7 +116,7 @@ class Zero:
 
     def give_moments(self):
         state = self.engine.basic_optimizer.state
-        for home in homes_of(self.engine):
+        for home in parameter_locations(self.engine):
             state[home.flat] = moments_of(home.flat.detach())
 
     def check(self, plain):

@@ -9,8 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.strategies.canonical.layout import BLOCK, line_of
-from resilient.strategies.canonical.tree import Joining, Node, cover, parent, plan_for
+from resilient.strategies.canonical.tree_reduce import (
+    BLOCK,
+    Node,
+    TreeAccumulator,
+    cover,
+    line_of,
+    parent,
+    plan_for,
+)
 
 LEAVES = st.integers(1, 70)
 RANKS = st.integers(1, 20)
@@ -22,9 +29,9 @@ def association(leaves, runs):
     def pair(left, right):
         return (left, right)
 
-    whole = Joining(leaves, pair)
+    whole = TreeAccumulator(leaves, pair)
     for run in runs:
-        part = Joining(leaves, pair)
+        part = TreeAccumulator(leaves, pair)
         for leaf in range(*run):
             part.take(Node(leaf, leaf + 1), leaf)
         for node, value in zip(part.nodes(), part.values(), strict=True):
@@ -75,9 +82,9 @@ def test_sums_are_equal_to_the_bit(leaves, ranks, seed):
     values = torch.randn(leaves, 5, generator=torch.Generator().manual_seed(seed)) * 1e3
     sums = []
     for plan in (plan_for(leaves, 1), plan_for(leaves, ranks)):
-        whole = Joining(leaves, torch.add)
+        whole = TreeAccumulator(leaves, torch.add)
         for run in plan.runs:
-            part = Joining(leaves, torch.add)
+            part = TreeAccumulator(leaves, torch.add)
             for leaf in range(*run):
                 part.take(Node(leaf, leaf + 1), values[leaf])
             for node, value in zip(part.nodes(), part.values(), strict=True):
@@ -87,7 +94,7 @@ def test_sums_are_equal_to_the_bit(leaves, ranks, seed):
 
 
 def test_a_missing_leaf_is_an_error():
-    joining = Joining(4, lambda one, other: one + other)
+    joining = TreeAccumulator(4, lambda one, other: one + other)
     joining.take(Node(0, 1), 1)
     with pytest.raises(ValueError, match="leaf 2 does not follow 0"):
         joining.take(Node(2, 3), 1)

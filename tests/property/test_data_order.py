@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.train.data.orders import epoch_order
-from resilient.train.data.sampling import Cursor, Deal, ResumableSampler
-from resilient.train.plan import steps_after
+from resilient.train.data.ordering import epoch_order
+from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler
+from resilient.train.step_count import steps_after
 
 SIZES = st.integers(1, 60)
 BATCHES = st.integers(1, 9)
@@ -30,7 +30,7 @@ def flat(rounds):
 
 @given(SIZES, BATCHES, RANKS, st.integers(0, 2**40), st.integers(0, 5))
 def test_an_epoch_is_the_order_completed_from_its_start(size, batch, ranks, seed, epoch):
-    cursor, deal = Cursor(size, seed, epoch), Deal(size, batch, ranks)
+    cursor, deal = DataCursor(size, seed, epoch), BatchLayout(size, batch, ranks)
     seen = flat(deal_rounds(cursor, deal))
     order = epoch_order(size, seed, epoch).tolist()
     assert seen[:size] == order
@@ -46,11 +46,11 @@ def test_an_epoch_is_the_order_completed_from_its_start(size, batch, ranks, seed
 def test_lives_of_any_shape_add_up_to_one_epoch(size, lives, last_ranks):
     """Each life has its batch, its ranks, and dies after some rounds while loaders prefetch."""
     seen = []
-    state = Cursor(size, 7).state_dict()
+    state = DataCursor(size, 7).state_dict()
     for batch, ranks, rounds in [*lives, (3, last_ranks, 10**6)]:
-        cursor = Cursor(size, 999)
+        cursor = DataCursor(size, 999)
         cursor.load_state_dict(state)
-        deal = Deal(size, batch, ranks)
+        deal = BatchLayout(size, batch, ranks)
         queues = [iter(ResumableSampler(cursor, deal, rank)) for rank in range(ranks)]
         fetched = [list(queue) for queue in queues]  # a loader may run to the end ahead of us
         for turn in range(min(rounds, deal.rounds_after(cursor.samples))):
@@ -64,8 +64,8 @@ def test_lives_of_any_shape_add_up_to_one_epoch(size, lives, last_ranks):
 
 @given(SIZES, BATCHES, RANKS, st.integers(0, 60))
 def test_dropping_the_last_round_leaves_equal_batches(size, batch, ranks, start):
-    cursor = Cursor(size, 3, samples=min(start, size))
-    deal = Deal(size, batch, ranks, drop_last=True)
+    cursor = DataCursor(size, 3, samples=min(start, size))
+    deal = BatchLayout(size, batch, ranks, drop_last=True)
     rounds = list(deal_rounds(cursor, deal))
     assert all(len(one.indices) == batch for each in rounds for one in each)
     seen = flat(rounds)
@@ -74,7 +74,7 @@ def test_dropping_the_last_round_leaves_equal_batches(size, batch, ranks, start)
 
 @given(SIZES, BATCHES, RANKS, st.integers(1, 5))
 def test_steps_left_count_down_by_one_at_every_step(size, batch, ranks, accumulation):
-    cursor, deal = Cursor(size, 3), Deal(size, batch, ranks)
+    cursor, deal = DataCursor(size, 3), BatchLayout(size, batch, ranks)
     left = steps_after(deal, 0, accumulation)
     while rounds := deal.rounds_after(cursor.samples):
         for _ in range(min(rounds, accumulation)):
@@ -87,9 +87,9 @@ def test_steps_left_count_down_by_one_at_every_step(size, batch, ranks, accumula
 @given(SIZES, BATCHES, RANKS)
 def test_a_random_stream_belongs_to_a_place_in_the_epoch(size, batch, ranks):
     """The same micro-batch has the same stream after a resume, and no two share one."""
-    deal = Deal(size, batch, ranks)
-    whole = [one for each in deal_rounds(Cursor(size, 1), deal) for one in each]
-    later = Cursor(size, 1, samples=min(deal.round_samples, size))
+    deal = BatchLayout(size, batch, ranks)
+    whole = [one for each in deal_rounds(DataCursor(size, 1), deal) for one in each]
+    later = DataCursor(size, 1, samples=min(deal.round_samples, size))
     rest = [one for each in deal_rounds(later, deal) for one in each]
     assert rest == whole[ranks:]
     assert len({one.key for one in whole}) == len(whole)

@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from manifests import Values, empty_manifest
 from test_placement import CHECKPOINT, fake_rank
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.launch_env import World
 from resilient.errors import UnsavableState
 from resilient.format.regions import flat_regions
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.flat import FlatShard
-from resilient.state.landing import Landing
-from resilient.state.load import load
-from resilient.state.stage import stage
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.sharding import FlatShard
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 
@@ -67,7 +65,7 @@ def test_saved_at_any_cuts_and_loaded_at_any_other(shape, data):
         with fake_rank(rank, (len(saving),)):
             part = shard(whole, first, stop)
             parts = {"model": Part(Values(w=part, tied=part))}
-            staged = stage(capture(7, parts, rank), World(rank, len(saving)), Arena())
+            staged = stage(capture(7, parts, rank), World(rank, len(saving)), StagingBuffers())
             receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
     # Refuses holes and elements that two ranks wrote.
     commit(store, gather_receipts(empty_manifest(CHECKPOINT), receipts))
@@ -77,7 +75,7 @@ def test_saved_at_any_cuts_and_loaded_at_any_other(shape, data):
             live = shard(torch.zeros_like(whole), first, stop)
             target = Values(w=live, tied=live)
             parts = {"model": Part(target)}
-            landing = Landing(parts)
+            landing = LoadPlan(parts)
             proved = read(store, CHECKPOINT, {"model"}, landing.boxes)
             assert [entry.name for entry in proved.manifest.tensors] == ["model/w"]
             load(proved.manifest, proved.files, parts, rank, landing)

@@ -13,9 +13,8 @@ from random import Random
 from mutations import spoiled_bytes, spoiled_value
 from told import killed_run
 
-from resilient.accounting.account import account
-from resilient.accounting.agents import agents
-from resilient.accounting.records import AGENT_FILE, parse_line
+from resilient.goodput.event_log import AGENT_FILE, agents, parse_line
+from resilient.goodput.report import build_report
 
 LINES = [one.encode() for one in killed_run()]
 EACH = 4
@@ -44,7 +43,7 @@ def read(data):
     text = data.decode("utf-8", errors="replace")
     records = [one for line in text.splitlines() if (one := parse_line(line, AGENT_FILE))]
     records.sort(key=lambda one: one.at_ms)
-    found = account(records)
+    found = build_report(records)
     assert sum(found.spent_ms.values()) == found.wall_ms
     json.dumps([agents(records), found.risk_steps], default=str)
     return records

@@ -18,9 +18,9 @@ from mutations import spoiled_bytes, spoiled_value
 from torch.utils.tensorboard import SummaryWriter
 
 from resilient.errors import KeyNotFound
+from resilient.layout_repair.training_logs import logs_in
 from resilient.layouts.tfevents import masked_sum
-from resilient.mending.histories import logs_in
-from resilient.storage.folder import Listing
+from resilient.storage.folder import DirectoryListing
 
 PEAK_BYTES_MAX = 48 << 20
 EACH = 4
@@ -77,7 +77,7 @@ class Held:
         self._files = files
 
     def list(self):
-        return Listing({name: len(data) for name, data in self._files.items()})
+        return DirectoryListing({name: len(data) for name, data in self._files.items()})
 
     def read(self, name, start, length):
         if name not in self._files:

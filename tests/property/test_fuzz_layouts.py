@@ -19,22 +19,17 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import (
-    write_megatron,
-    write_slices,
-    write_titan,
-    write_universal,
-)
+from foreign_folders import write_megatron, write_slices, write_titan, write_universal
 from mutations import spoiled_bytes, spoiled_value
 from resumming import resummed
 from sharded_folders import optimizer, values, write_zero
 
-from resilient.comparison import theirs
-from resilient.comparison.proving import prove
+from resilient.diff import foreign
+from resilient.diff.foreign_verify import verify_foreign
 from resilient.errors import KeyNotFound
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import read_layout
-from resilient.storage.folder import Listing
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability
+from resilient.storage.folder import DirectoryListing
 
 PEAK_BYTES_MAX = 96 << 20
 PROVED_EVERY, COMPARED_EVERY = 8, 16
@@ -60,7 +55,7 @@ class Held:
 
     def list(self):
         sizes = {name: len(data) for name, data in self._files.items()}
-        return Listing(sizes, is_file=self._is_file)
+        return DirectoryListing(sizes, is_file=self._is_file)
 
     def read(self, name, start, length):
         if name not in self._files:
@@ -207,10 +202,10 @@ def read(files, number, *, is_file):
     if contents is None:
         return "unknown"
     if number % PROVED_EVERY == 0:
-        prove(folder, listing, contents)
+        verify_foreign(folder, listing, contents)
     if number % COMPARED_EVERY == 0:
-        theirs.side_of(folder, listing, contents)
-    return judge(contents, folder.url).answer
+        foreign.open_foreign(folder, listing, contents)
+    return assess_resumability(contents, folder.url).answer
 
 
 @pytest.mark.parametrize("name", TARGETS)

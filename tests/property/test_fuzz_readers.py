@@ -26,10 +26,15 @@ from manifests import Values
 from mutations import resealed, spoiled_bytes, spoiled_value
 from tiny import CHECKPOINT, SIGNING, tiny_repository
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.daemon.messages import decode_job
+from resilient.checkpoint.fencing import recorded
+from resilient.checkpoint.generations import check_mark, read_generation
+from resilient.checkpoint.refs import read_tag
+from resilient.checkpoint.verify import problems_of
+from resilient.distributed.kv_store import NONSENSE, JsonLineSocket, KVStoreServer, MalformedMessage
 from resilient.errors import IntegrityError, ResilientError
-from resilient.format.ledger import decode_segment
-from resilient.format.manifest import FileEntry, PartEntry, Receipt, decode
-from resilient.format.names import (
+from resilient.format.keys import (
     ABILITIES,
     committed_key,
     generation_key,
@@ -38,23 +43,16 @@ from resilient.format.names import (
     signature_name,
     tag_key,
 )
-from resilient.format.shard import read_header
+from resilient.format.ledger import decode_segment
+from resilient.format.manifest import FileEntry, PartEntry, Receipt, decode
+from resilient.format.safetensors_file import read_header
 from resilient.format.signature import check_mac, decode_signature
-from resilient.state.capture import Part
-from resilient.state.load import load
-from resilient.state.tree import unflatten
+from resilient.state_dict.flatten import unflatten
+from resilient.state_dict.load import load
+from resilient.state_dict.snapshot import Part
 from resilient.storage.store import is_key
-from resilient.testing.memory import MemoryStore
+from resilient.testing.memory_store import MemoryStore
 from resilient.train.state import TrainerState
-from resilient.vault.health.deep import problems_of
-from resilient.vault.keeper.handover import from_json
-from resilient.vault.registry.abilities import recorded
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.generations import check_mark, read_generation
-from resilient.vault.registry.tags import read_tag
-from resilient.world.lines import BadLine, Lines
-from resilient.world.serving import NONSENSE
-from resilient.world.sockets import BoardServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +142,7 @@ def read_any_line(data: bytes) -> None:
         ours.settimeout(5)
         theirs.sendall(data[:60_000])
         theirs.close()
-        lines = Lines(ours, line_bytes_max=30_000)
+        lines = JsonLineSocket(ours, line_bytes_max=30_000)
         while lines.receive() is not None:
             continue
 
@@ -162,7 +160,7 @@ def as_json(read: Callable[[Any], object]) -> Callable[[bytes], object]:
 
 def read_any_job(value: Any) -> object:
     memory = memoryview(bytearray(4096))
-    return from_json(value, lambda _, size_bytes: memory[: max(size_bytes, 0)], 0, 1.0)
+    return decode_job(value, lambda _, size_bytes: memory[: max(size_bytes, 0)], 0, 1.0)
 
 
 def a_receipt() -> dict[str, Any]:
@@ -213,13 +211,13 @@ ASKED = [
     {"verb": "remove", "keys": ["a"]},
     {"verb": "wait", "keys": [], "within_seconds": 0.0},
 ]
-SERVER = BoardServer.__new__(BoardServer)
+SERVER = KVStoreServer.__new__(KVStoreServer)
 
 
 def read_any_request(value: Any) -> object:
-    from resilient.world.memory import MemoryBoard
+    from resilient.distributed.kv_store import InMemoryKVStore
 
-    SERVER._board = MemoryBoard()
+    SERVER._board = InMemoryKVStore()
     # A key that nobody posts would be waited for, which is right and slow.
     if isinstance(value, dict) and value.get("verb") == "wait" and value.get("keys"):
         return None
@@ -253,7 +251,7 @@ TARGETS = {
                              "d": {"$bytes": "AP8="}, "e": {"$complex": ["1.0", "nan"]}}),
                    read_any_tree),
     "shard": Target(document("model.r00001.safetensors"), read_any_shard),
-    "line": Target([b"\n".join(lines_of(*ASKED)) + b"\n"], read_any_line, refuses=(BadLine,)),
+    "line": Target([b"\n".join(lines_of(*ASKED)) + b"\n"], read_any_line, refuses=(MalformedMessage,)),
     "receipt": Target(lines_of(a_receipt()), as_json(Receipt.from_json)),
     "segment": Target([a_segment()], read_any_segment, is_sealed=True),
     "job": Target(lines_of(a_job()), as_json(read_any_job)),

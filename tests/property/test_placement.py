@@ -15,20 +15,18 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.launch_env import World
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.format.regions import Region, intersect, spans, whole
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.landing import Landing
-from resilient.state.load import load
-from resilient.state.placement import axis_runs
-from resilient.state.stage import stage
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict.load import LoadPlan, load
+from resilient.state_dict.sharding import axis_runs
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 7)
 MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
@@ -96,7 +94,7 @@ def test_saved_on_any_mesh_and_loaded_on_any_other(shape, data):
             )
             memory = target.state["w"].to_local()
             parts = {"model": Part(target)}
-            landing = Landing(parts)
+            landing = LoadPlan(parts)
             proved = read(store, CHECKPOINT, {"model"}, landing.boxes)
             load(proved.manifest, proved.files, parts, rank, landing)
             assert torch.equal(memory, right.to_local()), "the live memory itself is filled"
@@ -117,7 +115,7 @@ def save_on(layout, tensors):
             sharded = distribute_tensor(tensors["w"], mesh, placements, src_data_rank=None)
             parts = {"model": Part(Values(**{**tensors, "w": sharded}))}
             world = World(rank, math.prod(mesh_shape))
-            staged = stage(capture(7, parts, rank), world, Arena())
+            staged = stage(capture(7, parts, rank), world, StagingBuffers())
             receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
     # Refuses holes and elements that two ranks wrote.
     commit(store, gather_receipts(empty_manifest(CHECKPOINT), receipts))
@@ -154,7 +152,7 @@ def test_each_rank_reads_only_the_chunks_that_hold_its_rows():
         with fake_rank(rank, (4,)) as mesh:
             zeros = distribute_tensor(torch.zeros_like(full), mesh, [Shard(0)], src_data_rank=None)
             parts = {"model": Part(Values(w=zeros))}
-            landing = Landing(parts)
+            landing = LoadPlan(parts)
             proved = read(store, CHECKPOINT, {"model"}, landing.boxes)
             read_bytes = sum(len(one) for name, one in proved.files.items() if name != "state.json")
             # A quarter is four chunks; the header moves it across one more edge.

@@ -9,24 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention, RetentionInput, plan_rotation
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.launch_env import World
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.format.digest import CHUNK_BYTES, damaged_ranges, digest_file
 from resilient.format.document import canonical, seal, unseal
-from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.format.keys import CheckpointId, parse_checkpoint
 from resilient.format.regions import Region, covers, intersect, row_runs, whole
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.load import load
-from resilient.state.partition import TensorSpec, partition
-from resilient.state.stage import stage
-from resilient.state.tree import flatten, unflatten
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.registry.planning import Known, plan_rotation
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict.flatten import flatten, unflatten
+from resilient.state_dict.load import load
+from resilient.state_dict.planner import TensorSpec, partition
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -129,7 +127,7 @@ def test_saved_by_any_world_and_loaded_whole_by_any_other(shapes, ranks, seed):
     receipts = []
     for rank in range(ranks):
         parts = {"model": Part(Held(tensors))}
-        staged = stage(capture(7, parts, rank), World(rank, ranks), Arena())
+        staged = stage(capture(7, parts, rank), World(rank, ranks), StagingBuffers())
         receipts.append(write(store, CheckpointId(1, 7), rank, staged.files, staged.parts))
     from manifests import empty_manifest
 
@@ -159,7 +157,7 @@ IDS = st.builds(CheckpointId, st.integers(1, 3), st.integers(0, 9))
 def test_retention_never_goes_below_its_number(line, abandoned, limit, keep):
     line = sorted(line, reverse=True)
     abandoned = sorted(abandoned - set(line), reverse=True)
-    plan = plan_rotation(Retention(limit), Known(line, abandoned, keep=keep))
+    plan = plan_rotation(Retention(limit), RetentionInput(line, abandoned, keep=keep))
     everything = {*line, *abandoned}
     assert set(plan.doomed) | set(plan.kept) == everything
     assert not set(plan.doomed) & set(plan.kept)

@@ -9,21 +9,21 @@ import random
 
 import pytest
 
-from resilient.agent.verdict.decide import PERMANENT_CODES
-from resilient.clock import SystemClock
-from resilient.errors import NoIntactCheckpoint, NothingToResume, RepositoryNotFound, UsageError
-from resilient.format.names import CheckpointId, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import lineage
-from resilient.vault.registry.generations import claim, mark_committed
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.resume_policy import (
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.generations import claim, mark_committed
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.resume_policy import (
     GenerationFacts,
     ResumeFacts,
     decide_resume,
     settle_wish,
 )
-from resilient.world.identity import StartIdentity
+from resilient.clock import SystemClock
+from resilient.distributed.identity import StartIdentity
+from resilient.elastic.restart_policy import PERMANENT_CODES
+from resilient.errors import NoIntactCheckpoint, NothingToResume, RepositoryNotFound, UsageError
+from resilient.format.keys import CheckpointId, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 SITUATIONS = 10_000
 HISTORIES = 1_000

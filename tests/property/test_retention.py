@@ -5,9 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.format.names import CheckpointId
-from resilient.vault.registry.planning import Content, Known, plan_rotation
-from resilient.vault.registry.retention import BestOf, Retention
+from resilient.checkpoint.retention import (
+    BestOf,
+    CheckpointSummary,
+    Retention,
+    RetentionInput,
+    plan_rotation,
+)
+from resilient.format.keys import CheckpointId
 
 IDS = st.builds(CheckpointId, st.integers(1, 3), st.integers(0, 12))
 NUMBER = st.none() | st.integers(1, 4)
@@ -29,8 +34,8 @@ MOMENTS = st.builds("2026-01-0{}T0{}:30:00.000Z".format, st.integers(1, 4), st.i
 METRICS = st.dictionaries(
     st.sampled_from(("eval_loss", "eval_accuracy")), st.floats(-9, 9), max_size=2
 )
-CONTENTS = st.builds(Content, MOMENTS, METRICS, st.just("") | st.just("short")) | st.just(
-    Content(problem="its bytes are not what was committed")
+CONTENTS = st.builds(CheckpointSummary, MOMENTS, METRICS, st.just("") | st.just("short")) | st.just(
+    CheckpointSummary(problem="its bytes are not what was committed")
 )
 
 
@@ -40,7 +45,7 @@ def repositories(draw):
     is_abandoned = {one: draw(st.booleans()) for one in everything}
     line = [one for one in everything if not is_abandoned[one]]
     abandoned = [one for one in everything if is_abandoned[one]]
-    return Known(
+    return RetentionInput(
         line,
         abandoned,
         pinned={one: ["tagged `a`"] for one in draw(st.sets(IDS, max_size=2))},
@@ -100,7 +105,7 @@ def test_the_oldest_abandoned_goes_first(retention, known):
 
 @given(RETENTIONS, repositories())
 def test_nothing_goes_while_something_holds_it(retention, known):
-    held = Known(
+    held = RetentionInput(
         known.line, known.abandoned, known.pinned, known.keep, known.contents, held="a reason"
     )
     assert plan_rotation(retention, held).doomed == ()
@@ -109,7 +114,7 @@ def test_nothing_goes_while_something_holds_it(retention, known):
 @given(RETENTIONS, repositories())
 def test_planning_again_after_the_plan_was_carried_out_lets_nothing_more_go(retention, known):
     kept = plan_rotation(retention, known).kept
-    left = Known(
+    left = RetentionInput(
         [one for one in known.line if one in kept],
         [one for one in known.abandoned if one in kept],
         known.pinned,

@@ -10,24 +10,18 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from manifests import begin, frozen_parts_of, save
 
+from resilient.checkpoint.catalog import committed, lineage, read_manifest
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.refs import create_tag, read_tags, remove_tag
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, ResilientError, UsageError
-from resilient.format.names import CheckpointId, split_checkpoint_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage, read_manifest
-from resilient.vault.registry.retention import Retention
-from resilient.vault.registry.tags import create_tag, read_tags, remove_tag
-from resilient.vault.rotation.rotate import rotate
+from resilient.format.keys import CheckpointId, split_checkpoint_key
+from resilient.testing.memory_store import MemoryStore
 
 
 class Vault(RuleBasedStateMachine):
@@ -123,7 +117,7 @@ class Vault(RuleBasedStateMachine):
             save(self.store, CheckpointId(self.life - 1, step))
         before = committed(self.store)
         with suppress(Fenced):  # unless nothing was doomed
-            rotate(self.store, Retention(1), self.life - 1)
+            collect_garbage(self.store, Retention(1), self.life - 1)
         assert committed(self.store) == before
 
     @precondition(lambda self: self.there - self.damaged)
@@ -156,7 +150,7 @@ class Vault(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3))
     def rotate(self, limit) -> None:
         line = self.line()
-        gone = set(rotate(self.store, Retention(limit), self.life).doomed)
+        gone = set(collect_garbage(self.store, Retention(limit), self.life).doomed)
         order = [*line, *sorted(self.there - set(line) - self.separate(), reverse=True)]
         # With nothing to resume from, what a person may still want is not let go.
         assert gone == (set(order[limit:]) - set(self.tags.values()) if line else set())

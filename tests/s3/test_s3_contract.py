@@ -3,8 +3,8 @@
 import pytest
 
 from resilient.errors import ConfigError, KeyNotFound, StoreDenied, StoreError
-from resilient.storage.fs import FsspecStore
-from resilient.storage.store import Entry
+from resilient.storage.fsspec_store import FsspecStore
+from resilient.storage.store import ObjectInfo
 from resilient.testing.store_contract import StoreContract
 
 PART = 5 << 20
@@ -31,7 +31,7 @@ class TestS3fs(Both):
 
 def test_the_fast_client_is_chosen_where_it_is_installed(bucket):
     pytest.importorskip("obstore")
-    from resilient.storage.obstore import ObstoreStore
+    from resilient.storage.s3_store import ObstoreStore
 
     assert isinstance(bucket.open("")._store, ObstoreStore)
     assert isinstance(bucket.open("obstore")._store, ObstoreStore)
@@ -44,7 +44,7 @@ def test_an_object_in_parts_comes_back_as_it_was(bucket, client, size_bytes):
     store = bucket.open(client, part_bytes=PART, parts_in_flight=3)
     content = (bytes(range(251)) * (size_bytes // 251 + 1))[:size_bytes]
     store.put("a/large", memoryview(content))
-    assert store.stat("a/large") == Entry("a/large", size_bytes)
+    assert store.stat("a/large") == ObjectInfo("a/large", size_bytes)
     assert store.get("a/large") == content
     assert store.get_range("a/large", PART - 10, 20) == content[PART - 10 : PART + 10]
     assert bucket.uploads() == []

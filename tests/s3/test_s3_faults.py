@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 from manifests import Values
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.errors import KeyExists, StoreUnavailable
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
+from resilient.state_dict.snapshot import Part
 from tests.services.faultproxy import Fault
 
 MIB = 1 << 20
@@ -175,7 +175,7 @@ FAULTS = {
 def test_every_checkpoint_that_was_acknowledged_is_there_and_whole(bucket, proxy, client, name):
     """Saves go on through a fault that comes and goes; then every committed byte is read."""
     options = bucket.options(client, proxy.endpoint, request_seconds=1.0, part_bytes=PART)
-    checkpointer = open_checkpointer(
+    checkpointer = open_engine(
         bucket.url, emit=Emitter(SystemClock()), keep_last=3, storage_options=options
     )
     parts = {"model": Part(Values(weight=pattern_tensor()))}
@@ -183,7 +183,7 @@ def test_every_checkpoint_that_was_acknowledged_is_there_and_whole(bucket, proxy
     for step in range(1, 6):
         proxy.fault = FAULTS[name] if step in (2, 4) else Fault()
         with after(1.5 * (step in (2, 4)), lambda: setattr(proxy, "fault", Fault())):
-            checkpointer.save(step, parts, About())
+            checkpointer.save(step, parts, CheckpointInfo())
             checkpointer.wait()
     checkpointer.close()
     store = bucket.open(client)
@@ -201,12 +201,10 @@ def pattern_tensor():
 def test_a_bit_that_flips_on_the_way_is_no_damage(bucket, proxy, client):
     """Neither client checks what it reads; our digest does, and reads again."""
     options = bucket.options(client, proxy.endpoint)
-    checkpointer = open_checkpointer(
-        bucket.url, emit=Emitter(SystemClock()), storage_options=options
-    )
+    checkpointer = open_engine(bucket.url, emit=Emitter(SystemClock()), storage_options=options)
     parts = {"model": Part(Values(mark=b"canary-of-the-wire" * 100))}
     checkpointer.resume(parts)
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.close()
     store = bucket.open(client, proxy.endpoint)
     for mark in (b"Y2FuYXJ5", b'"chunk_bytes":'):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from resilient import Checkpointer
+from resilient.checkpoint.catalog import committed
 from resilient.errors import StoreDenied
-from resilient.vault.registry.catalog import committed
 
 STEPS = 3
 

@@ -11,17 +11,17 @@ import pytest
 from manifests import Values
 from seeds import drawn_bytes
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.errors import StoreUnavailable
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.storage import s3_wire
+from resilient.state_dict.snapshot import Part
+from resilient.storage import s3_client
 from resilient.storage.open import open_store
-from resilient.storage.s3_proofs import Proof, Sums, summed
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
+from resilient.storage.s3_client import BodyChecksum, ChecksumSupport, summed
 from tests.services.ceph import Ceph
 from tests.services.faultproxy import Fault, FaultProxy
 from tests.services.newer import newer_ceph
@@ -58,13 +58,13 @@ def open_https(bucket, **more):
 
 def sent_digests(monkeypatch):
     found = []
-    sign = s3_wire.signed_headers
+    sign = s3_client.signed_headers
 
     def signed_headers(method, *arguments):
         found.extend([arguments[3]] if method == "PUT" else [])
         return sign(method, *arguments)
 
-    monkeypatch.setattr(s3_wire, "signed_headers", signed_headers)
+    monkeypatch.setattr(s3_client, "signed_headers", signed_headers)
     return found
 
 
@@ -88,11 +88,11 @@ def test_a_body_that_is_not_the_one_meant_is_refused(on_newer, monkeypatch, size
     def of_another(body):
         good = summed(body)
         broken = summed(memoryview(bytes(body[:-1]) + bytes([body[-1] ^ 1])))
-        return Proof(good.digest, broken.headers)
+        return BodyChecksum(good.digest, broken.headers)
 
     store = open_https(on_newer, within_seconds=1)
     store.put("known", drawn_bytes(2 << 20))
-    monkeypatch.setattr(s3_wire, "summed", of_another)
+    monkeypatch.setattr(s3_client, "summed", of_another)
     with pytest.raises(StoreUnavailable):
         store.put("a", drawn_bytes(size))
     assert [one.key for one in store.list()] == ["known"]
@@ -127,13 +127,11 @@ def test_a_checkpoint_whose_bodies_are_not_signed_is_whole(on_newer):
     options = on_newer.options(
         "obstore", on_newer.server.tls_endpoint, ca_file=authority, part_bytes=PART
     )
-    checkpointer = open_checkpointer(
-        on_newer.url, emit=Emitter(SystemClock()), storage_options=options
-    )
+    checkpointer = open_engine(on_newer.url, emit=Emitter(SystemClock()), storage_options=options)
     parts = {"model": Part(Values(mark=drawn_bytes(1 << 20) * 12))}
     checkpointer.resume(parts)
     for step in (1, 2):
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
     checkpointer.close()
     store = open_https(on_newer)
     assert [verify(store, one, "deep") for one in committed(store)] == [[], []]
@@ -147,7 +145,7 @@ def test_under_faults_bodies_with_checksums_land_whole(on_newer, fault):
         store = on_newer.open("obstore", proxy.endpoint, part_bytes=PART, parts_in_flight=2)
         inner = store._store
         # What breaks connections sees no TLS, so the checksums are asked for without it.
-        inner._transfers._sums = Sums(is_asked=True)
+        inner._transfers._sums = ChecksumSupport(is_asked=True)
         store.put("known", drawn_bytes(2 << 20))
         proxy.fault = fault
         ends = threading.Timer(1.5, lambda: setattr(proxy, "fault", Fault()))

@@ -5,15 +5,15 @@ import time
 import pytest
 from manifests import Values
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.errors import ConfigError, StoreDenied
 from resilient.events import Emitter
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 from tests.services.tls import make_certificate
 
 PART = 5 << 20
@@ -32,12 +32,10 @@ def test_a_checkpoint_is_saved_and_verified_under_an_authority_of_ones_own(
     bucket, client, authority
 ):
     options = options_of(bucket, client, ca_file=authority, part_bytes=PART)
-    checkpointer = open_checkpointer(
-        bucket.url, emit=Emitter(SystemClock()), storage_options=options
-    )
+    checkpointer = open_engine(bucket.url, emit=Emitter(SystemClock()), storage_options=options)
     parts = {"model": Part(Values(mark=bytes(range(256)) * (2 * PART // 256 + 1)))}
     checkpointer.resume(parts)
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.close()
     store = bucket.open(client, bucket.server.tls_endpoint, ca_file=authority)
     assert [verify(store, one, "deep") for one in committed(store)] == [[]]

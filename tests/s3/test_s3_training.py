@@ -10,12 +10,12 @@ import pytest
 from endings import differences, ending
 from jobs import Job, run
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.fencing import recorded
+from resilient.checkpoint.verify import verify
 from resilient.errors import ResilientError
-from resilient.format.names import ABILITIES
+from resilient.format.keys import ABILITIES
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.abilities import recorded
-from resilient.vault.registry.catalog import committed
 from tests.services.ceph import KEY, SECRET
 from tests.services.faultproxy import Fault
 

@@ -10,13 +10,13 @@ import pytest
 from manifests import Values
 
 from resilient.clock import SystemClock
+from resilient.engine_factory import open_engine
 from resilient.errors import ResilientError, StoreDenied, StoreUnavailable
 from resilient.events import Emitter, UploadsAborted
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.storage import s3_requests
-from resilient.storage.obstore import ObstoreStore
-from resilient.storage.s3_options import read_s3_options
+from resilient.state_dict.snapshot import Part
+from resilient.storage import s3_multipart
+from resilient.storage.options import read_s3_options
+from resilient.storage.s3_store import ObstoreStore
 from tests.services.faultproxy import Fault
 
 WRITER = """
@@ -65,7 +65,7 @@ def test_the_next_life_aborts_what_a_killed_writer_left_and_nothing_of_a_younger
         bucket.admin.create_multipart_upload(Bucket=bucket.name, Key=key)
     told = []
     with_ears = Emitter(SystemClock(), (lambda _record, event: told.append(event),))
-    checkpointer = open_checkpointer(bucket.url, emit=with_ears, storage_options=options)
+    checkpointer = open_engine(bucket.url, emit=with_ears, storage_options=options)
     checkpointer.resume({"model": Part(Values(mark=b"x"))})
     checkpointer.close()
     assert sorted(bucket.uploads()) == younger
@@ -73,7 +73,7 @@ def test_the_next_life_aborts_what_a_killed_writer_left_and_nothing_of_a_younger
 
 
 def test_uploads_are_found_on_every_page(bucket, monkeypatch):
-    monkeypatch.setattr(s3_requests, "_PAGE", 2)
+    monkeypatch.setattr(s3_multipart, "_PAGE", 2)
     keys = [f"run/a@{number}+b=c/d" for number in range(5)]
     for key in (*keys, "run2/a"):
         bucket.admin.create_multipart_upload(Bucket=bucket.name, Key=key)

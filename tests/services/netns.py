@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from resilient.testing.chaos import namespaces
-from resilient.testing.chaos.namespaces import PROGRAMS, link_of, why_no_hosts
+from resilient.testing.chaos import netns
+from resilient.testing.chaos.netns import PROGRAMS, link_of, why_no_hosts
 from tests.services.debian import why_missing
 
 PACKAGES = ("iproute2", "util-linux")
@@ -24,7 +24,7 @@ def why_impossible() -> str:
     return why_missing((*PROGRAMS, "tc"), PACKAGES) or why_no_hosts()
 
 
-class Network(namespaces.Network):
+class Network(netns.Network):
     """Hosts whose links can be slow."""
 
     def slow(self, number: int, rate: str) -> None:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.checkpoint import commit as committing
+from resilient.checkpoint import generations
+from resilient.distributed import coordination
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import DeadlineExceeded, StoreUnavailable
 from resilient.format.manifest import decode, encode
-from resilient.train.stop import StopGate
-from resilient.vault.registry import commit as committing
-from resilient.vault.registry import generations
-from resilient.world import agreement
-from resilient.world.comms import Comms
+from resilient.train.preemption import StopCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,12 +28,14 @@ def _no_fence(_store: Any, _mine: int, _token: str = "") -> None:
 
 def _lost_vote(gathered: Any, rule: Callable[[list[Any]], Any]) -> Any:
     """Rule over those who could do their part, and forget who could not."""
-    if isinstance(gathered, agreement.Failure):
+    if isinstance(gathered, coordination.RankFailure):
         return gathered
-    return agreement.attempt(lambda: rule([one["value"] for one in gathered if "value" in one]))
+    return coordination.capture_failure(
+        lambda: rule([one["value"] for one in gathered if "value" in one])
+    )
 
 
-def _silent_vote(self: Comms, topic: str, value: Any, within_seconds: float) -> Any:
+def _silent_vote(self: ControlGroup, topic: str, value: Any, within_seconds: float) -> Any:
     """Take silence for consent to a commit: rule over those who have answered in time."""
     try:
         return _GATHER(self, topic, value, within_seconds)
@@ -58,20 +60,20 @@ def _shared_number(store: Any, key: str, data: bytes) -> None:
     store.put(key, data)
 
 
-def _lone_stop(self: StopGate, _turn: Any) -> None:
+def _lone_stop(self: StopCoordinator, _turn: Any) -> None:
     """Stop where this rank is, wherever the others are."""
     _AGREE(self, self._entered)
 
 
-_GATHER, _AGREE = Comms.gather, StopGate._agree
+_GATHER, _AGREE = ControlGroup.gather, StopCoordinator._agree
 
 BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "fence": (committing, "check_fence", _no_fence),
-    "vote": (agreement, "_conclude", _lost_vote),
-    "silence": (Comms, "gather", _silent_vote),
+    "vote": (coordination, "_conclude", _lost_vote),
+    "silence": (ControlGroup, "gather", _silent_vote),
     "commit": (committing, "put_manifest", _double_commit),
     "number": (generations, "create_record", _shared_number),
-    "stop": (StopGate, "_agree", _lone_stop),
+    "stop": (StopCoordinator, "_agree", _lone_stop),
 }
 """What is broken, and what the simulator then must say of some seed."""
 

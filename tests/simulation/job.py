@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from resilient.agent.verdict.causes import ECHO_CODES, Cause
-from resilient.agent.verdict.decide import Restart, decide
-from resilient.agent.verdict.history import History, Limits
-from resilient.agent.verdict.outcome import Kind, Outcome
+from resilient.distributed.launch_env import World
+from resilient.elastic.outcome import ECHO_CODES, Cause, Outcome, OutcomeKind
+from resilient.elastic.restart_policy import FailureHistory, FailureLimits, Restart, decide
 from resilient.errors import ResilientError
-from resilient.world.world import World
 from tests.simulation.loop import Dead
 from tests.simulation.places import Hub, Link
 from tests.simulation.rank import Plan, Rank
 
 if TYPE_CHECKING:
-    from resilient.testing.memory import MemoryStore
+    from resilient.testing.memory_store import MemoryStore
     from tests.simulation.loop import Loop, Task
     from tests.simulation.watcher import Watcher
 
@@ -64,7 +62,7 @@ class SimJob:
 
     def main(self) -> int:
         """Live until the table says to leave."""
-        limits, history, cause = Limits(), History(), "start"
+        limits, history, cause = FailureLimits(), FailureHistory(), "start"
         while True:
             commits = self.watcher.commits
             life = self._begin(cause)
@@ -111,7 +109,7 @@ class SimJob:
         self.loop.wait(lambda: life.is_over or _is_failed(life.first_failed), float("inf"))
         failed = life.first_failed
         if failed is None:
-            return Outcome(Kind.SUCCEEDED)
+            return Outcome(OutcomeKind.SUCCEEDED)
         # Whoever is still there is ended, and what it does until then it does.
         self.loop.sleep(self.loop.draw.uniform(0.0, _DETECT_SECONDS))
         for task in life.tasks:
@@ -131,11 +129,11 @@ def outcome_of(error: BaseException | None, stop_signal: int) -> Outcome:
     """Return how a life ended whose first rank ended with this error."""
     status = _status(error)
     if status == _PREEMPTED:
-        kind = Kind.STOPPED if stop_signal else Kind.PREEMPTED
+        kind = OutcomeKind.STOPPED if stop_signal else OutcomeKind.PREEMPTED
         return Outcome(kind, status, stop_signal)
     is_echo = isinstance(error, ResilientError) and error.code in ECHO_CODES
     cause = Cause.PEER if is_echo else Cause.SIGNAL if status < 0 else Cause.EXIT
-    return Outcome(Kind.FAILED, status, stop_signal, is_echo, cause=cause)
+    return Outcome(OutcomeKind.FAILED, status, stop_signal, is_echo, cause=cause)
 
 
 def _status(error: BaseException | None) -> int:

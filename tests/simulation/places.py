@@ -11,8 +11,8 @@ from resilient.errors import PeerFailed, StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from resilient.storage.store import Data, Entry
-    from resilient.testing.memory import MemoryStore
+    from resilient.storage.store import Data, ObjectInfo
+    from resilient.testing.memory_store import MemoryStore
     from tests.simulation.loop import Loop
 
 _CUT_SECONDS_MAX = 30.0
@@ -87,7 +87,7 @@ class SimStore:
         with self._asked(key):
             return self._shared.get_range(key, start, length)
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
         with self._asked(prefix):
             return list(self._shared.list(prefix))
 
@@ -96,7 +96,7 @@ class SimStore:
             self._shared.delete(key)
             self._seen(key, None)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         with self._asked(key):
             return self._shared.stat(key)
 

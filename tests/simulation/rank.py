@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import ReadRequest
+from resilient.checkpoint.resume_selection import select_resume_checkpoint
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo, draft_manifest
+from resilient.checkpoint.save.persist import SaveHistory, SaveJob, persist
+from resilient.checkpoint.start_generation import start_generation
+from resilient.distributed.coordination import ControlGroup
 from resilient.errors import Preempted
 from resilient.events import Emitter
 from resilient.format.document import canonical
+from resilient.format.keys import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId, rank_part, rank_part_file, shard_name
 from resilient.format.regions import Region, whole
-from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.storage.retrying import RetryingStore
-from resilient.train.stop import Grace, StopGate
-from resilient.vault.begin import begin
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading.choose import choose
-from resilient.vault.reading.read import Wanted
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.describe import About, describe
-from resilient.vault.saving.persist import Job, Memory, persist
-from resilient.world.comms import Comms
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
+from resilient.storage.retry import RetryingStore
+from resilient.train.preemption import StopCoordinator, StopDeadline
 from tests.simulation.loop import Condition, Dead
 from tests.simulation.places import SimBoard, SimStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.testing.memory import MemoryStore
-    from resilient.world.world import World
+    from resilient.distributed.launch_env import World
+    from resilient.testing.memory_store import MemoryStore
     from tests.simulation.loop import Loop
     from tests.simulation.places import Hub, Link
     from tests.simulation.watcher import Watcher
@@ -61,7 +61,7 @@ def value_at(step: int) -> bytes:
 
 
 @lru_cache(4096)
-def files_of(step: int, rank: int, ranks: int, *, is_sharded: bool) -> tuple[HostFile, ...]:
+def files_of(step: int, rank: int, ranks: int, *, is_sharded: bool) -> tuple[StagedFile, ...]:
     """Return what a rank stores: its share of the model, and a part of its own."""
     per = WORDS // ranks if is_sharded else WORDS if rank == 0 else 0
     box = Region((per * rank if is_sharded else 0,), (per,))
@@ -71,15 +71,15 @@ def files_of(step: int, rank: int, ranks: int, *, is_sharded: bool) -> tuple[Hos
         mine = value_at(step)[8 * box.offsets[0] : 8 * (box.offsets[0] + per)]
         files.append(_packed(shard_name("model", rank), "model/value", mine, box, WORDS))
     if rank == 0:
-        files.append(HostFile("state.json", canonical({"model": {"steps": step}})))
+        files.append(StagedFile("state.json", canonical({"model": {"steps": step}})))
     return tuple(files)
 
 
-def _packed(name: str, tensor: str, data: bytes, box: Region, of: int) -> HostFile:
-    layout = lay_out([Slot(tensor, "I64", box.lengths)], {})
+def _packed(name: str, tensor: str, data: bytes, box: Region, of: int) -> StagedFile:
+    layout = compute_layout([TensorSlot(tensor, "I64", box.lengths)], {})
     stored = StoredRegion(box, name, layout.starts[tensor], len(data))
     entry = TensorEntry(tensor, tensor.partition("/")[0], "I64", (of,), (stored,))
-    return HostFile(name, layout.head + data, (entry,))
+    return StagedFile(name, layout.head + data, (entry,))
 
 
 def content_of(proved: Any) -> bytes:
@@ -128,9 +128,9 @@ class Rank:
     cause: str
     number: int = 0
     step: int = 0
-    gate: StopGate | None = None
+    gate: StopCoordinator | None = None
     committed: bool = False
-    memory: Memory = field(default_factory=Memory)
+    memory: SaveHistory = field(default_factory=SaveHistory)
 
     def main(self) -> None:
         """Live; what this raises is how the process ends."""
@@ -139,20 +139,24 @@ class Rank:
         store = RetryingStore(
             SimStore(self.shared, self.link, seen), self.loop, 8.0, self.loop.draw
         )
-        limits = Limits(Retention(keep_last=self.plan.keep_last), WITHIN_SECONDS)
-        comms = Comms(board, self.world, "save")
-        self.desk = Desk(store, comms, limits, self.loop, Emitter(self.loop))
+        limits = CheckpointOptions(Retention(keep_last=self.plan.keep_last), WITHIN_SECONDS)
+        comms = ControlGroup(board, self.world, "save")
+        self.desk = CheckpointContext(store, comms, limits, self.loop, Emitter(self.loop))
         asked = self.watcher.resuming()
-        choice = choose(store, comms, "auto", Wanted(_Everything()), WITHIN_SECONDS)
+        choice = select_resume_checkpoint(
+            store, comms, "auto", ReadRequest(_Everything()), WITHIN_SECONDS
+        )
         self.step = choice.checkpoint.step if choice.checkpoint else 0
         self.watcher.resumed(self, choice, asked)
-        self.life = begin(self.desk, choice, self.cause)
+        self.life = start_generation(self.desk, choice, self.cause)
         self.number = self.life.number
         self.watcher.began(self)
         self._train(board)
 
     def _train(self, board: SimBoard) -> None:
-        self.gate = gate = StopGate(self.world, board, Grace(_GRACE_SECONDS), self.loop)
+        self.gate = gate = StopCoordinator(
+            self.world, board, StopDeadline(_GRACE_SECONDS), self.loop
+        )
         gate._changed = _Freeze(self.loop)
         gate._entered = (self.step, 0)
         talk = self.loop.spawn(f"talk-{self.world.rank}", lambda: gate._talk(board))
@@ -180,9 +184,9 @@ class Rank:
         plan, rank = self.plan, self.world.rank
         files = files_of(self.step, rank, plan.ranks, is_sharded=plan.is_sharded)
         parts = (PartEntry("model", "replicated", "state.json"),) if rank == 0 else ()
-        about = describe(self.desk, self.life, self.step, About(), ())
+        about = draft_manifest(self.desk, self.life, self.step, CheckpointInfo(), ())
         topic, now_seconds = f"save/{self.step}", self.loop.now_seconds
-        job = Job(about, files, parts, (), not self.committed, topic, now_seconds, float)
+        job = SaveJob(about, files, parts, (), not self.committed, topic, now_seconds, float)
         self.watcher.saving(self)
         persist(self.desk, job, self.memory)
         self.committed = True

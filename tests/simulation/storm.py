@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from resilient.testing.memory import MemoryStore
-from resilient.train import stop
+from resilient.testing.memory_store import MemoryStore
+from resilient.train import preemption
 from tests.simulation.job import SimJob
 from tests.simulation.loop import Loop
 from tests.simulation.rank import Plan
@@ -141,11 +141,11 @@ class Storm:
 @contextmanager
 def _patient() -> Iterator[None]:
     """Have a stop asked for more seldom: each look is a few turns of the loop."""
-    before, stop._POLL_SECONDS = stop._POLL_SECONDS, _POLL_SECONDS
+    before, preemption._POLL_SECONDS = preemption._POLL_SECONDS, _POLL_SECONDS
     try:
         yield
     finally:
-        stop._POLL_SECONDS = before
+        preemption._POLL_SECONDS = before
 
 
 @contextmanager

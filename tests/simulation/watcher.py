@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.digest import digest_file
+from resilient.format.keys import MANIFEST, CheckpointId, parse_checkpoint, parse_generation
 from resilient.format.manifest import decode
-from resilient.format.names import MANIFEST, CheckpointId, parse_checkpoint, parse_generation
 from tests.simulation.rank import content_of, value_at
 
 if TYPE_CHECKING:
-    from resilient.testing.memory import MemoryStore
+    from resilient.testing.memory_store import MemoryStore
     from tests.simulation.loop import Loop
     from tests.simulation.rank import Rank
 

@@ -8,8 +8,13 @@ from clocks import OwnClock
 from torch import nn
 
 from resilient import Checkpointer, heartbeat
-from resilient.world.beat import LoopBeat
-from resilient.world.pulse import Phase, Pulse, own_pulse, read_signs
+from resilient.distributed.heartbeat import (
+    LoopHeartbeat,
+    Phase,
+    ProgressReporter,
+    progress_reporter,
+    read_progress,
+)
 
 
 @pytest.fixture
@@ -19,17 +24,17 @@ def clock():
 
 @pytest.fixture
 def pulse(tmp_path, clock):
-    return Pulse(tmp_path / "p", clock)
+    return ProgressReporter(tmp_path / "p", clock)
 
 
 @pytest.fixture
 def shown(tmp_path, pulse):
-    return lambda: read_signs(tmp_path / "p")
+    return lambda: read_progress(tmp_path / "p")
 
 
 @pytest.fixture
 def beat(pulse):
-    return LoopBeat(pulse)
+    return LoopHeartbeat(pulse)
 
 
 def test_the_time_between_two_steps_of_an_optimizer_is_a_step(beat, shown, clock):
@@ -114,8 +119,8 @@ def test_a_loop_that_shows_its_own_progress_is_left_to_it(beat, pulse, shown):
 @pytest.fixture
 def own(monkeypatch):
     """This process's pulse, anew."""
-    monkeypatch.setattr("resilient.world.pulse._own", [])
-    return own_pulse()
+    monkeypatch.setattr("resilient.distributed.heartbeat._own", [])
+    return progress_reporter()
 
 
 def train(model, optimizer):

@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-from resilient.agent.verdict.asking import find_newest, launches_of, newest_committed
-from resilient.agent.verdict.progress import Progress
-from resilient.build import (
-    RendezvousOptions,
-    TrainOptions,
-    resolve,
+from resilient.elastic.launcher import RendezvousOptions, TrainOptions, resolve
+from resilient.elastic.restart_controller import (
+    ProgressState,
+    find_newest,
+    launches_of,
+    newest_committed,
 )
 from resilient.errors import ConfigError
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 
 def plan(**rendezvous):
@@ -85,7 +85,7 @@ def test_only_a_manifest_makes_a_checkpoint_and_later_lives_come_first():
 
 @pytest.mark.parametrize("url", ["", "no-such-protocol://x/y"])
 def test_a_repository_that_cannot_be_asked_is_unknown_and_never_an_error(url):
-    assert newest_committed(url) is Progress.UNKNOWN
+    assert newest_committed(url) is ProgressState.UNKNOWN
 
 
 @pytest.mark.parametrize("url", ["", "no-such-protocol://x/y"])
@@ -94,7 +94,7 @@ def test_launches_of_a_repository_that_cannot_be_asked_are_not_known(url):
 
 
 def test_without_time_nothing_is_asked(tmp_path):
-    assert newest_committed(str(tmp_path), within_seconds=0.0) is Progress.UNKNOWN
+    assert newest_committed(str(tmp_path), within_seconds=0.0) is ProgressState.UNKNOWN
 
 
 def test_an_empty_folder_holds_no_checkpoint(tmp_path):
@@ -104,7 +104,7 @@ def test_an_empty_folder_holds_no_checkpoint(tmp_path):
 
 def test_a_plan_does_not_load_torch():
     probe = (
-        "import sys\nfrom resilient.build import TrainOptions, resolve\n"
+        "import sys\nfrom resilient.elastic.launcher import TrainOptions, resolve\n"
         "resolve(TrainOptions('train.py'))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)

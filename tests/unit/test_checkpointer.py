@@ -9,21 +9,22 @@ import torch
 from manifests import Values, begin, save
 from one_rank import Held, open_one
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.garbage_collection import discard_uncommitted
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
+from resilient.engine_factory import open_engine
 from resilient.errors import ConfigError, IncompatibleCheckpoint, KeyNotFound
 from resilient.events import CheckpointCommitted, Emitter
-from resilient.format.names import CheckpointId
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.rng import RandomState
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import discard
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 
 def tensor_part(values):
@@ -43,7 +44,7 @@ def test_what_training_does_after_save_returned_does_not_reach_the_checkpoint():
     checkpointer = open_one(store)
     checkpointer.resume({})
     weight = torch.arange(1000.0)
-    checkpointer.save(1, tensor_part(weight), About())
+    checkpointer.save(1, tensor_part(weight), CheckpointInfo())
     weight.add_(1)
     store.go_on.set()
     checkpointer.close()
@@ -54,7 +55,7 @@ def test_a_refused_configuration_is_refused_before_anything_is_loaded_or_claimed
     store = MemoryStore()
     first = open_one(store)
     first.resume({})
-    first.save(1, tensor_part(torch.ones(3)), About(config={"seed": 1}))
+    first.save(1, tensor_part(torch.ones(3)), CheckpointInfo(config={"seed": 1}))
     first.close()
     heard, target = [], Values()
 
@@ -80,9 +81,9 @@ def test_a_second_save_waits_for_the_first():
     store = Held()
     checkpointer = open_one(store)
     checkpointer.resume({})
-    checkpointer.save(1, tensor_part(torch.zeros(100)), About())
+    checkpointer.save(1, tensor_part(torch.zeros(100)), CheckpointInfo())
     second = threading.Thread(
-        target=checkpointer.save, args=(2, tensor_part(torch.ones(100)), About())
+        target=checkpointer.save, args=(2, tensor_part(torch.ones(100)), CheckpointInfo())
     )
     second.start()
     second.join(0.2)
@@ -110,7 +111,7 @@ def test_tensors_of_any_layout_come_back_equal():
         "float8": base.to(torch.float8_e4m3fn),
         "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     }
-    checkpointer.save(1, {"model": Part(Values(**state))}, About())
+    checkpointer.save(1, {"model": Part(Values(**state))}, CheckpointInfo())
     target = Values()
     checkpointer.wait()
     checkpointer.load_part(CheckpointId(1, 1), "model", Part(target))
@@ -126,7 +127,7 @@ def test_buffers_are_used_again_and_still_hold_the_right_bytes():
     checkpointer = open_one(store)
     checkpointer.resume({})
     for step, size in ((1, 5000), (2, 100), (3, 9000)):
-        checkpointer.save(step, tensor_part(torch.full((size,), float(step))), About())
+        checkpointer.save(step, tensor_part(torch.full((size,), float(step))), CheckpointInfo())
     checkpointer.close()
     for step, size in ((1, 5000), (2, 100), (3, 9000)):
         assert torch.equal(load(store, step), torch.full((size,), float(step)))
@@ -138,7 +139,7 @@ def test_the_best_checkpoint_outlives_rotation():
     checkpointer.resume({})
     for step in (1, 2, 3):
         keep = [CheckpointId(1, 1)]
-        checkpointer.save(step, tensor_part(torch.zeros(3)), About(), keep=keep)
+        checkpointer.save(step, tensor_part(torch.zeros(3)), CheckpointInfo(), keep=keep)
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 3), CheckpointId(1, 1)]
 
@@ -147,7 +148,7 @@ def test_loading_a_part_that_is_not_there_says_so():
     store = MemoryStore()
     checkpointer = open_one(store)
     checkpointer.resume({})
-    checkpointer.save(1, tensor_part(torch.zeros(3)), About())
+    checkpointer.save(1, tensor_part(torch.zeros(3)), CheckpointInfo())
     checkpointer.wait()
     with pytest.raises(IncompatibleCheckpoint, match="holds no `ema`"):
         checkpointer.load_part(CheckpointId(1, 1), "ema", Part(Values()))
@@ -160,10 +161,10 @@ def test_a_plain_loop_needs_no_trainer(tmp_path, capsys):
     model = torch.nn.Linear(3, 2)
     parts = {"model": Part(model), "rng": Part(RandomState(), "rank")}
     for expected in (None, 5):
-        checkpointer = open_checkpointer(str(tmp_path), keep_last=1)
+        checkpointer = open_engine(str(tmp_path), keep_last=1)
         resumed = checkpointer.resume(parts)
         assert (resumed.step if resumed else None) == expected
-        checkpointer.save(5, parts, About())
+        checkpointer.save(5, parts, CheckpointInfo())
         checkpointer.close()
     assert "resumed from checkpoint-5-g1" in capsys.readouterr().err
 
@@ -172,9 +173,9 @@ def test_a_step_is_saved_once_and_a_second_try_harms_nothing():
     store = MemoryStore()
     checkpointer = open_one(store)
     checkpointer.resume({})
-    checkpointer.save(5, tensor_part(torch.ones(3)), About())
+    checkpointer.save(5, tensor_part(torch.ones(3)), CheckpointInfo())
     with pytest.raises(ConfigError, match="a step is saved once in a life"):
-        checkpointer.save(5, tensor_part(torch.zeros(3)), About())
+        checkpointer.save(5, tensor_part(torch.zeros(3)), CheckpointInfo())
     checkpointer.close()
     assert torch.equal(load(store, 5), torch.ones(3))
 
@@ -186,11 +187,13 @@ def test_a_listener_that_fails_cannot_unmake_a_commit():
         if isinstance(event, CheckpointCommitted):
             raise OSError("no space for the log")
 
-    comms = Comms(MemoryBoard(), World(), "life")
+    comms = ControlGroup(InMemoryKVStore(), World(), "life")
     emit = Emitter(SystemClock(), (listen,))
-    checkpointer = Checkpointer(Desk(store, comms, Limits(), SystemClock(), emit))
+    checkpointer = CheckpointEngine(
+        CheckpointContext(store, comms, CheckpointOptions(), SystemClock(), emit)
+    )
     checkpointer.resume({})
-    checkpointer.save(5, tensor_part(torch.ones(3)), About())
+    checkpointer.save(5, tensor_part(torch.ones(3)), CheckpointInfo())
     checkpointer.close()
     assert torch.equal(load(store, 5), torch.ones(3))
 
@@ -200,15 +203,15 @@ def test_what_is_committed_is_never_discarded():
     begin(store)
     save(store, CheckpointId(1, 5))
     before = dict(store.objects)
-    discard(store, CheckpointId(1, 5))
+    discard_uncommitted(store, CheckpointId(1, 5))
     assert store.objects == before
 
 
 def test_the_memory_of_a_process_is_refused_for_several_ranks():
     with pytest.raises(ConfigError, match="memory of one process"):
-        open_checkpointer("memory://run", World(0, 2), MemoryBoard())
+        open_engine("memory://run", World(0, 2), InMemoryKVStore())
 
 
 def test_several_ranks_need_a_board(tmp_path):
     with pytest.raises(ConfigError, match="2 ranks need a board"):
-        open_checkpointer(str(tmp_path), World(0, 2))
+        open_engine(str(tmp_path), World(0, 2))

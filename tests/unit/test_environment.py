@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import resilient
+from resilient.distributed.launch_env import read_launch
 from resilient.environment import read_choice, read_flag, read_integer, read_seconds
 from resilient.errors import ConfigError
-from resilient.world.launch import read_launch
 
 FLAGS = (
     "RESILIENT_REQUIRE_SIGNATURE",

@@ -11,8 +11,21 @@ from manifests import Values
 from one_rank import open_one
 from tiered import checkpointer_of, save
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.daemon.client import DaemonSaveExecutor
+from resilient.checkpoint.daemon.messages import decode_job, encode_job
+from resilient.checkpoint.events import PostCommitCleanupFailed
+from resilient.checkpoint.generations import check_mark
+from resilient.checkpoint.save.executor import ThreadSaveExecutor
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.save.persist import persist
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup, RankFailure
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
+from resilient.engine_factory import open_engine
 from resilient.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -21,24 +34,11 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from resilient.events import CheckpointCommitted, Emitter, RotationFailed
-from resilient.format.names import CheckpointId
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.events import CheckpointCommitted, Emitter, RetentionFailed
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.facts import TidyingBroke
-from resilient.vault.health.verify import verify
-from resilient.vault.keeper.handover import from_json, to_json
-from resilient.vault.keeper.link import KeeperPersister
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.generations import check_mark
-from resilient.vault.saving.persist import persist
-from resilient.vault.saving.persister import ThreadPersister
-from resilient.world.agreement import Failure
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.testing.memory_store import MemoryStore
 
 
 class Unmarkable(MemoryStore):
@@ -83,7 +83,7 @@ def test_a_sink_that_raises_makes_no_failure_of_what_is_committed(tmp_path, caps
             raise RuntimeError("the dashboard is down")
 
     emit = Emitter(SystemClock(), (dashboard,))
-    checkpointer = open_checkpointer(str(tmp_path), emit=emit, keep_last=1)
+    checkpointer = open_engine(str(tmp_path), emit=emit, keep_last=1)
     checkpointer.resume({})
     save(checkpointer, 1, 2)
     checkpointer.close()
@@ -117,17 +117,17 @@ def test_a_foreign_error_after_the_commit_is_not_told_as_a_deletion_that_failed(
     told = []
     desk = open_one(Strange())._desk
     emit = Emitter(SystemClock(), (lambda _, event: told.append(event),))
-    checkpointer = Checkpointer(replace(desk, emit=emit))
+    checkpointer = CheckpointEngine(replace(desk, emit=emit))
     checkpointer.resume({})
     save(checkpointer, 1)
     checkpointer.close()
-    assert not [one for one in told if isinstance(one, RotationFailed)]
-    (event,) = [one for one in told if isinstance(one, TidyingBroke)]
+    assert not [one for one in told if isinstance(one, RetentionFailed)]
+    (event,) = [one for one in told if isinstance(one, PostCommitCleanupFailed)]
     assert event.reason.startswith("RuntimeError: a client's own error (in put, test_failed_saves")
     assert "checkpoint-1-g1 is saved, but a defect, not the store" in event.line()
 
 
-class Refusing(ThreadPersister):
+class Refusing(ThreadSaveExecutor):
     """Cannot take the jobs of some calls."""
 
     def __init__(self, *refused) -> None:
@@ -144,7 +144,7 @@ class Refusing(ThreadPersister):
 @pytest.mark.parametrize("refused", [1, 2])
 def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(refused):
     store = MemoryStore()
-    checkpointer = Checkpointer(open_one(store)._desk, Refusing(refused))
+    checkpointer = CheckpointEngine(open_one(store)._desk, Refusing(refused))
     checkpointer.resume({})
     for step in (1, 2, 3):
         if step == refused:
@@ -161,13 +161,13 @@ def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(re
 def test_the_save_after_one_that_nobody_took_refers_to_the_one_before():
     store = MemoryStore()
     desk = open_one(store, save_unchanged="refer")._desk
-    checkpointer = Checkpointer(desk, Refusing(2))
+    checkpointer = CheckpointEngine(desk, Refusing(2))
     checkpointer.resume({})
-    checkpointer.save(1, weight(2), About())
+    checkpointer.save(1, weight(2), CheckpointInfo())
     with pytest.raises(SaveFailed):
-        checkpointer.save(2, weight(2), About())
+        checkpointer.save(2, weight(2), CheckpointInfo())
     assert checkpointer.in_flight is None
-    checkpointer.save(3, weight(2), About())
+    checkpointer.save(3, weight(2), CheckpointInfo())
     checkpointer.close()
     manifest = read_manifest(store, CheckpointId(1, 3))
     assert {one.name for one in manifest.files if "model" in one.name} == {
@@ -176,7 +176,7 @@ def test_the_save_after_one_that_nobody_took_refers_to_the_one_before():
 
 
 def test_a_step_that_nobody_took_may_be_saved_again():
-    checkpointer = Checkpointer(open_one(MemoryStore())._desk, Refusing(1))
+    checkpointer = CheckpointEngine(open_one(MemoryStore())._desk, Refusing(1))
     checkpointer.resume({})
     with pytest.raises(SaveFailed):
         save(checkpointer, 5)
@@ -213,12 +213,12 @@ def test_a_step_whose_commit_is_in_doubt_is_not_written_over():
     checkpointer = open_one(store)
     checkpointer.resume({})
     store.doubted = CheckpointId(1, 2).manifest_key
-    checkpointer.save(2, weight(2), About())
+    checkpointer.save(2, weight(2), CheckpointInfo())
     with pytest.raises(SaveFailed, match="cut"):
         checkpointer.wait()
     store.is_cut = False
     with pytest.raises(ConfigError, match="may be committed all the same"):
-        checkpointer.save(2, weight(99), About())
+        checkpointer.save(2, weight(99), CheckpointInfo())
     save(checkpointer, 3)
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 3), CheckpointId(1, 2)]
@@ -231,11 +231,11 @@ def test_the_next_save_refers_to_one_that_was_committed_all_the_same():
     checkpointer.resume({})
     save(checkpointer, 1)
     store.doubted = CheckpointId(1, 2).manifest_key
-    checkpointer.save(2, weight(2), About())
+    checkpointer.save(2, weight(2), CheckpointInfo())
     with pytest.raises(SaveFailed, match="cut"):
         checkpointer.wait()
     store.is_cut = False
-    checkpointer.save(3, weight(2), About())
+    checkpointer.save(3, weight(2), CheckpointInfo())
     checkpointer.close()
     manifest = read_manifest(store, CheckpointId(1, 3))
     assert {one.name for one in manifest.files if "model" in one.name} == {
@@ -249,7 +249,7 @@ def jobs_of(checkpointer, step):
     taken = []
     checkpointer._persister.submit = lambda desk, job: taken.append((desk, job))
     checkpointer.resume({})
-    checkpointer.save(step, weight(step), About())
+    checkpointer.save(step, weight(step), CheckpointInfo())
     return taken[0]
 
 
@@ -297,20 +297,20 @@ def test_the_same_manifest_put_by_another_process_is_a_commit():
 
 def test_the_keeper_and_who_saves_in_its_place_are_each_others_rivals():
     desk, job = jobs_of(open_one(MemoryStore()), 2)
-    kept, _ = from_json(
-        to_json(job, 0, {}), lambda _, size_bytes: memoryview(bytearray(size_bytes)), 0, 1.0
+    kept, _ = decode_job(
+        encode_job(job, 0, {}), lambda _, size_bytes: memoryview(bytearray(size_bytes)), 0, 1.0
     )
     fallback = Refusing()
     submitted = []
     fallback.submit = lambda _, job: submitted.append(job)
-    gone = Failure(PeerFailed.code, "it sleeps")
-    KeeperPersister(None, fallback)._persist_here(desk, job, gone)
+    gone = RankFailure(PeerFailed.code, "it sleeps")
+    DaemonSaveExecutor(None, fallback)._persist_here(desk, job, gone)
     assert kept.has_rival
     assert [one.has_rival for one in submitted] == [True]
     assert not job.has_rival
 
 
-class Deserted(MemoryBoard):
+class Deserted(InMemoryKVStore):
     """The others have had their verdict, and left; the keeper commits while nobody answers."""
 
     def __init__(self, commit) -> None:
@@ -325,9 +325,9 @@ class Deserted(MemoryBoard):
 def test_a_keeper_that_was_only_slow_has_saved_after_all(lands):
     desk, job = jobs_of(open_one(MemoryStore()), 2)
     commit = partial(persist, desk, job) if lands else list
-    alone = replace(desk, comms=Comms(Deserted(commit), World(0, 2), "life"))
-    persister = KeeperPersister(None, Refusing())
-    gone = Failure(PeerFailed.code, "it did not answer", cause=PeerFailed("it did not answer"))
+    alone = replace(desk, comms=ControlGroup(Deserted(commit), World(0, 2), "life"))
+    persister = DaemonSaveExecutor(None, Refusing())
+    gone = RankFailure(PeerFailed.code, "it did not answer", cause=PeerFailed("it did not answer"))
     if lands:
         assert persister._persist_here(alone, job, gone)
         return

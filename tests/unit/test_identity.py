@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from resilient.errors import ConfigError
-from resilient.world import identity
-from resilient.world.identity import (
+from resilient.distributed import identity
+from resilient.distributed.identity import (
     StartIdentity,
     inherited_start,
     new_start,
     own_start,
     write_start,
 )
+from resilient.errors import ConfigError
 
 FIRST = StartIdentity("a", "", 0, 1)
 SLURM = StartIdentity("a", "slurm/here/7", 0, 1)

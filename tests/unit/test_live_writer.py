@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from resilient import Checkpointer
+from resilient.checkpoint.generations import claim, read_generation
+from resilient.checkpoint.live_writer import WriterFacts, may_start
 from resilient.clock import SystemClock
+from resilient.distributed.identity import StartIdentity
+from resilient.distributed.launch_env import read_launch
 from resilient.errors import IntegrityError, WriterAlive
 from resilient.format.document import seal
-from resilient.format.names import generation_key
+from resilient.format.keys import generation_key
 from resilient.processes import identify
 from resilient.storage.open import open_store
-from resilient.vault.registry.generations import claim, read_generation
-from resilient.vault.registry.live_writer import WriterFacts, may_start
-from resilient.world.identity import StartIdentity
-from resilient.world.launch import read_launch
 
 WRITER = """
 import torch
@@ -59,7 +59,7 @@ def begin(monkeypatch):
 
     def begin_run(folder, **environ):
         with monkeypatch.context() as patched:
-            patched.setattr("resilient.world.gang._joined", [])
+            patched.setattr("resilient.distributed.rank_group._joined", [])
             for name, value in environ.items():
                 patched.setenv(name, value)
             checkpointer = Checkpointer(folder, model=torch.nn.Linear(2, 2))

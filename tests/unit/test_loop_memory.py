@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from resilient import Checkpointer
+from resilient.checkpoint.save.executor import MemoryBudget
 from resilient.errors import ConfigError
-from resilient.vault.saving.bound import Bound
 
 MIB = 1 << 20
 WIDTH = 1024  # 4 MiB of weights each
@@ -74,7 +74,7 @@ def test_what_is_no_number_of_bytes_is_refused(tmp_path, value):
 
 
 def test_files_wait_for_room():
-    bound, order = Bound(10), []
+    bound, order = MemoryBudget(10), []
     entered = threading.Event()
 
     def second():

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from resilient import Checkpointer, Part
+from resilient.checkpoint.events import PartsIgnored
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, IncompatibleCheckpoint, NothingToResume
 from resilient.events import Emitter
-from resilient.vault.facts import PartsLeftOut
 
 
 class Two(nn.Module):
@@ -81,7 +81,7 @@ def test_what_the_checkpoint_holds_and_nobody_takes_is_told(tmp_path):
         allowed = {"resume_changes": left}
         with Checkpointer(tmp_path, emit=emit, model=model, **allowed, **things) as one:
             one.resume()
-        [fact] = [event for event in told if isinstance(event, PartsLeftOut)]
+        [fact] = [event for event in told if isinstance(event, PartsIgnored)]
         assert fact.parts == left
         assert "ckpt tag" in fact.line()
 
@@ -95,7 +95,7 @@ def test_who_takes_everything_is_told_nothing_of_it(tmp_path):
         with Checkpointer(tmp_path, emit=emit, **things) as one:
             one.resume()
             one.save(step)
-    assert not [event for event in told if isinstance(event, PartsLeftOut)]
+    assert not [event for event in told if isinstance(event, PartsIgnored)]
 
 
 def test_a_lower_step_in_one_life_is_refused_and_costs_nothing(tmp_path):

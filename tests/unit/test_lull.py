@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from resilient.overlap import Overlap
-from resilient.state.copying import Copies
+from resilient.checkpoint_engine import BackgroundStaging
+from resilient.state_dict.host_copy import DeferredCopies
 
 
 class Work:
@@ -22,8 +22,8 @@ class Work:
 
 
 def test_copies_wait_for_a_lull():
-    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
-    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
+    overlap, work, lull, handed = BackgroundStaging(), Work(), threading.Event(), threading.Event()
+    overlap.copy(DeferredCopies([work]), lambda _: handed.set(), lull)
     assert not handed.wait(0.05)
     assert not work.done_by
     lull.set()
@@ -33,8 +33,8 @@ def test_copies_wait_for_a_lull():
 
 
 def test_what_did_not_begin_is_copied_by_whoever_needs_it():
-    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
-    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
+    overlap, work, lull, handed = BackgroundStaging(), Work(), threading.Event(), threading.Event()
+    overlap.copy(DeferredCopies([work]), lambda _: handed.set(), lull)
     threading.Timer(0.05, lull.set).start()
     overlap.wait()
     assert handed.is_set()

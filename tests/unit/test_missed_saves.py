@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
+from resilient.distributed.coordination import ControlGroup, agree
+from resilient.distributed.missed_saves import MissedSaveDetector, agreements_of, blocked_in
 from resilient.errors import SaveFailed
-from resilient.testing.gang import run_gang
-from resilient.world.agreement import agree
-from resilient.world.comms import Comms
-from resilient.world.missed_saves import MissedSaveDetector, agreements_of, blocked_in
+from resilient.testing.memory_store import run_ranks
 
 
 def waits_at(comms, save, at):
@@ -26,7 +25,7 @@ def waits_at(comms, save, at):
 @pytest.mark.parametrize("at", range(4))
 def test_closed_rank_fails_each_agreement_of_a_peer(saver, at):
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "life")
+        comms = ControlGroup(board.another(), world, "life")
         if world.rank == saver:
             return waits_at(comms, 3, at)
         detector = MissedSaveDetector(comms, board.another(), lambda: 2, lambda: 0)
@@ -34,7 +33,7 @@ def test_closed_rank_fails_each_agreement_of_a_peer(saver, at):
         detector.decline("it closed its checkpointer")
         return ""
 
-    assert run_gang(2, rank_main)[saver] == (
+    assert run_ranks(2, rank_main)[saver] == (
         f"rank {1 - saver}: it closed its checkpointer and did not call save(); "
         "all ranks call save()"
     )
@@ -46,7 +45,7 @@ def test_rank_with_more_optimizer_steps_misses_the_save(saver, own_steps, is_mis
     is_over = threading.Event()
 
     def rank_main(world, board):
-        comms = Comms(board.another(), world, "life")
+        comms = ControlGroup(board.another(), world, "life")
         is_saver = world.rank == saver
         steps = 5 if is_saver else own_steps
         detector = MissedSaveDetector(comms, board.another(), lambda: 0, lambda: steps)
@@ -66,7 +65,7 @@ def test_rank_with_more_optimizer_steps_misses_the_save(saver, own_steps, is_mis
             is_over.set()
             detector.stop()
 
-    found = run_gang(2, rank_main)[saver]
+    found = run_ranks(2, rank_main)[saver]
     if is_missed:
         assert f"rank {1 - saver}: it made more optimizer steps" in found
     else:

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
+from resilient.distributed.host_sum import PAGE_BYTES, HostLocalSum
 from resilient.errors import DeadlineExceeded
-from resilient.world.sums import PAGE_BYTES, NearSums
 
 SIZE = 3
 
@@ -20,7 +20,7 @@ def pages():
 
 
 def ranks_of(pages, within_seconds=20.0):
-    return [NearSums(pages, rank, within_seconds) for rank in range(SIZE)]
+    return [HostLocalSum(pages, rank, within_seconds) for rank in range(SIZE)]
 
 
 def test_every_rank_has_the_same_sum_of_each_turn(pages):

@@ -11,15 +11,14 @@ import torch
 from manifests import Values
 from one_rank import Held, open_one
 
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import SaveFailed
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.copying import Copies, Copy, HostCopies, target_in
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.steady import address_of, steady_memory
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.host_copy import DeferredCopies, HostCopyBatch, TensorCopy, target_in
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.staging import address_of, stable_storages
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 WIDTH = 200
 
@@ -88,7 +87,7 @@ def test_forward_steps_and_persisting_leave_the_bits_of_the_moment_of_the_save()
     checkpointer.resume({})
     moment = loop.bits()
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     loop.forward_backward()
     assert not torch.equal(loop.model[1].running_mean, moment["1.running_mean"])
     threading.Timer(0.2, go_on.set).start()
@@ -106,7 +105,7 @@ def test_save_returns_before_the_copy_and_training_copies_what_is_left_itself():
     checkpointer = open_one(store)
     checkpointer.resume({})
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     copies = checkpointer._overlap._copies
     # The weight that is trained, and its two moments together; the rest is small or may change.
     assert len(copies) == 2
@@ -123,7 +122,7 @@ def test_a_small_parameter_that_a_forward_pass_keeps_within_bounds_is_saved_as_i
     checkpointer.resume({})
     moment = loop.bits()
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     with torch.no_grad():
         loop.model[0].bias.clamp_(7, 8)
     go_on.set()
@@ -138,7 +137,7 @@ def test_without_overlap_nothing_is_promised_and_nothing_is_left_to_copy():
     checkpointer.resume({})
     moment = loop.bits()
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About())
+    checkpointer.save(1, loop.parts, CheckpointInfo())
     loop.forward_backward()
     loop.update()
     go_on.set()
@@ -152,7 +151,7 @@ def test_a_loop_that_breaks_its_promise_loses_that_save_and_is_told():
     checkpointer = open_one(store)
     checkpointer.resume({})
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     loop.forward_backward()
     loop.update()
     go_on.set()
@@ -160,7 +159,7 @@ def test_a_loop_that_breaks_its_promise_loses_that_save_and_is_told():
         checkpointer.wait()
     assert checkpointer.committed() == []
     moment = loop.bits()
-    checkpointer.save(2, loop.parts, About(), overlap=True)
+    checkpointer.save(2, loop.parts, CheckpointInfo(), overlap=True)
     checkpointer.close()
     assert_same(bits_of(store, 2), moment)
 
@@ -172,18 +171,18 @@ def test_what_one_rank_spoils_no_rank_commits():
         checkpointer, loop = open_one(store, world, board), Loop()
         checkpointer.resume({})
         go_on = hold_the_copy(checkpointer)
-        checkpointer.save(1, loop.parts, About(), overlap=True)
+        checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
         if world.rank == 0:
             with torch.no_grad():
                 loop.model[0].weight.add_(1)
         go_on.set()
         with pytest.raises(SaveFailed, match=r"rank 0: .* was changed while it was copied"):
             checkpointer.wait()
-        checkpointer.save(2, loop.parts, About(), overlap=True)
+        checkpointer.save(2, loop.parts, CheckpointInfo(), overlap=True)
         checkpointer.close()
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 2)]] * 2
+    assert run_ranks(2, rank_main) == [[CheckpointId(1, 2)]] * 2
 
 
 def test_what_was_copied_is_let_go_of_once_it_is_handed_over():
@@ -191,7 +190,7 @@ def test_what_was_copied_is_let_go_of_once_it_is_handed_over():
     loop = Loop()
     checkpointer = open_one(MemoryStore())
     checkpointer.resume({})
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     checkpointer.before_update()
     moment = weakref.ref(loop.optimizer.state[loop.model[0].weight]["exp_avg"])
     loop.optimizer.state.clear()
@@ -208,7 +207,7 @@ def test_a_copy_that_fails_is_told_and_holds_nobody_up():
         def changed(self):
             return []
 
-    copies = Copies([Broken()])
+    copies = DeferredCopies([Broken()])
     copies.make()
     with pytest.raises(Exception, match="the device fell off"):
         copies.require_unchanged()
@@ -218,7 +217,9 @@ def test_before_update_waits_for_nothing_when_nothing_is_copied():
     checkpointer = open_one(MemoryStore())
     checkpointer.before_update()
     checkpointer.resume({})
-    checkpointer.save(1, {"model": Part(Values(weight=torch.ones(3)))}, About(), overlap=True)
+    checkpointer.save(
+        1, {"model": Part(Values(weight=torch.ones(3)))}, CheckpointInfo(), overlap=True
+    )
     assert checkpointer._overlap._copies is None
     checkpointer.before_update()
     checkpointer.close()
@@ -226,13 +227,13 @@ def test_before_update_waits_for_nothing_when_nothing_is_copied():
 
 def test_only_what_an_optimizer_of_the_save_holds_is_steady():
     loop = Loop()
-    steady = steady_memory(loop.parts)
+    steady = stable_storages(loop.parts)
     state = loop.optimizer.state[loop.model[0].weight]
     for tensor in (loop.model[0].weight, state["exp_avg"], state["exp_avg_sq"]):
         assert address_of(tensor) in steady
     for tensor in (loop.model[1].running_mean, loop.model[2].weight):
         assert address_of(tensor) not in steady
-    assert steady_memory({"model": loop.parts["model"]}) == frozenset()
+    assert stable_storages({"model": loop.parts["model"]}) == frozenset()
 
 
 @pytest.mark.parametrize("modestly", [True, False])
@@ -252,7 +253,7 @@ def test_only_what_an_optimizer_of_the_save_holds_is_steady():
 )
 def test_both_ways_of_copying_give_the_same_bytes(source, modestly):
     buffer = memoryview(bytearray(8 + source.nbytes))
-    copy = HostCopies([Copy("x", source, target_in(buffer, 8, source))])
+    copy = HostCopyBatch([TensorCopy("x", source, target_in(buffer, 8, source))])
     copy.make(modestly=modestly)
     expected = source.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
     assert bytes(buffer[8:]) == bytes(expected.numpy())
@@ -266,7 +267,7 @@ def test_memory_is_there_before_the_first_save_and_used_by_it():
     checkpointer._overlap.settle()
     warm = {name: memory.obj for name, memory in checkpointer._arena._buffers.items()}
     assert set(warm) == {"model.r00000.safetensors", "optimizer.r00000.safetensors"}
-    checkpointer.save(1, loop.parts, About())
+    checkpointer.save(1, loop.parts, CheckpointInfo())
     assert all(checkpointer._arena._buffers[name].obj is one for name, one in warm.items())
     checkpointer.close()
     assert_same(bits_of(store, 1), loop.bits())
@@ -291,7 +292,7 @@ def test_the_stall_that_is_told_is_all_that_training_waited():
     checkpointer.resume({})
     checkpointer._persister.submit = lambda _, job: told.append(job)
     go_on = hold_the_copy(checkpointer)
-    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.save(1, loop.parts, CheckpointInfo(), overlap=True)
     in_save = checkpointer._stall.seconds()
     checkpointer._overlap._copies = LetsGoAfterwards(checkpointer._overlap._copies, go_on)
     checkpointer.before_update()
@@ -305,14 +306,14 @@ def test_to_wait_for_the_save_before_counts_for_the_next_whoever_asked_first():
     checkpointer.resume({})
     checkpointer._persister.submit = lambda _, job: told.append(job)
     parts = {"model": Part(Values(weight=torch.ones(9)))}
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     checkpointer._persister.wait = lambda: time.sleep(0.1)
     # As a trainer does that wants to know what it took.
     checkpointer.wait()
     checkpointer._persister.wait = lambda: None
-    checkpointer.save(2, parts, About())
+    checkpointer.save(2, parts, CheckpointInfo())
     checkpointer.wait()
-    checkpointer.save(3, parts, About())
+    checkpointer.save(3, parts, CheckpointInfo())
     first, second, third = (job.stall_seconds() for job in told)
     assert first < 0.1 <= second
     assert third < 0.1

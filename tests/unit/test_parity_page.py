@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.train.arguments.support import NAMES_NOT_YET, NOT_YET
+from resilient.train.arguments.validation import NAMES_NOT_YET, NOT_YET
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "parity.md"

@@ -8,8 +8,8 @@ import torch
 
 from resilient import Checkpointer
 from resilient.errors import ConfigError, UnsavableState
-from resilient.state.capture import Part, capture
-from resilient.state.things import Value
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.statefuls import PlainValue
 
 
 @pytest.mark.parametrize("value", [torch.tensor([1.0, 2.0]), "x", None, [1]], ids=repr)
@@ -137,7 +137,7 @@ def test_what_only_pickle_could_save_is_not_sent_into_a_dict(tmp_path):
 
 def test_a_part_that_cannot_be_named_so_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"`a\.b` cannot name a part") as caught:
-        capture(1, {"a.b": Part(Value(1))}, 0)
+        capture(1, {"a.b": Part(PlainValue(1))}, 0)
     assert "another name" in caught.value.hint
 
 

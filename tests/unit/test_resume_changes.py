@@ -8,11 +8,11 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from resilient import Checkpointer
+from resilient.checkpoint.events import PartsMissing
 from resilient.clock import SystemClock
 from resilient.errors import IncompatibleCheckpoint
 from resilient.events import Emitter
-from resilient.state.changes import SETUP, StateChanged
-from resilient.vault.facts import PartsStartedFresh
+from resilient.state_dict.changes import SETUP, StateChanged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
@@ -82,14 +82,14 @@ def test_same_objects_report_nothing(tmp_path):
 def test_scheduler_of_another_class_refused(tmp_path, monkeypatch, is_old):
     life(tmp_path, schedule=step_lr)
     if is_old:
-        monkeypatch.setattr("resilient.state.changes.SETUP", "objects-of-no-release")
+        monkeypatch.setattr("resilient.state_dict.changes.SETUP", "objects-of-no-release")
     error = refusal(tmp_path, schedule=cosine)
     assert "`scheduler`" in error.message
     assert 'resume_changes=["scheduler"]' in error.hint
     told = []
     allowed = life(tmp_path, schedule=cosine, told=told, save=False, resume_changes="scheduler")
     assert allowed["scheduler"].last_epoch == 0, "an allowed scheduler starts fresh"
-    assert [one.parts for one in told if isinstance(one, PartsStartedFresh)] == [("scheduler",)]
+    assert [one.parts for one in told if isinstance(one, PartsMissing)] == [("scheduler",)]
 
 
 def test_schedulers_inside_a_sequence_are_compared(tmp_path):

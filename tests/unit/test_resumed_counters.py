@@ -8,7 +8,7 @@ from resilient import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.events import Emitter
-from resilient.state.capture import Part
+from resilient.state_dict.snapshot import Part
 
 QUIET = Emitter(SystemClock(), ())
 

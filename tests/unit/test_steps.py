@@ -8,10 +8,10 @@ import torch
 from one_rank import open_one
 
 from resilient import Checkpointer
-from resilient.checkpointer import About
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import ConfigError
-from resilient.format.names import STEP_MAX, CheckpointId, parse_checkpoint
-from resilient.testing.memory import MemoryStore
+from resilient.format.keys import STEP_MAX, CheckpointId, parse_checkpoint
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_the_spine_refuses_it_too(step):
     checkpointer = open_one(MemoryStore())
     checkpointer.resume({})
     with pytest.raises(ConfigError, match="is no step"):
-        checkpointer.save(step, {}, About())
-    checkpointer.save(np.int64(1), {}, About())
+        checkpointer.save(step, {}, CheckpointInfo())
+    checkpointer.save(np.int64(1), {}, CheckpointInfo())
     checkpointer.close()
     assert [type(one.step) for one in checkpointer.committed()] == [int]
 

@@ -1,18 +1,112 @@
-"""``resilient audit``: was every sample trained on exactly once, in all lives of the run?"""
+"""Audit.
+
+The answer of ``audit``.
+
+``resilient audit``: was every sample trained on exactly once, in all lives of the run?
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.ledger_audit import audit as audit_ledger
 from resilient.errors import NoIntactCheckpoint, NothingToResume
-from resilient.showing import quoted
-from resilient.vault.ledger.audit import audit as audit_ledger
-from resilient.vault.registry.catalog import lineage
-from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of, signing_of
-from resilient_cli.render import show
-from resilient_cli.views.auditing import auditing
+from resilient.redaction import shell_quote
+from resilient_cli.output import CommandResult, Table, show
+from resilient_cli.repositories import (
+    Place,
+    Repo,
+    committed_of,
+    open_repository,
+    output_of,
+    signing_of,
+)
+from resilient_cli.views.text import NONE, count
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.ledger_audit import Audit, EpochCoverage
+
+
+def auditing(url: str, found: Audit) -> CommandResult:
+    """Return the answer of ``audit``."""
+    document = {
+        "repository": url,
+        "proven": found.is_proven,
+        "checkpoint": found.checkpoint.folder,
+        "run_id": found.run_id,
+        "began": asdict(found.began),
+        "place": asdict(found.place),
+        "segments": found.segments,
+        "records": found.records,
+        "lives": list(found.lives),
+        "lives_begun": found.claimed,
+        "ranks": list(found.ranks),
+        "resizes": resizes_of(found),
+        "epochs": [{**asdict(one), "complete": one.is_complete} for one in found.epochs],
+        "left_out": found.left_out,
+        "idle_steps": found.idle,
+        "abandoned": [
+            {"id": one.checkpoint.folder, "first": one.first, "last": one.last}
+            for one in found.abandoned
+        ],
+        "flaws": [asdict(one) for one in found.flaws],
+    }
+    columns = ("EPOCH", "SAMPLES", "TRAINED", "LEFT OUT", "AGAIN", "ORDER")
+    epochs = Table(columns, tuple(_row(one) for one in found.epochs if found.is_proven))
+    flaws = Table(
+        ("WHERE", "RECORD", "PROBLEM"),
+        tuple((one.key, str(one.record or NONE), one.problem) for one in found.flaws),
+    )
+    return CommandResult("audit", "audit", document, (epochs, flaws, *_closing(found)), ())
+
+
+def resizes_of(found: Audit) -> int:
+    """Return how often the number of ranks that share the data changed."""
+    return max(0, len(found.ranks) - 1)
+
+
+def _row(epoch: EpochCoverage) -> tuple[str, ...]:
+    shown = (epoch.number, epoch.size or NONE, epoch.trained, epoch.left_out, epoch.repeated)
+    return (*map(str, shown), epoch.order)
+
+
+def _closing(found: Audit) -> list[str]:
+    if found.flaws:
+        return [f"NOT PROVEN up to {found.checkpoint}: {count(len(found.flaws), 'flaw')}."]
+    began, place = found.began, found.place
+    lines = []
+    if began.step:
+        lines.append(f"Steps 1 to {began.step} were trained before the ledger began.")
+    lines += [
+        f"{samples} samples were left out on purpose: {reason}."
+        for reason, samples in found.left_out.items()
+    ]
+    lines += _lost(found)
+    again = sum(one.repeated for one in found.epochs)
+    but = ""
+    if again:
+        lines.append(f"{count(again, 'sample')} came again to complete last rounds for all ranks.")
+        but = " but those"
+    part = f"{len(found.lives)} of {found.claimed} lives are part of it"
+    resized = count(resizes_of(found), "change")
+    lines.append(f"{part}; {resized} of the number of ranks: {', '.join(map(str, found.ranks))}.")
+    steps = f"Proven up to {found.checkpoint}: in steps {began.step + 1} to {place.step}"
+    lines.append(f"{steps} no sample was lost, and none trained on twice{but}.")
+    return lines
+
+
+def _lost(found: Audit) -> list[str]:
+    """Say which steps were saved and are no part of the result."""
+    return [
+        f"Steps {one.first} to {one.last} of life {one.checkpoint.generation} were trained and "
+        "given up."
+        for one in found.abandoned
+    ]
+
 
 NOT_PROVEN = 1
 
@@ -46,7 +140,7 @@ def audit(
     if not known.candidates and known.lost:
         raise NoIntactCheckpoint(
             f"nothing in `{store.url}` is left that could be audited: {known.lost}",
-            hint=f"resilient ckpt verify --all {quoted(store.url)}",
+            hint=f"resilient ckpt verify --all {shell_quote(store.url)}",
         )
     if not known.candidates:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")

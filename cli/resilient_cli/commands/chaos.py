@@ -1,28 +1,208 @@
-"""``resilient chaos``: a user's own training under faults, held against an undisturbed run."""
+"""Chaos.
+
+The answers of ``chaos run`` and ``chaos list``.
+
+``resilient chaos``: a user's own training under faults, held against an undisturbed run.
+"""
 
 from __future__ import annotations
 
 import secrets
 import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.testing.chaos.faults import draw_strikes
-from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
-from resilient.testing.chaos.namespaces import HOSTS_MAX
-from resilient.testing.chaos.orders import Ordered, obeying_orders
-from resilient.testing.chaos.plan import read_plan, shipped
-from resilient.testing.chaos.promises import is_proven, judge
-from resilient.testing.chaos.rehearsal import Rehearsal, rehearse
-from resilient_cli.given import given_to_train
-from resilient_cli.places import output_of
-from resilient_cli.render import show
-from resilient_cli.streams import say
-from resilient_cli.views.chaos import listing, planned, verdict
+from resilient.testing.chaos.capabilities import look_at_machine, require_capabilities, why_not
+from resilient.testing.chaos.job import name_of
+from resilient.testing.chaos.netns import HOSTS_MAX
+from resilient.testing.chaos.plan import draw_injections, read_plan, shipped
+from resilient.testing.chaos.runner import (
+    ChaosExperiment,
+    Terminated,
+    obeying_orders,
+    run_experiment,
+)
+from resilient.testing.chaos.verdict import GuaranteeState, evaluate_guarantees, is_proven
+from resilient_cli.app import parse_train_options
+from resilient_cli.output import CommandResult, KeyValues, Table, say, show
+from resilient_cli.repositories import output_of
+from resilient_cli.views.text import NONE, count, duration, folder, share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.testing.chaos.plan import ChaosPlan, Injection
+    from resilient.testing.chaos.verdict import ExperimentResult, GuaranteeResult, InjectionResult
+
+
+def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]) -> CommandResult:
+    """Return the plans that are shipped, and why some cannot be carried out."""
+    document = {
+        "plans": [
+            {
+                "name": one.name,
+                "description": one.description,
+                "faults": sum(fault.count for fault in one.faults),
+                "impossible": dict(reasons[one.name]),
+            }
+            for one in plans
+        ]
+    }
+    rows = tuple(
+        (
+            one.name,
+            str(sum(fault.count for fault in one.faults)),
+            "; ".join(reasons[one.name].values()) or "can be run here",
+            one.description,
+        )
+        for one in plans
+    )
+    table = Table(("PLAN", "FAULTS", "HERE", "WHAT"), rows)
+    return CommandResult(
+        "chaos.list", "plans", document, (table,), tuple(one.name for one in plans)
+    )
+
+
+def planned(
+    plan: ChaosPlan, strikes: Sequence[Injection], seed: int, again: str, hosts: int = 1
+) -> CommandResult:
+    """Return what would be done."""
+    document = {
+        "plan": plan.name,
+        "seed": seed,
+        "hosts": hosts,
+        "command": again,
+        "faults": [
+            {"at": round(one.share, 4), **_fault(one), "host": _host(one, hosts)} for one in strikes
+        ],
+    }
+    rows = tuple((share(one.share, 1), *_cells(one, hosts)) for one in strikes)
+    several = (("hosts", str(hosts)),) if hosts > 1 else ()
+    facts = KeyValues((("plan", plan.name), ("seed", str(seed)), *several, ("command", again)))
+    table = Table(("AT", "FAULT", "TARGET", "SECONDS"), rows)
+    return CommandResult("chaos.run", "plan", document, (facts, table))
+
+
+def verdict(
+    wish: ChaosExperiment,
+    evidence: ExperimentResult,
+    promises: Sequence[GuaranteeResult],
+    again: str,
+) -> CommandResult:
+    """Return what happened, what was kept, and the command that makes it again."""
+    is_kept = is_proven(evidence, promises)
+    document = {
+        "plan": wish.plan.name,
+        "seed": wish.seed,
+        "hosts": wish.hosts,
+        "kept": is_kept,
+        "steps": evidence.calm.step,
+        "faults": [_struck(one) for one in evidence.struck],
+        "missed": [_fault(one) for one in evidence.missed],
+        "promises": [asdict(one) for one in promises],
+        "differences": list(evidence.ended.differences),
+        "command": again,
+        "folder": str(wish.folder),
+    }
+    faults = Table(
+        ("STEP", "FAULT", "EXIT", "LOST", "BEGAN FROM", "GOES ON AFTER"),
+        tuple(map(_row, evidence.struck)),
+    )
+    judged = Table(
+        ("PROMISE", "STATE", "WHAT"),
+        tuple((one.name, str(one.state), _sentence(one)) for one in promises),
+    )
+    closing = _closing(wish, evidence, promises, again)
+    return CommandResult("chaos.run", "verdict", document, (faults, judged, "", *closing))
+
+
+def _fault(strike: Injection) -> dict[str, Any]:
+    fault = strike.fault
+    return {
+        "kind": str(fault.kind),
+        "target": str(fault.target) if fault.kind == "kill" else None,
+        "in_save": fault.in_save,
+        "seconds": fault.seconds or None,
+    }
+
+
+def _host(strike: Injection, hosts: int) -> str | None:
+    """Return the host that a strike is for; a rank's is not known before it is struck."""
+    is_known = hosts > 1 and strike.fault.is_of_host
+    return name_of(strike.host(hosts)) if is_known else None
+
+
+def _cells(strike: Injection, hosts: int) -> tuple[str, str, str]:
+    fault, host = strike.fault, _host(strike, hosts)
+    target = str(fault.target) if fault.kind == "kill" else ""
+    if host:
+        target = f"agent of {host}" if target == "agent" else host
+    saving = " while it saves" * fault.in_save
+    seconds = f"{fault.seconds:g}" * bool(fault.seconds)
+    return str(fault.kind), f"{target}{saving}" or NONE, seconds
+
+
+def _struck(one: InjectionResult) -> dict[str, Any]:
+    return {
+        **_fault(one.strike),
+        "host": None if one.host is None else name_of(one.host),
+        "what": one.what,
+        "step": one.step,
+        "exit": one.code,
+        "ends": [{"host": name_of(end.host), "exit": end.code} for end in one.ends],
+        "lost_steps": one.lost_steps,
+        "newest_before": folder(one.before),
+        "restored": folder(one.restored),
+        "recovery_seconds": round(one.seconds, 3),
+        "problem": one.problem,
+    }
+
+
+def _row(one: InjectionResult) -> tuple[str, ...]:
+    began = (str(one.restored or "scratch")) if one.is_new_life else NONE
+    after = one.problem or duration(1000 * one.seconds)
+    ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in one.ends)
+    code = ends or (NONE if one.code is None else str(one.code))
+    return str(one.step), one.what, code, str(one.lost_steps), began, after
+
+
+def _sentence(one: GuaranteeResult) -> str:
+    return f"{one.text}: {one.why}" if one.why else one.text
+
+
+def _closing(
+    wish: ChaosExperiment,
+    evidence: ExperimentResult,
+    promises: Sequence[GuaranteeResult],
+    again: str,
+) -> list[str]:
+    broken = [one.name for one in promises if one.state is GuaranteeState.BROKEN]
+    kept = sum(one.state is GuaranteeState.KEPT for one in promises)
+    lines = []
+    if evidence.missed:
+        lines.append(
+            f"{count(len(evidence.missed), 'fault')} did not strike: the run was over before."
+        )
+    if "exact" in broken:
+        lines.append(
+            "If plan `calm`, without any fault, differs as well, the script itself is not "
+            "deterministic: an unseeded random stream, the time of day, the order of a set."
+        )
+    said = (
+        f"{kept} promises kept, {len(broken)} broken, {len(promises) - kept - len(broken)} untested"
+    )
+    ending = f": BROKEN {', '.join(broken)}" if broken else ""
+    return [
+        *lines,
+        f"{said}{ending}. What was said lies in {wish.folder}.",
+        f"again: {again}",
+    ]
+
 
 BROKEN = 1
 _SIGNAL_BASE = 128
@@ -86,22 +266,24 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     if words[:1] != ("train",):
         raise UsageError("chaos run needs a training to strike", hint=_EXAMPLE)
     faults = read_plan(plan)
-    refuse_impossible(faults, given_to_train(words[1:]), look_at_machine(faults, hosts), hosts)
+    require_capabilities(
+        faults, parse_train_options(words[1:]), look_at_machine(faults, hosts), hosts
+    )
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     where = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
     told = (*where, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
     again = shlex.join(("resilient", "chaos", "run", plan, *told, "--", *words))
     if dry_run:
-        show(planned(faults, draw_strikes(faults, seed), seed, again, hosts), output_of(ctx))
+        show(planned(faults, draw_injections(faults, seed), seed, again, hosts), output_of(ctx))
         return 0
-    wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within, hosts)
+    wish = ChaosExperiment(faults, seed, words[1:], folder.resolve(), within, hosts)
     try:
         with obeying_orders():
-            evidence = rehearse(wish, SystemClock(), say)
-    except Ordered as order:
+            evidence = run_experiment(wish, SystemClock(), say)
+    except Terminated as order:
         say(f"ended by {order}: nothing of it runs any more, and both folders stay; {again}")
         return _SIGNAL_BASE + order.number
-    promises = judge(evidence)
+    promises = evaluate_guarantees(evidence)
     is_kept = is_proven(evidence, promises)
     show(verdict(wish, evidence, promises, again), output_of(ctx))
     return 0 if is_kept else BROKEN

@@ -9,8 +9,8 @@ import typer
 from typer.completion import get_completion_script
 
 from resilient_cli.app import COMPLETE_VARIABLE, PROGRAM
-from resilient_cli.places import output_of
-from resilient_cli.render import Answer, show
+from resilient_cli.output import CommandResult, show
+from resilient_cli.repositories import output_of
 
 
 class Shell(StrEnum):
@@ -33,4 +33,4 @@ def completion(
         prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, shell=shell.value
     )
     document = {"shell": shell.value, "script": script}
-    show(Answer("completion", "script", document, (script,)), output_of(ctx))
+    show(CommandResult("completion", "script", document, (script,)), output_of(ctx))

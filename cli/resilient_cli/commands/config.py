@@ -1,29 +1,81 @@
-"""``resilient config``: what a run is told, where each value came from, whether it is accepted."""
+"""Config.
+
+Arguments with where they came from, as answers.
+
+``resilient config``: what a run is told, where each value came from, whether it is accepted.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.refs import resolve
 from resilient.errors import UsageError
-from resilient.showing import quoted
+from resilient.redaction import shell_quote
 from resilient.train.arguments.arguments import TrainingArguments
-from resilient.train.arguments.files import SUFFIXES
-from resilient.train.arguments.schema import json_schema
-from resilient.train.arguments.sources import file_values
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.references import resolve
-from resilient_cli.completing import complete_ref
-from resilient_cli.places import Place, Repo, open_repository, output_of, ref_and_place
-from resilient_cli.render import Answer, show
-from resilient_cli.views.config import Setting, checked, settings
+from resilient.train.arguments.parsing import SUFFIXES, file_values
+from resilient.train.arguments.value_types import json_schema
+from resilient_cli.output import CommandResult, Table, show
+from resilient_cli.repositories import (
+    Place,
+    Repo,
+    complete_ref,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument.
+
+    Attributes:
+        name: as in Python.
+        value: as JSON can hold it.
+        origin: a file and its line, a checkpoint, ``default`` or ``follows from others``.
+        is_said: somebody wrote it down.
+    """
+
+    name: str
+    value: Any
+    origin: str
+    is_said: bool
+
+
+def settings(source: str, found: Sequence[Setting], *, everything: bool) -> CommandResult:
+    """Return arguments, those at their defaults only when everything is wanted."""
+    shown = [one for one in found if everything or one.origin != "default"]
+    document = {"source": source, "settings": [asdict(one) for one in shown]}
+    left = len(found) - len(shown)
+    more = (f"{left} more stand at their defaults (--all shows them).",) if left else ()
+    return CommandResult("config.show", "config", document, (_table(shown), *more), _names(shown))
+
+
+def checked(file: str, said: Sequence[Setting]) -> CommandResult:
+    """Return that a file is accepted, and what it says."""
+    document = {"file": file, "ok": True, "settings": [asdict(one) for one in said]}
+    text = f"{file}: {len(said)} arguments, accepted."
+    return CommandResult("config.check", "config", document, (_table(said), text), _names(said))
+
+
+def _table(found: Sequence[Setting]) -> Table:
+    rows = tuple((one.name, json.dumps(one.value), one.origin) for one in found)
+    return Table(("ARGUMENT", "VALUE", "FROM"), rows)
+
+
+def _names(found: Sequence[Setting]) -> tuple[str, ...]:
+    return tuple(one.name for one in found)
+
 
 app = typer.Typer(
     help="Show, check and describe the arguments of a run.",
@@ -86,7 +138,7 @@ def schema(ctx: typer.Context) -> None:
     """
     document = json_schema(TrainingArguments)
     text = json.dumps(document, indent=2)
-    show(Answer("config.schema", "schema", {"document": document}, (text,)), output_of(ctx))
+    show(CommandResult("config.schema", "schema", {"document": document}, (text,)), output_of(ctx))
 
 
 def _is_file(source: str) -> bool:
@@ -120,7 +172,7 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     if not config:
         raise UsageError(
             f"{checkpoint} holds no arguments: it was saved without our trainer",
-            hint=f"resilient ckpt inspect {checkpoint} {quoted(store.url)}",
+            hint=f"resilient ckpt inspect {checkpoint} {shell_quote(store.url)}",
         )
     return [Setting(name, value, str(checkpoint), is_said=True) for name, value in config.items()]
 

@@ -1,23 +1,294 @@
-"""``resilient doctor``: is this machine, and this repository, fit to train on?"""
+"""Doctor.
+
+This machine: packages, GPUs, shared memory, the clock, and the way of a signal.
+
+A repository's store: can it do what commits need, and how fast is it?
+
+What is written lies under a name of its own, which nothing reads, and is deleted again.
+
+``resilient doctor``: is this machine, and this repository, fit to train on?
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.agent.notices.choosing import detect
+from resilient.checkpoint.catalog import committed
 from resilient.clock import SystemClock
-from resilient.errors import UsageError
-from resilient_cli.doctor import budget, machine
-from resilient_cli.doctor.repository import Found, examine
-from resilient_cli.places import open_repository
-from resilient_cli.render import Answer, Table, show
+from resilient.elastic.options import DaemonOptions
+from resilient.elastic.preemption.factory import detect
+from resilient.elastic.saver_daemon import resolve_memory_limit
+from resilient.errors import KeyExists, NotExclusive, StoreError, UsageError
+from resilient.storage.store import free_bytes
+from resilient_cli import preemption_budget
+from resilient_cli.output import CommandResult, Table, show
+from resilient_cli.preemption_budget import Check
+from resilient_cli.repositories import open_repository
 
 if TYPE_CHECKING:
-    from resilient_cli.doctor.check import Check
+    from collections.abc import Callable
+
+    from resilient.clock import Clock
+    from resilient.storage.store import Store
+
+_PROC = Path("/proc")
+_SHM = Path("/dev/shm")  # noqa: S108 - where shared memory lies
+_QUERY = "name,memory.total,ecc.errors.uncorrected.volatile.total"
+_WAIT_SECONDS = 20.0
+_TIME_ERROR = 5
+_TIMEX_BYTES = 512
+_SHELLS = {"sh", "bash", "dash", "ash", "zsh"}
+_LISTENER = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready", flush=True)
+signal.pause()
+"""
+_MIB = 1 << 20
+
+
+def check_package(name: str = "resilient") -> Check:
+    """Say whether another project's package of our import name is installed beside ours."""
+    try:
+        other = distribution(name)
+    except PackageNotFoundError:
+        return Check("package", is_ok=True, found="no other distribution named `resilient`")
+    return Check(
+        "package",
+        is_ok=False,
+        found=f"`{name}` {other.version} of another project has the same import name",
+        hint=f"pip uninstall {name} && pip install --force-reinstall resilient-train",
+    )
+
+
+def check_gpus(program: str = "nvidia-smi") -> Check:
+    """Say which GPUs the driver shows, and whether one reports uncorrected errors."""
+    path = shutil.which(program)
+    if path is None:
+        return Check("gpus", is_ok=True, found="no NVIDIA driver: training is on the CPU")
+    command = [path, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(  # noqa: S603 - the driver's own program
+            command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("gpus", is_ok=False, found=f"{program} failed: {error}", hint="dmesg | tail")
+    rows = [[cell.strip() for cell in row.split(",")] for row in said.stdout.splitlines() if row]
+    if said.returncode or not rows:
+        why = (said.stderr or said.stdout).strip()[:200]
+        return Check("gpus", is_ok=False, found=f"{program} failed: {why}", hint="dmesg | tail")
+    broken = [number for number, row in enumerate(rows) if row[-1].isdecimal() and int(row[-1])]
+    shown = f"{len(rows)} x {rows[0][0]}, {rows[0][1]} MiB"
+    if broken:
+        found, hint = f"{shown}; uncorrected errors on {broken}", "nvidia-smi -q -d ECC"
+        return Check("gpus", is_ok=False, found=found, hint=hint)
+    return Check("gpus", is_ok=True, found=shown)
+
+
+def check_shared_memory(root: Path = _SHM) -> Check:
+    """Say how much memory a keeper of staged checkpoints would have."""
+    granted = resolve_memory_limit(DaemonOptions(host_bytes_max=0), root)
+    if granted.host_bytes_max > 0:
+        found = f"{granted.host_bytes_max // _MIB} MiB for staged checkpoints in {root}"
+        return Check("shared memory", is_ok=True, found=found)
+    return Check(
+        "shared memory",
+        is_ok=False,
+        found=f"no keeper of staged checkpoints: {granted.why_not} (in a pod an emptyDir with "
+        "medium: Memory at /dev/shm gives it)",
+        hint="docker run --shm-size 8g IMAGE",
+    )
+
+
+def check_clock() -> Check:
+    """Say whether the kernel counts its clock as synchronised (adjtimex(2), reading only)."""
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    if state < 0:
+        return Check("clock", is_ok=True, found="the kernel does not say whether it is in step")
+    if state == _TIME_ERROR:
+        return Check(
+            "clock",
+            is_ok=False,
+            found="not synchronised: notices name moments, and signed requests are refused",
+            hint="systemctl start chronyd",
+        )
+    return Check("clock", is_ok=True, found="synchronised")
+
+
+def check_signals(proc: Path = _PROC) -> Check:
+    """Say whether SIGTERM would get to a process that is started here, and end it as asked."""
+    first = _read(proc / "1" / "comm")
+    if first in _SHELLS:
+        return Check(
+            "signals",
+            is_ok=False,
+            found=f"process 1 is `{first}`, which passes no SIGTERM on, unless it ends with `exec`",
+            hint="exec resilient train ...",
+        )
+    for name, field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
+        if _mask(proc, field) >> (signal.SIGTERM - 1) & 1:
+            found, hint = f"SIGTERM is {name} by who started this", "grep -rn \"trap '' TERM\" ."
+            return Check("signals", is_ok=False, found=found, hint=hint)
+    code = _ask_to_stop()
+    is_ok = code == 75  # noqa: PLR2004 - the exit code of the listener above
+    found = "SIGTERM arrives and is obeyed" if is_ok else f"a child asked to stop ended with {code}"
+    return Check("signals", is_ok=is_ok, found=found)
+
+
+def _ask_to_stop() -> int:
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-S", "-c", _LISTENER], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None, "it was asked for"  # noqa: S101
+        child.stdout.readline()
+        child.terminate()
+        try:
+            return child.wait(_WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return child.wait()
+
+
+def _mask(proc: Path, field: str) -> int:
+    rows = _read(proc / "self" / "status").splitlines()
+    found = next((row.split()[1] for row in rows if row.startswith(f"{field}:")), "0")
+    return int(found, 16)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+_SMALL_BYTES, _LARGE_BYTES = 1 << 10, 8 << 20
+_ROUNDS = 5
+_SLOW_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class StoreProbe:
+    """What was found of a store.
+
+    Attributes:
+        checks: the answers.
+        bytes_per_second: of a large object; 0 if it could not be put.
+        checkpoint_bytes: of the newest checkpoint, 0 before the first.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    bytes_per_second: float = 0.0
+    checkpoint_bytes: int = 0
+
+    @property
+    def save_seconds(self) -> float | None:
+        """What a save of the newest checkpoint's size would take; None if nobody can tell."""
+        if not self.bytes_per_second or not self.checkpoint_bytes:
+            return None
+        return self.checkpoint_bytes / self.bytes_per_second
+
+
+def examine(store: Store, clock: Clock) -> StoreProbe:
+    """Return what a store can do; an error of the store is an answer, and not raised."""
+    found, prefix = StoreProbe(), f"doctor-{secrets.token_hex(8)}"
+    try:
+        found.checks.append(_check_exclusive(store, f"{prefix}/new"))
+        found.checks.append(_check_atomic(store, f"{prefix}/put"))
+        found.checks.append(_check_latency(store, clock, f"{prefix}/small"))
+        found.checks.append(_check_throughput(store, clock, f"{prefix}/large", found))
+        found.checks.append(_check_space(store, found))
+    except (StoreError, OSError) as error:
+        hint = getattr(error, "hint", "")
+        found.checks.append(Check("storage", is_ok=False, found=str(error), hint=hint))
+    finally:
+        for name in ("new", "put", "small", "large"):
+            with suppress(StoreError, OSError):
+                store.delete(f"{prefix}/{name}")
+    return found
+
+
+def _check_exclusive(store: Store, key: str) -> Check:
+    try:
+        store.put_new(key, b"first")
+        store.put_new(key, b"second")
+    except KeyExists:
+        is_ok = store.get(key) == b"first"
+    except NotExclusive as error:
+        found, hint = error.message, "resilient train --single-writer"
+        return Check("conditional write", is_ok=False, found=found, hint=hint)
+    else:
+        is_ok = False
+    found = "of two writers one wins" if is_ok else "a second writer replaced what the first wrote"
+    return Check("conditional write", is_ok, found, "" if is_ok else "resilient doctor --repo URL")
+
+
+def _check_atomic(store: Store, key: str) -> Check:
+    """Replace an object and read it; a half of it would be neither."""
+    for data in (b"a" * _SMALL_BYTES, b"b" * (2 * _SMALL_BYTES)):
+        store.put(key, data)
+        if store.get(key) != data or store.stat(key).size_bytes != len(data):
+            return Check("atomic put", is_ok=False, found="an object is not what was put")
+    listed = [one.key for one in store.list(key.partition("/")[0])]
+    is_ok = key in listed
+    found = "whole objects, listed at once" if is_ok else "a listing lacks what was put"
+    return Check("atomic put", is_ok, found)
+
+
+def _check_latency(store: Store, clock: Clock, key: str) -> Check:
+    took = sorted(
+        _timed(clock, lambda: store.put(key, os.urandom(_SMALL_BYTES))) for _ in range(_ROUNDS)
+    )
+    found = (
+        f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
+    )
+    is_ok = took[-1] < _SLOW_SECONDS
+    found += "" if is_ok else ", and each commit takes several such requests"
+    return Check("latency", is_ok, found, "" if is_ok else "resilient help storage")
+
+
+def _check_throughput(store: Store, clock: Clock, key: str, found: StoreProbe) -> Check:
+    data = os.urandom(_LARGE_BYTES)
+    took_seconds = _timed(clock, lambda: store.put(key, data))
+    found.bytes_per_second = len(data) / max(took_seconds, 1e-9)
+    text = f"{found.bytes_per_second / _MIB:.0f} MiB/s for one object of {_LARGE_BYTES // _MIB} MiB"
+    return Check("throughput", is_ok=True, found=text)
+
+
+def _check_space(store: Store, found: StoreProbe) -> Check:
+    checkpoints = committed(store)
+    if checkpoints:
+        folder = checkpoints[0].folder
+        found.checkpoint_bytes = sum(one.size_bytes for one in store.list(folder))
+    free = free_bytes(store)
+    if free is None:
+        return Check("space", is_ok=True, found="the store does not say how much is left")
+    # A rotation deletes the old one after the new one is there.
+    is_ok = free >= 2 * found.checkpoint_bytes
+    text = (
+        f"{free // _MIB} MiB left, the newest checkpoint has {found.checkpoint_bytes // _MIB} MiB"
+    )
+    return Check("space", is_ok, text, "" if is_ok else "resilient ckpt prune --dry-run")
+
+
+def _timed(clock: Clock, work: Callable[[], object]) -> float:
+    began_seconds = clock.monotonic_seconds()
+    work()
+    return clock.monotonic_seconds() - began_seconds
+
 
 Repo = Annotated[
     str | None, typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="Look at its store too.")
@@ -48,22 +319,24 @@ def doctor(
 ) -> None:
     """Look at what training will depend on. Ends with 1 if anything needs attention."""
     checks = [
-        machine.check_package(),
-        machine.check_gpus(),
-        machine.check_shared_memory(),
-        machine.check_clock(),
-        machine.check_signals(),
+        check_package(),
+        check_gpus(),
+        check_shared_memory(),
+        check_clock(),
+        check_signals(),
     ]
     notice_seconds = _notice(notice)
     found = (
         examine(open_repository(repo, None, reads_unsigned=True), SystemClock())
         if repo
-        else Found()
+        else StoreProbe()
     )
     checks += found.checks
     terms = _terms(found, events)
-    checks += budget.judge(
-        budget.Budget(terms[0], terms[1], grace, termination_grace, notice_seconds, terms[2])
+    checks += preemption_budget.judge(
+        preemption_budget.PreemptionBudget(
+            terms[0], terms[1], grace, termination_grace, notice_seconds, terms[2]
+        )
     )
     show(_answer(checks), ctx.find_root().obj)
     raise typer.Exit(0 if all(one.is_ok for one in checks) else 1)
@@ -76,33 +349,37 @@ def _notice(word: str) -> float | None:
         UsageError: it is no word that is known.
     """
     if word == "auto":
-        known = [budget.NOTICE_SECONDS[one] for one in detect(os.environ)]
+        known = [preemption_budget.NOTICE_SECONDS[one] for one in detect(os.environ)]
         return min(known, default=None)
-    if word in budget.NOTICE_SECONDS:
-        return budget.NOTICE_SECONDS[word]
+    if word in preemption_budget.NOTICE_SECONDS:
+        return preemption_budget.NOTICE_SECONDS[word]
     if word == "off":
         return None
     try:
         return float(word)
     except ValueError as error:
-        names = ", ".join(budget.NOTICE_SECONDS)
+        names = ", ".join(preemption_budget.NOTICE_SECONDS)
         raise UsageError(f"--notice {word!r} is none of auto, off, {names}, seconds") from error
 
 
-def _terms(found: Found, events: Path | None) -> tuple[float | None, float, str]:
+def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
     """Return what a save takes, what its promotion takes, and who says so."""
-    took = budget.read_events(events) if events else budget.Took()
-    save_seconds = budget.p95(took.saves)
+    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
+    save_seconds = preemption_budget.p95(took.saves)
     if save_seconds is not None:
-        return save_seconds, budget.p95(took.promotions) or 0.0, f"p95 of {len(took.saves)} saves"
+        return (
+            save_seconds,
+            preemption_budget.p95(took.promotions) or 0.0,
+            f"p95 of {len(took.saves)} saves",
+        )
     return found.save_seconds, 0.0, "by the size of the newest checkpoint and the store's speed"
 
 
-def _answer(checks: list[Check]) -> Answer:
+def _answer(checks: list[Check]) -> CommandResult:
     rows = tuple((one.name, one.verdict, one.found) for one in checks)
     hints = tuple(f"hint: {one.name}: {one.hint}" for one in checks if one.hint)
     warned = tuple(one.name for one in checks if not one.is_ok)
     document = {"is_ok": not warned, "checks": [one.to_json() for one in checks]}
-    return Answer(
+    return CommandResult(
         "doctor", "diagnosis", document, (Table(("CHECK", "", "FOUND"), rows), *hints), ids=warned
     )

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from resilient.errors import ConfigError
-from resilient.showing import quoted
-from resilient_cli.places import local_path, output_of
-from resilient_cli.render import Answer, show
+from resilient.redaction import shell_quote
+from resilient_cli.output import CommandResult, show
+from resilient_cli.repositories import local_path, output_of
 
 _SUFFIXES = (".py", ".toml")
 
@@ -45,7 +45,7 @@ def init(
     if there:
         raise ConfigError(
             f"`{there[0]}` is there already; nothing was written",
-            hint=f"resilient init {quoted(folder / 'new')}",
+            hint=f"resilient init {shell_quote(folder / 'new')}",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,10 +55,10 @@ def init(
     except OSError as error:
         raise ConfigError(f"cannot write to `{folder}`: {error.strerror}") from error
     written = [str(folder / name) for name in texts]
-    options = f" --config {quoted(written[1])}" if len(written) > 1 else ""
-    command = f"resilient train {quoted(written[0])}{options}"
+    options = f" --config {shell_quote(written[1])}" if len(written) > 1 else ""
+    command = f"resilient train {shell_quote(written[0])}{options}"
     blocks = (*(f"wrote {one}" for one in written), f"next: {command}")
-    show(Answer("init", "init", {"written": written, "next": command}, blocks, tuple(written)),
+    show(CommandResult("init", "init", {"written": written, "next": command}, blocks, tuple(written)),
          output_of(ctx))  # fmt: skip
 
 

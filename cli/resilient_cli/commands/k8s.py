@@ -1,26 +1,260 @@
-"""``resilient k8s``: a run as manifests of Kubernetes, and the run in a cluster, by kubectl."""
+"""K8s.
+
+The answers of ``k8s diff``, ``apply`` and ``delete``.
+
+The answer of ``k8s render``.
+
+The answers of ``k8s status``, ``wait`` and ``logs``.
+
+``resilient k8s``: a run as manifests of Kubernetes, and the run in a cluster, by kubectl.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from resilient.clock import SystemClock
-from resilient.errors import UsageError
-from resilient_cli.kubernetes.change import carry_out, delete, find_all, plan
-from resilient_cli.kubernetes.follow import Asked, Line, follow, read
+from resilient.errors import EXIT_CODES, UsageError
+from resilient.redaction import redact_userinfo, shell_quote
+from resilient_cli.kubernetes.apply import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.kubectl import Cluster
-from resilient_cli.kubernetes.look import look, wait
-from resilient_cli.kubernetes.manifests import manifests
+from resilient_cli.kubernetes.manifests import REQUEUE, manifests, to_yaml
 from resilient_cli.kubernetes.options import option, takes_a_run
-from resilient_cli.kubernetes.run import Flavor, KubeRun, check_names
-from resilient_cli.places import is_somebody_there, output_of
-from resilient_cli.render import show
-from resilient_cli.streams import say
-from resilient_cli.views.applying import changes, deletion
-from resilient_cli.views.k8s import rendered
-from resilient_cli.views.kubernetes import ended, printed, state_of_run
+from resilient_cli.kubernetes.spec import Flavor, KubeRun, check_names
+from resilient_cli.kubernetes.status import claims_of, repository_of
+from resilient_cli.kubernetes.watch import LogQuery, PodLogLine, follow, get_run, read, wait
+from resilient_cli.output import CommandResult, KeyValues, Table, say, show
+from resilient_cli.repositories import is_somebody_there, output_of
+from resilient_cli.views.text import NONE, count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient_cli.kubernetes.apply import ObjectChange
+    from resilient_cli.kubernetes.status import PodState, RunState
+
+_WOULD = {"created": "create", "changed": "change", "unchanged": "leave"}
+
+
+def changes(
+    command: str, found: Sequence[ObjectChange], name: str, cluster: Cluster
+) -> CommandResult:
+    """Return what becomes of each object, field by field, and what to do next.
+
+    Args:
+        command: ``apply`` for what was done, ``diff`` for what would be.
+        found: the changes.
+        name: of the run.
+        cluster: where.
+    """
+    done = command == "apply"
+    rows = tuple((one.object, one.action if done else _WOULD[one.action]) for one in found)
+    fields = tuple(
+        (
+            one.object,
+            each.path,
+            redact_userinfo(each.before) or NONE,
+            redact_userinfo(each.after) or NONE,
+        )
+        for one in found
+        for each in one.fields
+    )
+    words = ("status", "wait", "logs") if done else ()
+    following = tuple(cluster.spell("resilient", "k8s", one, name) for one in words)
+    document = {"changes": [_document(one) for one in found], "next": list(following)}
+    blocks: tuple[Table | str, ...] = (
+        Table(("OBJECT", "DONE" if done else "WOULD"), rows),
+        Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
+        *(f"next: {one}" for one in following),
+    )
+    ids = tuple(one.object for one in found if one.action != "unchanged")
+    return CommandResult(f"k8s.{command}", "changes", document, blocks, ids)
+
+
+def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> CommandResult:
+    """Return what of a run is deleted, and what stays."""
+    objects = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in found)
+    claims = sorted({claim for one in found for claim in claims_of(one.get("spec"))})
+    repositories = {redact_userinfo(repository_of(one)) for one in found} - {""}
+    stays = (*sorted(repositories), *(f"persistentvolumeclaim/{one}" for one in claims))
+    document = {"name": name, "deleted": list(objects), "stays": list(stays), "done": done}
+    word = "deleted" if done else "would be deleted"
+    kept = tuple(("stays", one) for one in (*stays, "Secrets, and every checkpoint"))
+    blocks = (
+        KeyValues((*((word, one) for one in objects), *kept)),
+        "Its pods get SIGTERM, save, and go within their grace.",
+    )
+    return CommandResult("k8s.delete", "deletion", document, blocks, objects)
+
+
+def _document(one: ObjectChange) -> dict[str, Any]:
+    made = asdict(one)
+    for field in made["fields"]:
+        field |= {
+            "before": redact_userinfo(field["before"]),
+            "after": redact_userinfo(field["after"]),
+        }
+    return made
+
+
+def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> CommandResult:
+    """Return the manifests: as YAML for people and kubectl, as objects for programs."""
+    document = {
+        "flavor": flavor.value,
+        "grace_seconds": run.times.grace,
+        "termination_seconds": run.times.termination,
+        "manifests": made,
+    }
+    ids = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in made)
+    text = to_yaml(made)
+    return CommandResult(
+        "k8s.render", "manifests", document, (text.rstrip("\n"),), ids, is_verbatim=True
+    )
+
+
+_BRIEF = {one.number: one.brief for one in EXIT_CODES}
+# Of a pod, and not of a command that answers.
+_BRIEF[1] = "the script failed"
+_SIGNALS = {137: "killed: out of memory, or beyond the grace", 139: "crashed: segmentation fault"}
+_EVENTS = 8
+_COLUMNS = ("INDEX", "POD", "PHASE", "NODE", "STARTS", "PREEMPTED", "FAILED", "LAST EXIT")
+
+
+def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
+    """Return a run, a row for each index, what warns, and what to do next."""
+    rows = tuple(_row(run, index) for index in sorted(run.newest()))
+    shown = run.events[-_EVENTS:]
+    warnings = tuple(
+        (one.last_at, f"{one.count}x", one.about, one.reason, redact_userinfo(one.message))
+        for one in shown
+    )
+    blocks = (
+        KeyValues(_facts(run)),
+        Table(_COLUMNS, rows),
+        Table(("LAST SEEN", "TIMES", "ABOUT", "WARNING", "MESSAGE"), warnings),
+        f"next: {_next(run, cluster)}",
+    )
+    return CommandResult(
+        "k8s.status", "run", _kubernetes_document(run, cluster), blocks, (run.state,)
+    )
+
+
+def ended(run: RunState, cluster: Cluster) -> CommandResult:
+    """Return how a run ended, and what to do next."""
+    blocks = (KeyValues(_facts(run)), f"next: {_next(run, cluster)}")
+    return CommandResult(
+        "k8s.wait", "run", _kubernetes_document(run, cluster), blocks, (run.state,)
+    )
+
+
+def printed(line: PodLogLine) -> CommandResult:
+    """Return a line that a pod printed."""
+    text = redact_userinfo(line.text)
+    document = {**asdict(line), "text": text}
+    return CommandResult(
+        "k8s.logs", "line", document, (KeyValues(((f"[{line.index}]", text),)),), (text,)
+    )
+
+
+def meaning(code: int | None) -> str:
+    """Return an exit code and what it means; a dash for none."""
+    if code is None:
+        return NONE
+    said = _BRIEF.get(code) or _SIGNALS.get(code)
+    return f"{code} {said}" if said else str(code)
+
+
+def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
+    why = f"{run.state} ({run.reason})" if run.reason else run.state
+    preempted = sum(one.was_preempted for one in run.pods)
+    failed = sum(one.has_failed for one in run.pods)
+    pairs = [
+        ("run", f"{run.flavor.value} {run.namespace}/{run.name}"),
+        ("state", why),
+    ]
+    if run.message and run.state != "complete":
+        pairs.append(("because", redact_userinfo(run.message)))
+    if run.queue:
+        pairs.append(("queue", f"{run.queue}: {run.admission}"))
+    if run.exit_code is not None:
+        pairs.append(("exit", meaning(run.exit_code)))
+    ends = f"{count(preempted, 'preemption')}, {count(failed, 'failure')}"
+    pairs.append(("pods", f"{len(run.newest())}; {ends} among the pods that are left"))
+    return tuple(pairs)
+
+
+def _row(run: RunState, index: int) -> tuple[str, ...]:
+    pods = [one for one in run.pods if one.index == index]
+    newest = pods[-1]
+    last = max(pods, key=lambda one: (one.ended_at, one.created_at))
+    starts = len(pods) + sum(one.restarts for one in pods)
+    return (
+        *(str(index), newest.name, newest.phase, newest.node or NONE, str(starts)),
+        str(sum(one.was_preempted for one in pods)),
+        str(sum(one.has_failed for one in pods)),
+        _last(last),
+    )
+
+
+def _last(pod: PodState) -> str:
+    if pod.disrupted and pod.exit_code not in (None, REQUEUE):
+        return f"{pod.exit_code} preempted"
+    return meaning(pod.exit_code)
+
+
+def _kubernetes_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
+    # Only here, so that no word of a cluster shows who is named in a URL.
+    made = asdict(run)
+    made["message"], made["repository"] = (
+        redact_userinfo(run.message),
+        redact_userinfo(run.repository),
+    )
+    for pod, state in zip(made["pods"], run.pods, strict=True):
+        pod |= {"preempted": state.was_preempted, "failed": state.has_failed}
+        pod["meaning"] = _last(state) if state.exit_code is not None else ""
+    for event in made["events"]:
+        event["message"] = redact_userinfo(event["message"])
+    return {
+        **made,
+        "exit": run.exit_code,
+        "preemptions": sum(one.was_preempted for one in run.pods),
+        "failures": sum(one.has_failed for one in run.pods),
+        "next": _next(run, cluster),
+    }
+
+
+def _next(run: RunState, cluster: Cluster) -> str:
+    """Return the command that most people want next."""
+    ours = ("resilient", "k8s")
+    failed = [str(one.index) for one in run.pods if one.exit_code == run.exit_code] or ["0"]
+    suspend = '{"spec":{"suspend":false}}'
+    if run.flavor is Flavor.PYTORCHJOB:
+        suspend = f'{{"spec":{{"runPolicy":{suspend[8:-1]}}}}}'
+    kind = "job" if run.flavor is Flavor.KUEUE else run.flavor.value
+    waiting = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
+    if run.state == "complete" and run.repository:
+        return f"resilient ckpt ls {shell_quote(redact_userinfo(run.repository))}"
+    words = {
+        "complete": (*ours, "delete", run.name),
+        "failed": (*ours, "logs", run.name, "--index", failed[-1], "--tail", "50"),
+        "queued": ("kubectl", "describe", "localqueue", run.queue),
+        "suspended": (
+            "kubectl",
+            "patch",
+            run.flavor.value,
+            run.name,
+            "--type=merge",
+            "-p",
+            suspend,
+        ),
+        "pending": ("kubectl", "describe", *waiting),
+        "running": (*ours, "logs", run.name, "--follow"),
+    }
+    return cluster.spell(*words[run.state])
+
 
 app = typer.Typer(
     add_completion=False,
@@ -152,7 +386,7 @@ def status(
     Example: resilient k8s status gpt2 --namespace lab
     """
     cluster = _cluster(name, context, namespace, kubeconfig)
-    found = look(cluster, name, has_events=True)
+    found = get_run(cluster, name, has_events=True)
     show(state_of_run(found, cluster), output_of(ctx))
     return 1 if found.state == "failed" else 0
 
@@ -206,15 +440,15 @@ def logs(  # noqa: PLR0913 - the options of a command
     Example: resilient k8s logs gpt2 --index 0 --follow
     """
     cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
-    asked = Asked(index, previous, tail)
+    asked = LogQuery(index, previous, tail)
 
-    def emit(line: Line) -> None:
+    def emit(line: PodLogLine) -> None:
         show(printed(line), output)
 
     if follow_:
         follow(cluster, name, asked, SystemClock(), emit)
         return 0
-    for line in read(cluster, look(cluster, name), asked):
+    for line in read(cluster, get_run(cluster, name), asked):
         emit(line)
     return 0
 

@@ -1,7 +1,13 @@
-"""``resilient logs``: what the ranks of a run printed, of each life."""
+"""Logs.
+
+Lines that ranks printed, as ``resilient logs`` shows them.
+
+``resilient logs``: what the ranks of a run printed, of each life.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,19 +15,55 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.agent.outputs.reading import Reader, find_sources
 from resilient.clock import SystemClock, parse_length
+from resilient.elastic.worker_logs import LogReader, find_sources
 from resilient.errors import RepositoryNotFound, UsageError
-from resilient.showing import quoted
-from resilient_cli.places import output_of
-from resilient_cli.streams import answering, leave_the_pipe, put
-from resilient_cli.views.logs import line_of
+from resilient.redaction import escape_control_chars, redact_userinfo, shell_quote
+from resilient_cli.output import Format, answering, ignore_broken_pipe, put
+from resilient_cli.repositories import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from resilient.agent.outputs.reading import Printed, Source
-    from resilient_cli.render import Output
+    from resilient.elastic.worker_logs import LogRecord, LogSource
+    from resilient_cli.output import Output
+
+
+def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> str:
+    """Return a line of the answer, without its end; users in front of a URL's host are left out.
+
+    Args:
+        one: what a rank printed.
+        form: people get the text, other tools columns, programs an object.
+        is_named: whether people have to be told which life and rank it was.
+        is_safe: whether it goes where escapes would do something.
+    """
+    source, line = one.source, one.line
+    text = redact_userinfo(line.text)
+    if form is Format.JSON:
+        return json.dumps(
+            {
+                "schema": "resilient/logs@1",
+                "type": "line",
+                "life": source.life,
+                "attempt": source.attempt,
+                "rank": source.rank,
+                "stream": line.stream,
+                "at": line.at or None,
+                "text": text,
+            }
+        )
+    if is_safe:
+        text = harmless(text)
+    if form is Format.PLAIN:
+        return f"{source.life}\t{source.rank}\t{line.stream}\t{line.at}\t{text}"
+    return f"life {source.life} rank {source.rank} | {text}" if is_named else text
+
+
+def harmless(text: str) -> str:
+    """Return a text that a terminal shows and does not obey: what is not printed is spelled."""
+    return escape_control_chars(text.expandtabs(8), "")
+
 
 Run = Annotated[
     Path | None,
@@ -70,7 +112,7 @@ def logs(  # noqa: PLR0913 - the options of a command
     if run is None:
         raise UsageError("no run was named", hint="resilient logs RUN, or set RESILIENT_REPO")
     output, clock = output_of(ctx), SystemClock()
-    reader = Reader(tail, _since(since, clock.now_iso()) if since else "")
+    reader = LogReader(tail, _since(since, clock.now_iso()) if since else "")
     sources = find_sources(run)
     chosen = _chosen(sources, rank, attempt)
     if not chosen:
@@ -83,19 +125,19 @@ def logs(  # noqa: PLR0913 - the options of a command
             clock.sleep(_POLL_SECONDS)
             write(reader.read_on(_chosen(find_sources(run), rank, attempt)))
     except BrokenPipeError:
-        leave_the_pipe()
+        ignore_broken_pipe()
 
 
-def _chosen(sources: Sequence[Source], rank: int | None, attempt: int | None) -> list[Source]:
+def _chosen(sources: Sequence[LogSource], rank: int | None, attempt: int | None) -> list[LogSource]:
     newest = max((one.life for one in sources), default=0)
     life = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
     return [one for one in sources if rank in (None, one.rank) and life in (None, one.life)]
 
 
-def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[Printed]], None]:
+def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]], None]:
     is_safe, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
 
-    def write(printed: Iterable[Printed]) -> None:
+    def write(printed: Iterable[LogRecord]) -> None:
         with answering():
             for one in printed:
                 text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
@@ -131,18 +173,18 @@ def _since(text: str, now: str) -> str:
 
 
 def _nothing(
-    run: Path, sources: Sequence[Source], rank: int | None, attempt: int | None
+    run: Path, sources: Sequence[LogSource], rank: int | None, attempt: int | None
 ) -> RepositoryNotFound:
     if not sources:
         return RepositoryNotFound(
             f"nothing that ranks printed was kept in `{run}` or `{run / 'logs'}`: a run keeps it "
             "only where it is told to",
-            hint=f"resilient train --log-dir {quoted(run / 'logs')} SCRIPT",
+            hint=f"resilient train --log-dir {shell_quote(run / 'logs')} SCRIPT",
         )
     lives, ranks = {one.life for one in sources}, {one.rank for one in sources}
     asked = [f"life {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
     return RepositoryNotFound(
         f"`{run}` has nothing of {', '.join(asked)}: it has lives 1 to {max(lives)}, "
         f"ranks {min(ranks)} to {max(ranks)}",
-        hint=f"resilient logs {quoted(run)}",
+        hint=f"resilient logs {shell_quote(run)}",
     )

@@ -1,4 +1,11 @@
-"""``resilient report`` and ``resilient status``: where the time of a run went, and where it is."""
+"""Report, status.
+
+The answer of ``status``.
+
+``resilient report`` and ``resilient status``: where the time of a run went, and where it is.
+
+What ``resilient report -o`` reads of checkpoints because it was asked to.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +18,106 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.accounting.account import account
-from resilient.accounting.records import read_records
-from resilient.accounting.steadying import present_ms
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.refs import resolve
 from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound, UsageError
-from resilient_cli.commands.listing import store_of, stored
-from resilient_cli.page.html import page_of
-from resilient_cli.page.writing import write_page
-from resilient_cli.places import local_path, output_of
-from resilient_cli.render import Format, show
-from resilient_cli.streams import clear_screen
-from resilient_cli.views.accounting import moment, reporting
-from resilient_cli.views.eventless import reporting_stored, standing_stored
-from resilient_cli.views.progress import standing
-from resilient_cli.witness import is_dead
+from resilient.goodput.event_log import present_ms, read_records
+from resilient.goodput.report import SILENT_MS, build_report
+from resilient.redaction import shell_quote
+from resilient_cli.commands.ls import store_of, stored
+from resilient_cli.liveness import is_dead
+from resilient_cli.output import CommandResult, Format, KeyValues, Progress, clear_screen, show
+from resilient_cli.page.checkpoints import verified
+from resilient_cli.page.page import Extras, page_of, write_page
+from resilient_cli.repositories import local_path, output_of
+from resilient_cli.survey import VerifyLevel, examine
+from resilient_cli.views.goodput import moment, reporting, reporting_stored, standing_stored
+from resilient_cli.views.text import NONE, count, duration, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resilient.accounting.account import Account
-    from resilient.accounting.records import Record
+    from resilient.diff.model import CheckpointView
+    from resilient.goodput.event_log import EventRecord
+    from resilient.goodput.report import GoodputReport
+    from resilient.storage.store import Store
+
+_SILENT, _DEAD = "silent", "dead"
+_MEANING = {_DEAD: " (its launcher is gone without a word; the same command goes on)"}
+
+
+def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
+    """Return the answer of ``status``.
+
+    Args:
+        found: the account of the run.
+        now_ms: what time it is, in milliseconds since 1970.
+        is_dead: whether its launcher is known to be gone.
+    """
+    now, saved = found.now, found.saved[-1] if found.saved else None
+    left = max(0, now.max_steps - now.step)
+    left_ms = 1000 * left / now.steps_per_second if now.steps_per_second else None
+    state = _state(found, now_ms, is_dead=is_dead)
+    is_moving = now.exit_code is None and state not in (_SILENT, _DEAD)
+    document = {
+        "state": state,
+        "exit_code": now.exit_code,
+        "step": now.step,
+        "max_steps": now.max_steps,
+        "steps_per_second": now.steps_per_second,
+        "left_ms": left_ms,
+        "told": moment(now.told_ms),
+        "lives": len(found.doings),
+        "ranks": _ranks(found),
+        "faults": {cause: one.count for cause, one in found.repairs.items()},
+        "lost_steps": found.lost_steps,
+        "checkpoint": saved.checkpoint if saved else None,
+        "committed": moment(saved.at_ms) if saved else None,
+        "risk_steps": found.risk_steps,
+        "wall_ms": found.wall_ms,
+        "goodput": found.goodput,
+    }
+    of = f" of {now.max_steps} ({share(now.step, now.max_steps)})" if now.max_steps else ""
+    speed = f", {now.steps_per_second:.3g} steps/s" if now.steps_per_second else ""
+    eta = f", {duration(left_ms)} left" if left and left_ms and is_moving else ""
+    causes = ", ".join(f"{cause} {one.count}" for cause, one in found.repairs.items())
+    ranks = f", {count(_ranks(found), 'rank')}" if _ranks(found) else ""
+    durable = (
+        f"{saved.checkpoint}, {duration(now_ms - saved.at_ms)} ago; "
+        f"{count(found.risk_steps, 'step')} at risk"
+        if saved
+        else f"nothing yet; {count(found.risk_steps, 'step')} at risk"
+    )
+    pairs = (
+        ("state", f"{state}{_MEANING.get(state, '')}"),
+        ("step", f"{now.step}{of}{speed}{eta}"),
+        ("life", f"{len(found.doings)}{ranks}"),
+        ("faults", f"{causes or NONE}; {count(found.lost_steps, 'step')} lost"),
+        ("durable", durable),
+        ("goodput", f"{share(found.goodput, 1)} of {duration(found.wall_ms)}"),
+        ("told", f"{duration(max(0, now_ms - now.told_ms))} ago"),
+    )
+    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(now.step),))
+
+
+def _ranks(found: GoodputReport) -> int:
+    """Return the ranks of the newest life, 0 if nobody said."""
+    return found.doings[-1].life.world_size if found.doings else 0
+
+
+def _state(found: GoodputReport, now_ms: int, *, is_dead: bool) -> str:
+    now = found.now
+    if now.exit_code is not None:
+        return "done" if now.exit_code == 0 else f"left with exit code {now.exit_code}"
+    if now.is_done and not found.launches:
+        return "done"
+    if is_dead:
+        return _DEAD
+    if now_ms - now.told_ms > SILENT_MS:
+        return _SILENT
+    return found.intervals[-1].spent.value if found.intervals else "starting"
+
 
 Run = Annotated[
     list[Path],
@@ -89,10 +175,9 @@ def report(
         output = local_path(
             output, "-o", f"resilient report {shlex.join(map(str, run))} -o run.html"
         )
-    found, kept = account(records_of(run)), stored(run)
+    found, kept = build_report(records_of(run)), stored(run)
     if output is not None:
         # Not before a page is wanted: it loads NumPy where tensors are read.
-        from resilient_cli.page.extras import extras_of
 
         extras = extras_of(run, tensors, compare, verify=verify)
         write_page(output, page_of(found, str(run[0]), kept, extras=extras))
@@ -115,9 +200,9 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
         records = records_of(run)
         kept = None if records else stored(run)
         now_ms = present_ms(records, clock, now_ms)
-        found, is_gone = account(records), is_dead(records, now_ms)
+        found, is_gone = build_report(records), is_dead(records, now_ms)
         if not _is_over(found):
-            found = account(records, now_ms, goes_on=not is_gone)
+            found = build_report(records, now_ms, goes_on=not is_gone)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
         said = standing(found, now_ms, is_dead=is_gone)
@@ -128,7 +213,7 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
         clock.sleep(interval)
 
 
-def records_of(run: Sequence[Path]) -> list[Record]:
+def records_of(run: Sequence[Path]) -> list[EventRecord]:
     """Return the records of a run; none of a repository whose run kept no events.
 
     Raises:
@@ -157,5 +242,81 @@ def _keeps_events(run: Sequence[Path]) -> bool:
     return False
 
 
-def _is_over(found: Account) -> bool:
+def _is_over(found: GoodputReport) -> bool:
     return found.now.exit_code is not None or (found.now.is_done and not found.launches)
+
+
+def extras_of(
+    run: Sequence[Path],
+    tensors: str | None,
+    pair: tuple[str, str] | None,
+    *,
+    verify: bool,
+) -> Extras:
+    """Return what was asked for; nothing is read where nothing was.
+
+    Args:
+        run: folders of the run.
+        tensors: the checkpoint whose tensors are drawn.
+        pair: checkpoints to compare.
+        verify: whether all bytes are read.
+
+    Raises:
+        RepositoryNotFound: no folder is a repository.
+        ResilientError: a reference names nothing, or it could not be read.
+    """
+    if not (tensors or pair or verify):
+        return Extras()
+    store = store_of(run)
+    if store is None:
+        raise RepositoryNotFound(
+            f"no checkpoints in `{run[0]}`; a run's output folder is wanted",
+            hint=f"resilient ckpt ls {shell_quote(run[0])}",
+        )
+    checked, said = _verified(store) if verify else ({}, "")
+    return Extras(
+        _tensors(_side(store, tensors)) if tensors else "",
+        _compared(_side(store, pair[0]), _side(store, pair[1])) if pair else "",
+        checked,
+        said,
+    )
+
+
+def _side(store: Store, ref: str) -> CheckpointView:
+    from resilient.diff.native import open_native
+
+    return open_native(store, read_manifest(store, resolve(store, ref)))
+
+
+def _tensors(side: CheckpointView) -> str:
+    from resilient_cli.page.tensors import pictures_of, tensors
+
+    with Progress("drawing") as told:
+        return tensors(side, pictures_of(side, told))
+
+
+def _compared(before: CheckpointView, after: CheckpointView) -> str:
+    from resilient.diff.compare import compare
+    from resilient_cli.page.diff_page import comparison
+    from resilient_cli.page.tensors import pictures_of_both
+
+    with Progress("comparing") as told:
+        found = compare(before, after, told=told)
+    with Progress("drawing") as told:
+        return comparison(found, pictures_of_both(found, told))
+
+
+def _verified(store: Store) -> tuple[dict[str, str], str]:
+    """Return a word for each checkpoint, and what is wrong with those that are not whole."""
+    words: dict[str, str] = {}
+    said: list[str] = []
+    found = committed(store)
+    with Progress("verifying") as told:
+        for nth, checkpoint in enumerate(found, 1):
+            one = examine(store, checkpoint, VerifyLevel.DEEP)
+            state = "damaged" if one.damaged else "warning" if one.findings else "ok"
+            words[checkpoint.folder] = f'<span class="s-{state}">{one.state}</span>'
+            if one.findings:
+                said.append(verified(one, VerifyLevel.DEEP))
+            told(nth, len(found))
+    return words, "<h3>What is wrong</h3>" + "".join(said) if said else ""

@@ -1,33 +1,107 @@
-"""``resilient slurm``: a run as a job that SLURM starts again until it is trained to the end."""
+"""Slurm.
+
+The answers of ``slurm render``, ``submit`` and ``status``.
+
+``resilient slurm``: a run as a job that SLURM starts again until it is trained to the end.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.agent.notices.judging import LEAD_SECONDS
-from resilient.errors import ConfigError, DeadlineExceeded, NotRunning, UsageError
-from resilient_cli.doctor import budget
-from resilient_cli.given import given_to_train
-from resilient_cli.launching import has_credentials, secret_assigned
-from resilient_cli.places import output_of
-from resilient_cli.render import show
-from resilient_cli.slurm import queue
-from resilient_cli.slurm.job import (
-    Place,
+from resilient.elastic.preemption.notice import LEAD_SECONDS
+from resilient.errors import EXIT_CODES, ConfigError, DeadlineExceeded, NotRunning, UsageError
+from resilient_cli import preemption_budget
+from resilient_cli.app import parse_train_options
+from resilient_cli.launch_checks import has_credentials, secret_assigned
+from resilient_cli.output import CommandResult, KeyValues, Table, show
+from resilient_cli.repositories import output_of
+from resilient_cli.slurm import client
+from resilient_cli.slurm.script import (
     SlurmJob,
+    SlurmPlacement,
     check_command,
     check_time,
     check_words,
     parse_environment,
     parse_nodes,
+    render,
 )
-from resilient_cli.slurm.script import render
-from resilient_cli.views.slurm import rendered, states, submitted
+from resilient_cli.views.text import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient_cli.slurm.client import JobState
+
+_BRIEF = {one.number: one.brief for one in EXIT_CODES}
+
+
+def rendered(job: SlurmJob, script: str) -> CommandResult:
+    """Return the script and the times that it is made of."""
+    document = {**_times(job), "script": script}
+    return CommandResult(
+        "slurm.render", "script", document, (script.rstrip("\n"),), (script,), is_verbatim=True
+    )
+
+
+def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
+    """Return the number of a job and what to look at next."""
+    document = {**_times(job), "job": number, "log": log}
+    pairs = (
+        ("job", number),
+        ("signal", f"{job.lead_seconds} s before its time is over; --grace {job.grace_seconds:g}"),
+        *((("log", log),) if log else ()),
+    )
+    blocks = (
+        KeyValues(pairs),
+        f"next: resilient slurm status {number}",
+        f"stop: scancel {number}; save and start again elsewhere: scontrol requeue {number}",
+    )
+    return CommandResult("slurm.submit", "submission", document, blocks, (number,))
+
+
+def states(found: Sequence[JobState]) -> CommandResult:
+    """Return what SLURM says of a job and its tasks."""
+    rows = tuple(
+        (
+            one.job,
+            one.name,
+            one.state,
+            str(one.starts),
+            one.nodes or NONE,
+            one.reason or NONE,
+            _exit(one.exit_code),
+        )
+        for one in found
+    )
+    columns = ("JOB", "NAME", "STATE", "REQUEUED", "NODES", "REASON", "EXIT")
+    logs = tuple(f"log: {one}" for one in sorted({one.log for one in found}))
+    document = {"jobs": [asdict(one) for one in found]}
+    ids = tuple(one.job for one in found)
+    return CommandResult("slurm.status", "jobs", document, (Table(columns, rows), *logs), ids)
+
+
+def _times(job: SlurmJob) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "nodes_min": job.nodes_min,
+        "nodes_max": job.nodes_max,
+        "grace_seconds": job.grace_seconds,
+        "lead_seconds": job.lead_seconds,
+    }
+
+
+def _exit(code: int | None) -> str:
+    if code is None:
+        return NONE
+    return f"{code} {_BRIEF[code]}" if code in _BRIEF else str(code)
+
 
 _EXAMPLE = "resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py"
 _DEFAULT_GRACE_SECONDS = 25.0
@@ -112,7 +186,7 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 
     Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
     """
-    place = Place(partition, account, qos, gpus, cpus, memory, array)
+    place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
     asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
     job = _job(tuple(command or ()), asked, place, events, notice)
     show(rendered(job, render(job)), output_of(ctx))
@@ -146,7 +220,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 
     Example: resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py
     """
-    place = Place(partition, account, qos, gpus, cpus, memory, array)
+    place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
     asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
     job = _job(tuple(command or ()), asked, place, events, notice)
     if dry_run:
@@ -157,7 +231,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
         Path(logs).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from error
-    number = queue.submit(render(job))
+    number = client.submit(render(job))
     show(submitted(job, number, _log_of(number)), output_of(ctx))
     return 0
 
@@ -165,7 +239,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 def _log_of(number: str) -> str:
     """Return the log of a job that was submitted; empty if SLURM does not say it now."""
     try:
-        return next(iter(queue.look(number))).log
+        return next(iter(client.query_jobs(number))).log
     except (ConfigError, DeadlineExceeded, NotRunning):
         return ""
 
@@ -182,7 +256,7 @@ def status(
 
     Example: resilient slurm status 123
     """
-    found = queue.look(queue.check_job(job))
+    found = client.query_jobs(client.check_job(job))
     show(states(found), output_of(ctx))
     return 1 if any(one.state in _ENDED_BADLY for one in found) else 0
 
@@ -201,7 +275,11 @@ class _Asked:
 
 
 def _job(
-    words: tuple[str, ...], asked: _Asked, place: Place, events: Path | None, notice: float | None
+    words: tuple[str, ...],
+    asked: _Asked,
+    place: SlurmPlacement,
+    events: Path | None,
+    notice: float | None,
 ) -> SlurmJob:
     """Return what is asked of SLURM, once all of it was checked."""
     if words[:1] != ("train",) or not words[1:]:
@@ -219,7 +297,7 @@ def _job(
         }
     )
     fewest, most = parse_nodes(asked.nodes)
-    given = given_to_train(words[1:])
+    given = parse_train_options(words[1:])
     check_command(words[1:], set(given), place.array)
     if any("\n" in line for line in asked.setup):
         raise ConfigError("--setup takes one line; give it once for each")
@@ -235,7 +313,7 @@ def _job(
             hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
     grace = _grace_seconds(given.get("grace"), events, notice)
-    lead = math.ceil(grace + budget.MARGIN_SECONDS)
+    lead = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
     # The agent knows the end of the job too, and leaves at its own lead before it.
     leaves = 0.0 if given.get("notice") == "off" else LEAD_SECONDS
     check_time(asked.time, max(lead, math.ceil(leaves)))
@@ -256,10 +334,14 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
     Raises:
         ConfigError: a save does not fit into it, or it does not fit into a preemption's notice.
     """
-    took = budget.read_events(events) if events else budget.Took()
+    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:
         raise ConfigError(f"--events {events}: no save is told of there")
-    grace = max(_DEFAULT_GRACE_SECONDS, budget.needed_grace(took)) if given is None else given
+    grace = (
+        max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(took))
+        if given is None
+        else given
+    )
     # The batch script leaves more than --grace before the end of the time, by construction.
-    budget.require(budget.budget_of(took, grace, notice, None))
+    preemption_budget.require(preemption_budget.budget_of(took, grace, notice, None))
     return grace

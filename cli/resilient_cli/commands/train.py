@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.accounting.every import parse_every
-from resilient.environment import read_flag
-from resilient.errors import Preempted, ScriptNotFound, UsageError
-from resilient.showing import quoted
-from resilient.vault.registry.signing import read_signing
-from resilient.world.launch import (
+from resilient.checkpoint.signing import read_signing
+from resilient.distributed.launch_env import (
     STORAGE_OPTIONS,
     STRICT_RESUME,
     TAKE_OVER,
     parse_storage_options,
 )
-from resilient_cli import early
-from resilient_cli.lengths import number_of
-from resilient_cli.render import Answer, Facts, Table, show
+from resilient.environment import read_flag
+from resilient.errors import Preempted, ScriptNotFound, UsageError
+from resilient.goodput.save_planning import parse_every
+from resilient.redaction import shell_quote
+from resilient_cli import process_exit
+from resilient_cli.durations import number_of
+from resilient_cli.output import CommandResult, KeyValues, Table, show
 
 if TYPE_CHECKING:
-    from resilient.build import Plan, TrainOptions
+    from resilient.elastic.launcher import LaunchPlan, TrainOptions
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:
@@ -257,12 +257,12 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     Everything after SCRIPT belongs to the script. Exit code 75 means: preempted and saved, the
     same command resumes.
     """
-    from resilient import build
-    from resilient.agent.health.heartbeat import parse_hang_rule
-    from resilient.agent.keeper.memory import parse_host_bytes
-    from resilient.agent.metrics.wishes import MetricsWishes, parse_port
-    from resilient.agent.notices.choosing import names_of_sources
-    from resilient.agent.verdict.history import Limits
+    from resilient.elastic import launcher
+    from resilient.elastic.hang_detection import parse_hang_rule
+    from resilient.elastic.options import MetricsOptions, parse_port
+    from resilient.elastic.preemption.factory import names_of_sources
+    from resilient.elastic.restart_policy import FailureLimits
+    from resilient.elastic.saver_daemon import parse_host_bytes
 
     _require_target(script, is_module=module, is_program=no_python)
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
@@ -273,18 +273,22 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         parse_every(every, "--every")
     hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)
     preemptions = number_of(max_preemptions, "--max-preemptions")
-    limits = Limits(max_restarts, restart_window, preemptions, max_no_progress, max_host_failures)
-    wishes = build.Wishes(repo, resume, events, single_writer, storage_options=reach)
+    limits = FailureLimits(
+        max_restarts, restart_window, preemptions, max_no_progress, max_host_failures
+    )
+    wishes = launcher.WorkerOptions(repo, resume, events, single_writer, storage_options=reach)
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
-    options = build.TrainOptions(
+    options = launcher.TrainOptions(
         target=script,
         arguments=tuple(arguments or ()),
         is_module=module,
         is_program=no_python,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
-        rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
-        patience=build.Patience(monitor_interval, grace, hang=hang, limits=limits),
+        rendezvous=launcher.RendezvousOptions(
+            *meet, node_rank, master_addr, master_port, local_addr
+        ),
+        patience=launcher.Timeouts(monitor_interval, grace, hang=hang, limits=limits),
         wishes=replace(
             wishes,
             require_signature=signing.is_required,
@@ -296,16 +300,16 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
-        metrics=MetricsWishes(
+        metrics=MetricsOptions(
             parse_port(metrics_port), metrics_host, metrics_file, metrics_interval
         ),
     )
     if dry_run:
-        early.stop_listening()
-        answer = _answer(build.resolve(options), options, names_of_sources(notice))
+        process_exit.stop_listening()
+        answer = _answer(launcher.resolve(options), options, names_of_sources(notice))
         show(answer, ctx.find_root().obj)
         return
-    code = build.supervise(options, early.heard)
+    code = launcher.run_agent(options, process_exit.heard)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
 
 
@@ -321,12 +325,14 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
     if is_program and shutil.which(script) is None:
         raise ScriptNotFound(f"no program `{script}` in PATH", hint=f"command -v {script}")
     if not is_module and not is_program and not Path(script).is_file():
-        raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {quoted(script)}")
+        raise ScriptNotFound(
+            f"no script `{script}`", hint=f"resilient train -m {shell_quote(script)}"
+        )
 
 
-def _answer(plan: Plan, options: TrainOptions, notices: list[str]) -> Answer:
+def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> CommandResult:
     """Return what would be run, where its workers would meet, and what would follow failures."""
-    from resilient.agent.verdict.table import reaction_table
+    from resilient.elastic.restart_policy import reaction_table
 
     command = shlex.join((sys.executable, *plan.command))
     repository = options.wishes.repo
@@ -369,4 +375,6 @@ def _answer(plan: Plan, options: TrainOptions, notices: list[str]) -> Answer:
     )
     cells = tuple((row.ended, row.how, row.follows) for row in rows)
     table = Table(("A LIFE", "HOW IT ENDED", "WHAT FOLLOWS"), cells)
-    return Answer("train", "plan", document, (Facts(pairs), "", table), ids=(plan.run_id,))
+    return CommandResult(
+        "train", "plan", document, (KeyValues(pairs), "", table), ids=(plan.run_id,)
+    )

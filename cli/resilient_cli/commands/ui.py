@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.accounting.account import account
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError
-from resilient.format.names import GENERATIONS, TAGS
-from resilient_cli.commands.listing import store_of, stored
+from resilient.format.keys import GENERATIONS, TAGS
+from resilient.goodput.report import build_report
+from resilient_cli.commands.ls import store_of, stored
 from resilient_cli.commands.report import Run, records_of
-from resilient_cli.page.asking import Parts
-from resilient_cli.page.html import page_of
-from resilient_cli.page.serving import PageServer
-from resilient_cli.places import output_of
-from resilient_cli.render import Answer, Format, Output, show
+from resilient_cli.output import CommandResult, Format, Output, show
+from resilient_cli.page.lazy_parts import LazyParts
+from resilient_cli.page.page import page_of
+from resilient_cli.page.server import PageServer
+from resilient_cli.repositories import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class RunPage:
         self._lock = threading.Lock()
         self._version = version_of(run)
         self._next_seconds = 0.0
-        self._parts = Parts(lambda: store_of(run), clock)
+        self._parts = LazyParts(lambda: store_of(run), clock)
         self._text = self._made()
 
     def version(self) -> str:
@@ -117,7 +117,7 @@ class RunPage:
         self._next_seconds = now_seconds + pause_seconds
 
     def _made(self) -> str:
-        found = account(records_of(self._run))
+        found = build_report(records_of(self._run))
         return page_of(found, str(self._run[0]), stored(self._run), self._version)
 
 
@@ -142,6 +142,6 @@ def _is_watched(output: Output) -> bool:
     return is_for_people and sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def _serving(url: str, name: str) -> Answer:
+def _serving(url: str, name: str) -> CommandResult:
     said = (f"{name}: {url}", "Whoever has this address can read the page. Ctrl-C ends it.")
-    return Answer("ui", "serving", {"url": url, "run": name}, said, ids=(url,))
+    return CommandResult("ui", "serving", {"url": url, "run": name}, said, ids=(url,))

@@ -9,7 +9,7 @@ from importlib.metadata import version as installed_version
 import typer  # noqa: TC002 - Typer reads the annotations when it runs
 
 import resilient
-from resilient_cli.render import Answer, Facts, show
+from resilient_cli.output import CommandResult, KeyValues, show
 
 
 def version(ctx: typer.Context) -> None:
@@ -19,8 +19,8 @@ def version(ctx: typer.Context) -> None:
         "python": platform.python_version(),
         "torch": _installed("torch"),
     }
-    facts = Facts(tuple((name, value or "not installed") for name, value in versions.items()))
-    answer = Answer("version", "version", versions, (facts,), ids=(resilient.__version__,))
+    facts = KeyValues(tuple((name, value or "not installed") for name, value in versions.items()))
+    answer = CommandResult("version", "version", versions, (facts,), ids=(resilient.__version__,))
     show(answer, ctx.find_root().obj)
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.errors import ConfigError, UsageError
-from resilient_cli.doctor import budget
-from resilient_cli.given import given_to_train
-from resilient_cli.kubernetes.reach import parse_egress, parse_identity
-from resilient_cli.kubernetes.run import (
+from resilient_cli import preemption_budget
+from resilient_cli.app import parse_train_options
+from resilient_cli.kubernetes.spec import (
     Flavor,
     KubeRun,
     Resources,
@@ -24,7 +23,9 @@ from resilient_cli.kubernetes.run import (
     check_names,
     check_resources,
     fit_times,
+    parse_egress,
     parse_environment,
+    parse_identity,
     parse_pods,
 )
 
@@ -178,7 +179,7 @@ def _check(
     if bool(asked.queue) != (flavor is Flavor.KUEUE):
         raise ConfigError("--queue and --flavor kueue go together")
     check_resources(resources)
-    given = given_to_train(words[1:])
+    given = parse_train_options(words[1:])
     check_command(words[1:], given)
     script = str(given.get("script", ""))
     if not given.keys() & {"module", "no_python"} and not script.startswith("/"):
@@ -190,8 +191,8 @@ def _check(
     return given
 
 
-def _took(events: Path | None) -> budget.Took:
-    took = budget.read_events(events) if events else budget.Took()
+def _took(events: Path | None) -> preemption_budget.SaveTimes:
+    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:
         raise ConfigError(f"--events {events}: no save is told of there")
     return took

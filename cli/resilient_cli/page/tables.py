@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from resilient.showing import visible
+from resilient.redaction import escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Row:
 
 def text(value: object) -> str:
     """Return a text of anybody's as HTML that neither is markup nor moves what stands around it."""
-    return escape(visible(str(value), ""))
+    return escape(escape_control_chars(str(value), ""))
 
 
 def short(value: object, most: int = LONGEST) -> str:

@@ -1,15 +1,237 @@
-"""A job to the text of its batch script; nothing else is looked at, so it can be held in tests."""
+"""SlurmJob -> batch script.
+
+What is asked of SLURM, held against what SLURM and a batch script can take.
+
+A job to the text of its batch script; nothing else is looked at, so it can be held in tests.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.exit_codes import EXIT_CODE_FILE, PERMANENT
-from resilient_cli.slurm.job import TASK
+from resilient.errors import EXIT_CODE_FILE, PERMANENT, ConfigError
+from resilient_cli.launch_checks import (
+    MEETING,
+    has_credentials,
+    is_secret,
+    is_variable,
+    refuse_given,
+    secret_option,
+)
 
 if TYPE_CHECKING:
-    from resilient_cli.slurm.job import SlurmJob
+    from collections.abc import Mapping
+
+TASK = "{task}"
+"""In a word of the command: the number of the task of an array."""
+
+_WORDS = {
+    "--name": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "letters, digits, dots, dashes"),
+    "--partition": (r"[A-Za-z0-9_.,-]+", "a partition, or several with commas"),
+    "--account": (r"[A-Za-z0-9_.@-]+", "an account"),
+    "--qos": (r"[A-Za-z0-9_.-]+", "a quality of service"),
+    "--gpus": (r"(?:[A-Za-z0-9_.-]+:)?[1-9][0-9]*", "N or TYPE:N, for each node"),
+    "--memory": (r"[1-9][0-9]*[KMGT]?", "a size such as 64G, for each node"),
+    "--array": (
+        (
+            r"[0-9]+(?:-[0-9]+(?::[1-9][0-9]*)?)?(?:,[0-9]+(?:-[0-9]+(?::[1-9][0-9]*)?)?)*"
+            r"(?:%[1-9][0-9]*)?"
+        ),
+        "as sbatch has it: 0-7, 1,3,5 or 0-15%4",
+    ),
+    "--logs": (r"[A-Za-z0-9_./-]+", "a folder without blanks or %"),
+}
+_NODES = re.compile(r"([1-9][0-9]*)(?:[-:]([1-9][0-9]*))?")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
+_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+EARLY_SECONDS = 60
+"""SLURM may send the signal before the end of the time this much earlier than asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPlacement:
+    """Whose machines, and which; empty for what SLURM chooses."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gpus: str = ""
+    cpus: int = 0
+    memory: str = ""
+    array: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A run, as SLURM is asked for it; everything in it has been checked.
+
+    Attributes:
+        name: of the job, and of its log.
+        command: the words after ``resilient train``.
+        nodes_min: fewest nodes that SLURM may start it on.
+        nodes_max: most nodes.
+        time: the limit, as SLURM writes it; empty for the partition's.
+        place: where it runs.
+        logs: folder of its log and of its record of failures.
+        grace_seconds: ``--grace`` of ``resilient train``.
+        says_grace: whether the command gives it already.
+        lead_seconds: how long before the end of its time SLURM signals.
+        environment: names with their values; None takes what sbatch's caller has.
+        setup: lines that the batch script begins with.
+        failures_max: starts that may fail until it is left alone.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    nodes_min: int = 1
+    nodes_max: int = 1
+    time: str = ""
+    place: SlurmPlacement = SlurmPlacement()
+    logs: str = "."
+    grace_seconds: float = 25.0
+    says_grace: bool = False
+    lead_seconds: int = 30
+    environment: tuple[tuple[str, str | None], ...] = ()
+    setup: tuple[str, ...] = ()
+    failures_max: int = 5
+
+
+def check_words(given: Mapping[str, str]) -> None:
+    """Hold options against what a line of ``#SBATCH`` can take.
+
+    Raises:
+        ConfigError: one has something else in it, and could end the line or the option.
+    """
+    for option, text in given.items():
+        pattern, wanted = _WORDS[option]
+        if text and not re.fullmatch(pattern, text):
+            raise ConfigError(f"{option} {text!r} is not {wanted}")
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes of ``N``, ``MIN-MAX`` or ``MIN:MAX``.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    found = _NODES.fullmatch(text)
+    if not found:
+        raise ConfigError(f"--nodes {text!r} is not N or MIN-MAX")
+    fewest = int(found[1])
+    most = int(found[2] or fewest)
+    if most < fewest:
+        raise ConfigError(f"--nodes {text!r}: at most {most} is less than at least {fewest}")
+    return fewest, most
+
+
+def parse_time(text: str) -> int:
+    """Return the seconds of a time as SLURM writes it: ``90``, ``4:00:00``, ``1-12``.
+
+    Raises:
+        ConfigError: it is no such time, or no time at all.
+    """
+    found = _TIME.fullmatch(text)
+    if not found:
+        raise ConfigError(f"--time {text!r} is not MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
+    days, *rest = found.groups()
+    given = [int(one) for one in rest if one is not None]
+    names = ["hours", "minutes", "seconds"]
+    if days is None and len(given) < len(names):
+        names = names[1:]
+    seconds = (
+        sum(number * _SECONDS[name] for number, name in zip(given, names, strict=False))
+        + int(days or 0) * _SECONDS["days"]
+    )
+    if not seconds:
+        raise ConfigError(f"--time {text!r} is no time; leave it out for the partition's limit")
+    return seconds
+
+
+def check_time(text: str, lead_seconds: int) -> None:
+    """Leave room for training before the run leaves because its time is nearly over.
+
+    Raises:
+        ConfigError: it would leave at once, be requeued, and do so for ever.
+    """
+    if text and parse_time(text) <= lead_seconds + EARLY_SECONDS:
+        raise ConfigError(
+            f"--time {text}: the run leaves {lead_seconds} s before its end, and SLURM may say so "
+            f"{EARLY_SECONDS} s earlier, so nothing would be trained",
+            hint=f"resilient slurm submit --time {(lead_seconds + EARLY_SECONDS) // 60 + 1} ...",
+        )
+
+
+def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
+    """Return names and values of ``NAME=VALUE`` and ``NAME``; a script is no place for secrets.
+
+    Raises:
+        ConfigError: a name is none, stands twice, or is that of a secret with its value.
+    """
+    found: dict[str, str | None] = {}
+    for text in given:
+        name, has_value, value = text.partition("=")
+        if not is_variable(name):
+            raise ConfigError(f"--env {name!r} is no name of a variable: NAME=VALUE, or NAME")
+        if name in found:
+            raise ConfigError(f"--env {name} stands twice")
+        if has_value and is_secret(name, value):
+            raise ConfigError(
+                f"--env {name}: its value would be in the script and in SLURM's records",
+                hint=f"export {name}=...; resilient slurm submit --env {name} -- train ...",
+            )
+        if "\0" in value or "\n" in value:
+            raise ConfigError(f"--env {name}: its value has more than one line")
+        found[name] = value if has_value else None
+    return tuple(found.items())
+
+
+def check_command(command: tuple[str, ...], given: set[str], array: str) -> None:
+    """Refuse what SLURM decides, what would be told to everybody, and tasks that share a place.
+
+    Args:
+        command: the words after ``train``.
+        given: names of the options of ``train`` among them.
+        array: as given to ``--array``.
+
+    Raises:
+        ConfigError: with the option, and what to do instead.
+    """
+    refuse_given(given, _OURS)
+    for word in command:
+        if has_credentials(word):
+            raise ConfigError(
+                "a URL of the command has a user, a password or a signature in it, and the script "
+                "would have it; RESILIENT_STORAGE_OPTIONS is taken from where sbatch is called",
+                hint="export RESILIENT_STORAGE_OPTIONS=...",
+            )
+        if "\n" in word or "\0" in word:
+            raise ConfigError(f"{word!r} has more than one line")
+    if option := secret_option(command):
+        raise ConfigError(
+            f"{option}: its value would be in the script and in SLURM's records; the script "
+            "can read a variable, which --env NAME takes from where sbatch is called",
+            hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
+        )
+    has_task = any(TASK in word for word in command)
+    if array and not has_task:
+        raise ConfigError(
+            "--array: all its tasks would write to one repository",
+            hint=f"resilient slurm submit --array 0-3 -- train --repo s3://bucket/run-{TASK} ...",
+        )
+    if has_task and not array:
+        raise ConfigError(f"{TASK} stands for a task of an array, and there is no --array")
+
+
+_MEETING = "the batch script says where nodes meet; give `slurm --nodes MIN-MAX`"
+_OURS = {
+    **dict.fromkeys(MEETING, _MEETING),
+    "storage_options": "the script would have them; export RESILIENT_STORAGE_OPTIONS instead",
+    "dry_run": "give it to `slurm submit`",
+    "requeue_exit_code": "the script requeues the job itself, when it sees 75",
+}
 
 _REQUEUE = 75
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from resilient.adapters.accelerate import AcceleratorCheckpointer
+from resilient.integrations.accelerate import AcceleratorCheckpointer
 
 CONTEXT, EPOCHS = 8, 2
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from resilient.adapters.transformers import ResilientCallback
+from resilient.integrations.transformers import ResilientCallback
 
 LENGTH = 32
 

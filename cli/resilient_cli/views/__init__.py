@@ -1,1 +1,1 @@
-"""What the checkpoint commands found, as answers: a JSON document and its human form each."""
+"""Views."""

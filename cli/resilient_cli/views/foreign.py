@@ -1,33 +1,57 @@
-"""The answer of ``ckpt inspect`` about a checkpoint that another tool wrote."""
+"""Foreign checkpoints.
+
+The line that says whether training can go on, the same for everybody's checkpoints.
+
+The answer of ``ckpt inspect`` about a checkpoint that another tool wrote.
+
+The answer of ``ckpt ls`` about a run of another tool.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.remedies import remedy
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
-from resilient_cli.render import Answer, Facts, Table, human_size
-from resilient_cli.views.verdict import conclusion, resumable
-from resilient_cli.views.words import NONE, count, inline
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.resumability import remedy
+from resilient.redaction import shell_quote
+from resilient_cli.output import CommandResult, KeyValues, Table, human_size
+from resilient_cli.views.goodput import moment
+from resilient_cli.views.text import NONE, age, count, inline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from resilient.layouts.values import Optimizer, Problem, Schedule, Tensor
-    from resilient_cli.foreign import Looked
+    from resilient.layouts.detect import RunCheckpoint
+    from resilient.layouts.model import Optimizer, Problem, Resumability, Schedule, Tensor
+    from resilient_cli.foreign import ForeignCheckpoint, ForeignRun
+
+_ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
+
+
+def conclusion(verdict: Resumability) -> KeyValues:
+    """Return the line for people, and what to run next if something helps."""
+    said = _ANSWERS[verdict.answer] + "; ".join(verdict.why)
+    after = (("next", verdict.command),) if verdict.command else ()
+    return KeyValues((("resumable", said), *after))
+
+
+def resumable(verdict: Resumability) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {"answer": verdict.answer, "why": list(verdict.why), "command": verdict.command}
+
 
 _NAMED_MAX = 4
 """Places of one kind of help that are named."""
 
 
-def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
+def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
     """Return the answer of ``ckpt inspect`` about a foreign checkpoint."""
     contents = looked.contents
     parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
     parts = [one for one in parts if one["tensors"]]
     document = {**_document(looked), "parts": parts}
-    blocks: tuple[Table | Facts | str, ...] = (
+    blocks: tuple[Table | KeyValues | str, ...] = (
         _about(looked),
         Table(
             ("PART", "TENSORS", "ELEMENTS", "SIZE", "DTYPES"),
@@ -55,10 +79,12 @@ def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
         document["tensors"] = [_tensor(one) for one in contents.tensors]
         blocks = (*blocks, _tensors(contents.tensors))
     blocks = (*blocks, conclusion(looked.verdict))
-    return Answer("ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,))
+    return CommandResult(
+        "ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,)
+    )
 
 
-def proved(looked: Looked) -> Answer:
+def proved(looked: ForeignCheckpoint) -> CommandResult:
     """Return the answer of ``ckpt verify`` about a foreign checkpoint."""
     found = looked_at(looked, with_tensors=False)
     size_bytes = sum(looked.listing.sizes.values())
@@ -71,7 +97,7 @@ def proved(looked: Looked) -> Answer:
     )
 
 
-def _document(looked: Looked) -> dict[str, Any]:
+def _document(looked: ForeignCheckpoint) -> dict[str, Any]:
     contents = looked.contents
     return {
         "url": looked.url,
@@ -98,7 +124,7 @@ def _document(looked: Looked) -> dict[str, Any]:
     }
 
 
-def _problem(looked: Looked, problem: Problem) -> dict[str, Any]:
+def _problem(looked: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
     return {
         "place": problem.place,
         "what": problem.what,
@@ -109,7 +135,7 @@ def _problem(looked: Looked, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _fixes(looked: Looked) -> Iterator[str]:
+def _fixes(looked: ForeignCheckpoint) -> Iterator[str]:
     """Yield what helps, each once; what is to be run next is told as that."""
     places: dict[str, list[str]] = {}
     for one in looked.contents.problems:
@@ -120,7 +146,7 @@ def _fixes(looked: Looked) -> Iterator[str]:
             yield f"fix: {fix}" if len(places) == 1 else f"fix for {whose}: {fix}"
 
 
-def _about(looked: Looked) -> Facts:
+def _about(looked: ForeignCheckpoint) -> KeyValues:
     contents = looked.contents
     size = human_size(sum(looked.listing.sizes.values()))
     schedule, rng = contents.schedule, contents.rng
@@ -142,7 +168,7 @@ def _about(looked: Looked) -> Facts:
         ("facts", inline(contents.facts)),
     )
     left_out = looked.listing.outside
-    return Facts(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
+    return KeyValues(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
 
 
 def _or_none(value: float | None) -> str:
@@ -217,3 +243,82 @@ def _tensors(tensors: Iterable[Tensor]) -> Table:
             for one in tensors
         ),
     )
+
+
+_YEAR_10000_SECONDS = 253_402_300_800
+_CUT = "There are more files than were listed, so newer checkpoints may lack here."
+
+
+def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> CommandResult:
+    """Return the answer of ``ckpt ls`` about a folder of foreign checkpoints.
+
+    Args:
+        run: all of them.
+        shown: those that were asked for.
+        now: ISO 8601, for ages.
+    """
+    found, place = run.checkpoints, run.url.rstrip("/")
+    size_bytes = sum(one.size_bytes for one in found)
+    document = {
+        "url": run.url,
+        "size_bytes": size_bytes,
+        "hidden": len(found) - len(shown),
+        "whole": run.is_whole,
+        "stale": dict(run.pointers.stale),
+        "checkpoints": [
+            {
+                "type": "foreign_checkpoint_name",
+                "name": one.name,
+                "step": one.step,
+                "changed": _changed(one),
+                "layout": one.layout,
+                "size_bytes": one.size_bytes,
+                "files": one.files,
+                "notes": _notes(run, one),
+            }
+            for one in shown
+        ],
+    }
+    rows = tuple(
+        (
+            NONE if one.step is None else str(one.step),
+            age(_changed(one) or "", now),
+            human_size(one.size_bytes),
+            str(one.files),
+            one.layout,
+            one.name,
+            ", ".join(_notes(run, one)),
+        )
+        for one in shown
+    )
+    hidden = len(found) - len(shown)
+    blocks: tuple[Table | str, ...] = (
+        Table(("STEP", "AGE", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
+        *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
+        f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
+        *([] if run.is_whole else [_CUT]),
+        *(f"`{one}` names `{tag}`, which is not there." for one, tag in run.pointers.stale.items()),
+        f"Whether one can be gone on from: resilient ckpt inspect latest {shell_quote(place)}",
+    )
+    # A name may have a slash, and with one it would be a path: so it is the whole of it.
+    ids = tuple(f"{place}/{one.name}" for one in shown)
+    return CommandResult("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
+
+
+def _changed(one: RunCheckpoint) -> str | None:
+    """Return when the last file of a checkpoint was written, None where nobody tells.
+
+    Anybody can set it to what no calendar knows.
+    """
+    is_told = one.changed is not None and 0 <= one.changed < _YEAR_10000_SECONDS
+    return moment(int(1000 * (one.changed or 0))) if is_told else None
+
+
+def _notes(run: ForeignRun, one: RunCheckpoint) -> list[str]:
+    """Return what the run says of a checkpoint."""
+    named = (("latest", run.latest), ("best", run.pointers.best))
+    kinds = (("unfinished", one.is_unfinished), ("repaired", one.is_repaired))
+    return [
+        *(word for word, names in named if one.name in names),
+        *(word for word, is_it in kinds if is_it),
+    ]

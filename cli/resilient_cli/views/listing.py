@@ -6,16 +6,16 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.vault.registry.catalog import prunes_in
-from resilient_cli.render import Answer, Table, human_size
-from resilient_cli.views.words import NONE, age, count, folder
+from resilient.checkpoint.catalog import prunes_in
+from resilient_cli.output import CommandResult, Table, human_size
+from resilient_cli.views.text import NONE, age, count, folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.format.names import CheckpointId, Trashed
-    from resilient.vault.registry.catalog import Lineage
-    from resilient.vault.registry.generations import Generation
+    from resilient.checkpoint.catalog import Lineage
+    from resilient.checkpoint.generations import Generation
+    from resilient.format.keys import CheckpointId, TrashedManifest
     from resilient_cli.survey import Survey
 
 
@@ -37,7 +37,7 @@ class Listing:
     lineage: Lineage
     generations: Sequence[Generation]
     tags: Mapping[str, CheckpointId | None]
-    trash: Mapping[CheckpointId, Trashed] = field(default_factory=dict)
+    trash: Mapping[CheckpointId, TrashedManifest] = field(default_factory=dict)
 
     @property
     def resume(self) -> CheckpointId | None:
@@ -72,7 +72,7 @@ class Listing:
         return "abandoned" if abandoned and survey.intact else survey.state
 
 
-def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) -> Answer:
+def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) -> CommandResult:
     """Return the answer of ``ckpt ls``.
 
     Args:
@@ -119,7 +119,7 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         _lives(found, now),
     )
     ids = tuple(survey.checkpoint.folder for survey in shown)
-    return Answer("ckpt.ls", "checkpoints", document, blocks, ids)
+    return CommandResult("ckpt.ls", "checkpoints", document, blocks, ids)
 
 
 def _in_trash(found: Listing) -> Iterator[str]:

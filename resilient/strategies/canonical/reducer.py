@@ -11,22 +11,28 @@ import torch
 import torch.distributed as dist
 
 from resilient.errors import ConfigError
-from resilient.strategies.canonical.exchange import Exchange, add_gradients, flat
-from resilient.strategies.canonical.layout import line_of
-from resilient.strategies.canonical.tree import Joining, Node, plan_for
+from resilient.strategies.canonical.tree_reduce import (
+    Node,
+    TreeAccumulator,
+    TreeReduce,
+    add_gradients,
+    flat,
+    line_of,
+    plan_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from resilient.strategies.canonical.layout import Segment
+    from resilient.strategies.canonical.tree_reduce import TensorSlice
 
 Gradients = list[torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class DtypeGroup:
     """Parameters of one dtype, which are summed together.
 
     Attributes:
@@ -35,14 +41,14 @@ class Lane:
     """
 
     numbers: tuple[int, ...]
-    exchange: Exchange
+    exchange: TreeReduce
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of the lane among one tensor for each parameter, flat."""
         return [flat(tensors[number]) for number in self.numbers]
 
 
-class Reducer:
+class GradientReducer:
     """Joins the gradients of the micro-batches that this rank computes with those of the others.
 
     Args:
@@ -75,14 +81,16 @@ class Reducer:
         """The micro-batches of this rank."""
         return range(*self.plan.runs[self.rank])
 
-    def _lane(self, numbers: list[int], window_bytes: int) -> Lane:
+    def _lane(self, numbers: list[int], window_bytes: int) -> DtypeGroup:
         ones = [self.parameters[number] for number in numbers]
         line = line_of([one.numel() for one in ones], self.ranks)
         like = ones[0].detach()
-        return Lane(tuple(numbers), Exchange(line, self.plan, self.rank, like, window_bytes))
+        return DtypeGroup(
+            tuple(numbers), TreeReduce(line, self.plan, self.rank, like, window_bytes)
+        )
 
     def _begin(self) -> None:
-        self._joining: Joining[Gradients] = Joining(self.plan.leaves, add_gradients)
+        self._joining: TreeAccumulator[Gradients] = TreeAccumulator(self.plan.leaves, add_gradients)
         self._losses: list[torch.Tensor] = []
 
     def take(self, leaf: int, loss: torch.Tensor) -> None:
@@ -137,7 +145,7 @@ class Reducer:
             for window in lane.exchange.windows:
                 lane.exchange.tell(lane.exchange.mine(whole, window), whole, window)
 
-    def run_of(self, number: int) -> Segment:
+    def run_of(self, number: int) -> TensorSlice:
         """Return the elements of a parameter, by its number, that this rank sums."""
         for lane in self.lanes:
             if number in lane.numbers:
@@ -172,7 +180,7 @@ class Reducer:
         if self.ranks > 1:
             dist.all_reduce(shown)
         told = shown.tolist()
-        joining: Joining[float] = Joining(leaves, add)
+        joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
             joining.take(Node(leaf, leaf + 1), told[leaf])
         return partials, joining.root() / leaves, [one > 0 for one in told[leaves:]]
@@ -196,7 +204,7 @@ class Reducer:
             for one, gradient in zip(self.parameters, gradients, strict=True)
         ]
 
-    def _sum_up_own(self, lane: Lane, partials: Sequence[Sequence[torch.Tensor]]) -> None:
+    def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
         """Leave this rank's runs of the means of one lane in ``_own``. Collective."""
         exchange, own = lane.exchange, lane.of(self._own)
         for window in exchange.windows:

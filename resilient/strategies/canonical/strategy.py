@@ -6,15 +6,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.state.capture import Part
-from resilient.state.pieces import PieceOptimizer
-from resilient.strategies.buffers import broadcast
-from resilient.strategies.canonical.exchange import WINDOW_BYTES
-from resilient.strategies.canonical.pieces import cut_optimizer
-from resilient.strategies.canonical.reducer import Reducer
-from resilient.strategies.canonical.refusing import refuse_layouts
-from resilient.strategies.canonical.updates import ReplicaUpdates, ShardUpdates
-from resilient.strategies.strategy import Bound, bind_plainly
+from resilient.state_dict.optimizer import ShardedOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.strategies.base import BoundModel, bind_plainly, broadcast
+from resilient.strategies.canonical.checks import refuse_layouts
+from resilient.strategies.canonical.reducer import GradientReducer
+from resilient.strategies.canonical.tree_reduce import WINDOW_BYTES
+from resilient.strategies.canonical.updates import ReplicaUpdates, ShardUpdates, cut_optimizer
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from resilient.strategies.strategy import Updates
+    from resilient.strategies.base import OptimizerStepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +59,22 @@ class CanonicalStrategy:
             broadcast([*model.parameters(), *model.buffers()])
         return model
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the model as it is, and what makes its steps.
 
         Raises:
             ConfigError: the optimizer cannot be cut.
         """
         trained = [one for one in model.parameters() if one.requires_grad]
-        reducer = Reducer(trained, self.micro_batches, self.rank, self.ranks, self.window_bytes)
+        reducer = GradientReducer(
+            trained, self.micro_batches, self.rank, self.ranks, self.window_bytes
+        )
         if not self.shards_optimizer:
             return bind_plainly(self, model, optimizer, ReplicaUpdates(updates, reducer))
         runs = cut_optimizer(model, optimizer, reducer)
-        stateful = PieceOptimizer(optimizer, list(runs.values()))
+        stateful = ShardedOptimizer(optimizer, list(runs.values()))
         parts = {"model": Part(model), "optimizer": Part(stateful)}
-        return Bound(model, ShardUpdates(updates, reducer, runs), parts)
+        return BoundModel(model, ShardUpdates(updates, reducer, runs), parts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""

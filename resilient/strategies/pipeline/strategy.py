@@ -12,27 +12,22 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_
 
-from resilient.state.capture import Part
-from resilient.state.staged import StagedOptimizer
-from resilient.strategies.buffers import broadcast
-from resilient.strategies.groups import group_among, made_patient
-from resilient.strategies.pipeline.cutting import beside, cut_model
-from resilient.strategies.pipeline.known import RANDOM, pipeline_of, remember
-from resilient.strategies.pipeline.place import Place
-from resilient.strategies.pipeline.running import Pipelined, Stage
-from resilient.strategies.pipeline.trees import Trees
-from resilient.strategies.strategy import Bound
+from resilient.state_dict.pipeline import PipelineOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.strategies.base import BoundModel, broadcast, group_among, with_group_timeout
+from resilient.strategies.pipeline.partition import StageModules, beside, split_model
+from resilient.strategies.pipeline.registry import RANDOM, pipeline_of, remember
+from resilient.strategies.pipeline.runtime import PipelinedModel, PipelineRank, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch.optim import Optimizer
 
+    from resilient.strategies.base import OptimizerStepper
     from resilient.strategies.fsdp_options import FsdpOptions
-    from resilient.strategies.meshes import MeshSizes
-    from resilient.strategies.pipeline.cutting import Cut
-    from resilient.strategies.pipeline.options import PipelineOptions
-    from resilient.strategies.strategy import Updates
+    from resilient.strategies.parallelism_options import MeshSizes, PipelineOptions
+    from resilient.strategies.pipeline.partition import StageSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +69,22 @@ class PipelineStrategy:
         known = pipeline_of(model)
         if known is not None:
             return known
-        cut = cut_model(model, self.options, self.layer_classes)
+        cut = split_model(model, self.options, self.layer_classes)
         broadcast([*model.parameters(), *model.buffers()])
         place, mesh = self._meet()
-        trees = Trees(model, cut)
+        trees = StageModules(model, cut)
         plan = trees.planner()
         numbers = range(place.number, cut.stages, self.options.ranks)
         stages = {number: Stage(number, *trees.stage(number), model) for number in numbers}
         _free_elsewhere(model, cut, set(numbers))
         if mesh is not None:
             self._spread(model, cut, stages, mesh)
-        made = Pipelined(model, stages, plan, self.options, place)
+        made = PipelinedModel(model, stages, plan, self.options, place)
         made.units, made.beside = cut.units, beside(model, cut)
         remember(model, made)
         return made
 
-    def _meet(self) -> tuple[Place, DeviceMesh | None]:
+    def _meet(self) -> tuple[PipelineRank, DeviceMesh | None]:
         """Return where this rank is, and the mesh of its stage's ranks if they are several."""
         sizes, rank = self.sizes, dist.get_rank()
         ranks = torch.arange(dist.get_world_size()).view(sizes.data, sizes.pipeline, sizes.tensor)
@@ -99,7 +94,7 @@ class PipelineStrategy:
         mine = next(ones for ones in pipelines if rank in ones)
         group = group_among(pipelines)
         if len(peers[number]) == 1:
-            return Place(self.device, number, tuple(mine), group, (rank,), None), None
+            return PipelineRank(self.device, number, tuple(mine), group, (rank,), None), None
         peers_group = group_among(peers)
         # Each stage has a mesh of its own, and all ranks make all of them.
         meshes = [
@@ -110,11 +105,13 @@ class PipelineStrategy:
             )
             for ones in peers
         ]
-        place = Place(self.device, number, tuple(mine), group, tuple(peers[number]), peers_group)
-        return place, made_patient(meshes[number])
+        place = PipelineRank(
+            self.device, number, tuple(mine), group, tuple(peers[number]), peers_group
+        )
+        return place, with_group_timeout(meshes[number])
 
     def _spread(
-        self, model: nn.Module, cut: Cut, stages: Mapping[int, Stage], mesh: DeviceMesh
+        self, model: nn.Module, cut: StageSplit, stages: Mapping[int, Stage], mesh: DeviceMesh
     ) -> None:
         """Spread what this rank holds over the ranks that hold the same stages."""
         from resilient.strategies.fsdp import FsdpStrategy
@@ -132,14 +129,14 @@ class PipelineStrategy:
         for stage in stages.values():
             over.shard(stage, mesh[names])
 
-    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the pipeline and what makes its steps. Collective.
 
         The optimizer is left with the parameters that are here.
         """
-        pipelined = cast("Pipelined", model)
+        pipelined = cast("PipelinedModel", model)
         place = pipelined.place
-        kept = StagedOptimizer(
+        kept = PipelineOptimizer(
             pipelined.whole, optimizer, writes=place.writes, exchange=place.exchange
         )
         parts = {
@@ -147,11 +144,11 @@ class PipelineStrategy:
             "optimizer": Part(kept),
             RANDOM: Part(pipelined.random, scope="rank"),
         }
-        return Bound(pipelined, StagedUpdates(updates, place), parts)
+        return BoundModel(pipelined, StagedUpdates(updates, place), parts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's model."""
-        return cast("Pipelined", model).whole
+        return cast("PipelinedModel", model).whole
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
         """Return an empty context: the schedule knows which pass is the last."""
@@ -159,10 +156,10 @@ class PipelineStrategy:
 
     def align(self, model: nn.Module) -> None:
         """Give ranks that hold the same stages the buffers of the first of them. Collective."""
-        cast("Pipelined", model).align()
+        cast("PipelinedModel", model).align()
 
 
-def _free_elsewhere(model: nn.Module, cut: Cut, held: set[int]) -> None:
+def _free_elsewhere(model: nn.Module, cut: StageSplit, held: set[int]) -> None:
     """Let go of the memory of what other ranks hold; names and shapes stay."""
     moved: dict[int, Any] = {}
     for name, stage in cut.units.items():
@@ -192,7 +189,7 @@ class StagedUpdates:
         place: of this rank.
     """
 
-    def __init__(self, inner: Updates, place: Place) -> None:
+    def __init__(self, inner: OptimizerStepper, place: PipelineRank) -> None:
         self._inner = inner
         self._place = place
         self.scaler = inner.scaler

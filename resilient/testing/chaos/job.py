@@ -1,27 +1,187 @@
-"""One command in a folder of its own, started as often as it takes, and watched from outside."""
+"""One job under test.
+
+One host of a job: where the command runs, and what became of it each time it was started.
+
+What ranks and agents told, read again and again while they tell more.
+
+One command in a folder of its own, started as often as it takes, and watched from outside.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.exit_codes import PERMANENT
+from resilient.checkpoint.catalog import committed, folders_of
+from resilient.errors import PERMANENT
 from resilient.storage.local import LocalStore
-from resilient.testing.chaos.host import Host, name_of
-from resilient.testing.chaos.namespaces import kill_hosts
-from resilient.testing.chaos.telling import Telling
-from resilient.vault.registry.catalog import committed, folders_of
+from resilient.testing.chaos.netns import kill_hosts
+from resilient.testing.chaos.processes import descendants, kill_all, rank_processes, send
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from resilient.clock import Clock
-    from resilient.format.names import CheckpointId
-    from resilient.testing.chaos.clocks import MovableClock
-    from resilient.testing.chaos.namespaces import Network
+    from resilient.format.keys import CheckpointId
+    from resilient.testing.chaos.clock_shift import MovableClock
+    from resilient.testing.chaos.netns import Namespace, Network
     from resilient.testing.chaos.processes import RankProcess
+
+
+class Host:
+    """A command, started as often as it takes, on this machine or in a namespace of it.
+
+    Args:
+        number: of the host.
+        command: what is started.
+        said: file for what it says.
+        namespace: the host; None: this machine.
+        environ: more variables for it.
+
+    Attributes:
+        number: as given.
+        said: as given.
+        namespace: as given.
+        codes: with which each of its starts ended, as a shell shows them, once that was noticed.
+        starts: how often it was started.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        said: Path,
+        namespace: Namespace | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.number = number
+        self.said = said
+        self.namespace = namespace
+        self.codes: list[int] = []
+        self.starts = 0
+        self._command = [*(namespace.inside if namespace else ()), *command]
+        self._environ = dict(environ or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return name_of(self.number)
+
+    @property
+    def pid(self) -> int:
+        """The agent of the last start."""
+        assert self._process is not None, "start() comes first"  # noqa: S101
+        return self._process.pid
+
+    def start(self) -> None:
+        """Run the command in the background."""
+        self.code()
+        with self.said.open("ab") as said:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
+                self._command,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self._environ},
+            )
+        self.starts += 1
+
+    def code(self) -> int | None:
+        """Return the exit code of the last start as a shell shows it, None while it runs."""
+        if self._process is None:
+            return 0
+        status = self._process.poll()
+        if status is None:
+            return None
+        code = status if status >= 0 else 128 - status
+        if len(self.codes) < self.starts:
+            self.codes.append(code)
+        return code
+
+    def look(self) -> list[RankProcess]:
+        """Return the ranks that it runs."""
+        found = rank_processes(self.pid) if self._process is not None else []
+        return [replace(one, host=self.number) for one in found]
+
+    def processes(self) -> list[int]:
+        """Return everything that runs of it, the agent first."""
+        if self._process is None:
+            return []
+        if self.namespace is None:
+            return [self.pid, *descendants(self.pid)]
+        return sorted(self.namespace.processes(), key=lambda one: one != self.pid)
+
+    def kill(self) -> None:
+        """Leave nothing of it running: all processes die at one moment."""
+        if self.namespace is not None:
+            kill_hosts((self.namespace,))
+        elif self.code() is None:
+            kill_all(self.pid)
+        if self._process is not None:
+            self._process.wait()
+
+    def kill_agent(self) -> None:
+        """Kill the agent alone."""
+        send([self.pid], signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the agent."""
+        send([self.pid], signal.SIGTERM)
+
+
+def name_of(number: int) -> str:
+    """Return what people call a host."""
+    return f"host-{number}"
+
+
+class JobEvents:
+    """The events of a job: those of rank 0 from wherever it lived, in the order of telling.
+
+    Args:
+        folders: of event files, one for each host.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._paths = [one / "rank-0.jsonl" for one in folders]
+        self._read_bytes = [0] * len(self._paths)
+        self._told: list[dict[str, Any]] = []
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return them, without a last line that is not whole; what was returned once stays."""
+        fresh: list[dict[str, Any]] = []
+        for nth, path in enumerate(self._paths):
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(self._read_bytes[nth])
+                    whole = file.read().rpartition(b"\n")[0]
+                self._read_bytes[nth] += len(whole) + bool(whole)
+                lines = whole.decode("utf-8", "replace").splitlines()
+                fresh += [json.loads(line) for line in lines if line.endswith("}")]
+        # Sorted only among what is new: a clock that jumps mixes up no more than that.
+        self._told += sorted(fresh, key=lambda one: str(one.get("at", "")))
+        return list(self._told)
+
+    def worlds(self) -> tuple[int, ...]:
+        """Return of how many ranks all lives were, by what their agents told, each number once."""
+        found = set()
+        for path in (one / "agent.jsonl" for one in self._folders):
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            told = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+            started = [one for one in told if one["event"] == "WorkerGroupStarted"]
+            found |= {int(one["world_size"]) for one in started}
+        return tuple(sorted(found))
+
 
 FOLDER, HOST = "{folder}", "{host}"
 """Stand in the user's command for the folder of the run, and for the name of each host."""
@@ -31,7 +191,7 @@ _PORT = 29400
 _LOOK_SECONDS = 0.02
 
 
-class WentWrong(Exception):
+class JobFailed(Exception):
     """The job ended, or did not do in time what it should.
 
     Attributes:
@@ -44,7 +204,7 @@ class WentWrong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobEnvironment:
     """What a job runs in.
 
     Attributes:
@@ -87,9 +247,9 @@ class Job:
         options: Sequence[str],
         command: Sequence[str],
         clock: Clock,
-        around: Surroundings | None = None,
+        around: JobEnvironment | None = None,
     ) -> None:
-        around = around or Surroundings()
+        around = around or JobEnvironment()
         self.folder = folder
         self.hands, self.network = around.hands, around.network
         self.repository = repository
@@ -99,7 +259,7 @@ class Job:
         self.excused: set[int] = set()
         self._clock = clock
         self.hosts = [self._host(one, options, command) for one in range(len(self.network or "1"))]
-        self._telling = Telling([self._events(one.number) for one in self.hosts])
+        self._telling = JobEvents([self._events(one.number) for one in self.hosts])
 
     def start(self) -> None:
         """Run the command in the background, on all hosts on which it does not run."""
@@ -219,7 +379,7 @@ class Job:
                 return code
             if self._clock.monotonic_seconds() > deadline_seconds:
                 ended = self._ended() if len(self.hosts) > 1 else ""
-                raise WentWrong(f"nothing happened within {within_seconds:g} s{ended}")
+                raise JobFailed(f"nothing happened within {within_seconds:g} s{ended}")
             self._clock.sleep(_LOOK_SECONDS)
 
     def _ended(self) -> str:

@@ -1,11 +1,15 @@
-"""TOML to a plan: shipped by name, or a file of the user's own.
+"""Fault plans.
+
+The faults of a plan, and the strikes that a seed makes of them: the same seed, the same ones.
+
+TOML to a plan: shipped by name, or a file of the user's own.
 
 ::
 
     description = "what it is for"
 
     [[fault]]
-    kind = "kill"            # see resilient.testing.chaos.faults.Kind
+    kind = "kill"            # see resilient.testing.chaos.plan.FaultKind
     target = "rank"          # rank, agent, host or job; of kill only
     during = "save"          # waits until a checkpoint is being written; of kill only
     at = [0.2, 0.5]          # shares of the run's steps
@@ -17,27 +21,164 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
-from resilient.testing.chaos.faults import ChaosPlan, Kind, Planned, Target
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    KILL = "kill"
+    """SIGKILL to a rank, to an agent, to every process of a host, or of the job."""
+    STOP = "stop"
+    """SIGSTOP to a rank, and SIGCONT after ``seconds``."""
+    SLOW = "slow"
+    """A rank gets a tenth of its time for ``seconds``."""
+    PREEMPT = "preempt"
+    """SIGTERM to the job, which is started again once it has ended."""
+    NOTICE = "notice"
+    """A file says that the host goes in ``seconds``; the job is started again."""
+    BIT_FLIP = "bit_flip"
+    """The job is killed and one bit of its newest checkpoint changes."""
+    STORAGE_ERROR = "storage_error"
+    """Nothing can be made durable (EIO from fsync) for ``seconds``, or until a save has failed."""
+    DISK_FULL = "disk_full"
+    """No byte is free where checkpoints lie for ``seconds``, or until a save has failed."""
+    CLOCK_SKEW = "clock_skew"
+    """The wall clock of the job jumps by ``seconds`` and stays there."""
+    CUT = "cut"
+    """The link of a host is down for ``seconds``, and comes back."""
+
+
+class Target(StrEnum):
+    """Whom a ``kill`` is for."""
+
+    RANK = "rank"
+    AGENT = "agent"
+    HOST = "host"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One entry of a plan.
+
+    Attributes:
+        kind: what goes wrong.
+        target: whom a ``kill`` is for.
+        in_save: whether it waits until a checkpoint is being written.
+        at: the part of the run in which it comes, as two shares of its steps.
+        count: how often.
+        seconds: how long it lasts, how far a clock jumps, or how long a killed host is away.
+    """
+
+    kind: FaultKind
+    target: Target = Target.RANK
+    in_save: bool = False
+    at: tuple[float, float] = (0.1, 0.9)
+    count: int = 1
+    seconds: float = 0.0
+
+    @property
+    def needs_hosts(self) -> bool:
+        """Whether it is about one host of several."""
+        is_kill = self.kind is FaultKind.KILL and self.target is Target.HOST
+        return is_kill or self.kind is FaultKind.CUT
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it is for one host rather than for a rank of any, or for all."""
+        is_agent = self.kind is FaultKind.KILL and self.target is Target.AGENT
+        return self.needs_hosts or is_agent or self.kind is FaultKind.NOTICE
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """A file of faults.
+
+    Attributes:
+        name: of the file.
+        description: what it is for, in a line.
+        faults: its entries.
+    """
+
+    name: str
+    description: str
+    faults: tuple[PlannedFault, ...] = ()
+
+    def has(self, kind: FaultKind) -> bool:
+        """Whether any of the faults is of this kind."""
+        return any(one.kind is kind for one in self.faults)
+
+    @property
+    def needs_hosts(self) -> bool:
+        """Whether any of the faults is about one host of several."""
+        return any(one.needs_hosts for one in self.faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One fault at its place.
+
+    Attributes:
+        fault: what goes wrong.
+        share: of the run's steps, where it comes.
+        victim: which of the ranks or hosts, as a share of their number.
+        draw: decides what else is open: which bit is flipped.
+    """
+
+    fault: PlannedFault
+    share: float
+    victim: float
+    draw: int
+
+    def step(self, steps: int) -> int:
+        """Return the step at which it comes, in a run of so many; never the last."""
+        return min(max(1, round(self.share * steps)), max(1, steps - 1))
+
+    def rank(self, ranks: int) -> int:
+        """Return which of so many ranks it is for."""
+        return min(int(self.victim * ranks), ranks - 1)
+
+    def host(self, hosts: int) -> int:
+        """Return which of so many hosts it is for."""
+        return self.rank(hosts)
+
+
+def draw_injections(plan: ChaosPlan, seed: int) -> tuple[Injection, ...]:
+    """Return the strikes of a plan in the order of the run; equal for equal plans and seeds.
+
+    Each is drawn by itself, so that an entry more at the end of a plan moves none of the others.
+    """
+    strikes = []
+    for number, fault in enumerate(plan.faults):
+        for nth in range(fault.count):
+            random = Random(f"{seed}/{number}/{nth}")  # noqa: S311 - repeatable is the point
+            share = random.uniform(*fault.at)
+            strikes.append(Injection(fault, share, random.random(), random.randrange(1 << 32)))
+    return tuple(sorted(strikes, key=lambda one: one.share))
+
 
 PLANS = Path(__file__).parent / "plans"
 COUNT_MAX = 100
 _SECONDS_MAX = 1e9
 _TIMED = {
-    Kind.STOP: 5.0,
-    Kind.SLOW: 5.0,
-    Kind.NOTICE: 30.0,
-    Kind.STORAGE_ERROR: 60.0,
-    Kind.DISK_FULL: 60.0,
-    Kind.CLOCK_SKEW: 3600.0,
-    Kind.CUT: 30.0,
+    FaultKind.STOP: 5.0,
+    FaultKind.SLOW: 5.0,
+    FaultKind.NOTICE: 30.0,
+    FaultKind.STORAGE_ERROR: 60.0,
+    FaultKind.DISK_FULL: 60.0,
+    FaultKind.CLOCK_SKEW: 3600.0,
+    FaultKind.CUT: 30.0,
 }
 """Kinds with ``seconds``, and how many they have when a plan does not say."""
 _AWAY_SECONDS = 10.0
@@ -85,14 +226,14 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
     return ChaosPlan(name, str(document.get("description", "")), tuple(faults))
 
 
-def _fault(entry: Mapping[str, Any], where: str) -> Planned:
-    kind = Kind(_word(entry, "kind", [one.value for one in Kind], where))
-    own = ("target", "during") if kind is Kind.KILL else ()
+def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
+    kind = FaultKind(_word(entry, "kind", [one.value for one in FaultKind], where))
+    own = ("target", "during") if kind is FaultKind.KILL else ()
     target = Target(_word(entry, "target", [one.value for one in Target], where, "rank"))
     seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
     timed = () if seconds is None else ("seconds",)
     _known(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
-    return Planned(
+    return PlannedFault(
         kind,
         target=target,
         in_save=_word(entry, "during", ["save", ""], where, "") == "save",
@@ -136,8 +277,8 @@ def _count(value: Any, where: str) -> int:
     return value
 
 
-def _seconds(value: Any, kind: Kind, where: str) -> float:
-    lowest = -_SECONDS_MAX if kind is Kind.CLOCK_SKEW else 0
+def _seconds(value: Any, kind: FaultKind, where: str) -> float:
+    lowest = -_SECONDS_MAX if kind is FaultKind.CLOCK_SKEW else 0
     if not _is_number(value) or not lowest <= value <= _SECONDS_MAX:
         raise ConfigError(f"{where}: `seconds` is {value!r}", hint="a number such as 5.0")
     return float(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient.world.pulse import read_signs
+from resilient.distributed.heartbeat import read_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,7 +63,7 @@ def rank_processes(agent_pid: int) -> list[RankProcess]:
         with suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             pulse = _PULSE.search(text)
-            signs = read_signs(Path(pulse[1])) if pulse else None
+            signs = read_progress(Path(pulse[1])) if pulse else None
             if pulse and signs:
                 found.append(RankProcess(int(pulse[2]), pid, signs.step))
     return sorted(found, key=lambda one: one.local_rank)

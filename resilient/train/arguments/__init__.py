@@ -9,7 +9,7 @@ arguments were called once; ``place``: what the launcher adds; ``files``, ``sour
 from __future__ import annotations
 
 from resilient.train.arguments.arguments import TrainingArguments
-from resilient.train.arguments.command_line import parse_arguments
-from resilient.train.arguments.distribution import layer_classes
+from resilient.train.arguments.derived import layer_classes
+from resilient.train.arguments.parsing import parse_arguments
 
 __all__ = ["TrainingArguments", "layer_classes", "parse_arguments"]

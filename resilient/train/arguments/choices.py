@@ -1,12 +1,23 @@
-"""The names that arguments take where they take one of several, whether they work here yet or not.
+"""Accepted names, "did you mean".
+
+The names that arguments take where they take one of several, whether they work here yet or not.
 
 ``support.py`` says which of them do.
+
+Words for errors: the nearest known name, and how a value is refused (pure).
 """
 
 from __future__ import annotations
 
-from resilient.strategies.compression import HOOKS, WRAPPERS
-from resilient.vault.desk import UNCHANGED
+import difflib
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.context import UNCHANGED
+from resilient.errors import ConfigError
+from resilient.strategies.gradient_compression import HOOKS, WRAPPERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 INTERVALS = ("no", "steps", "epoch")
 LEVELS = ("debug", "info", "warning", "error", "critical", "detail", "passive")
@@ -115,3 +126,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "save_unchanged": UNCHANGED,
     "train_sampling_strategy": ("random", "sequential", "group_by_length", "batch_rebalance"),
 }
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean `x`?`` for the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def refused(name: str, value: object, accepted: str) -> ConfigError:
+    """Return the error for a value; ``accepted`` says what would be."""
+    return ConfigError(f"`{name}`={value!r} is not accepted: {accepted}")

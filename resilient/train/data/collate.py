@@ -1,16 +1,112 @@
-"""Samples -> a batch."""
+"""Collators, remove_unused_columns.
+
+``remove_unused_columns``: what a model's forward does not take is gone before it is collated.
+
+Samples -> a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
+
+from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from torch import nn
+
+# What the default collator renames to `labels`.
+_LABELS = ("label", "label_ids")
+
+
+def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | None:
+    """Return the names that a model's forward takes, and labels by every name of theirs.
+
+    None if it takes whatever comes (``**kwargs``); what models of Transformers take in this way
+    are options, and no columns.
+    """
+    get_base = getattr(model, "get_base_model", None)
+    base: Any = get_base() if get_base else model
+    taken = inspect.signature(base.forward).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    if takes_all and not hasattr(base, "main_input_name"):
+        return None
+    return frozenset((*taken, *labels, *_LABELS))
+
+
+class PruningCollator:
+    """Leaves out of samples what a model does not take, and collates the rest.
+
+    Args:
+        collate: samples -> batch.
+        taken: names that stay.
+        model: the model's name, for messages.
+        tell: hears which names go; not in a loader's process.
+    """
+
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],
+        taken: frozenset[str],
+        model: str,
+        tell: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        self._collate = collate
+        self._taken = taken
+        self._model = model
+        self._tell = tell
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PruningCollator, (self._collate, self._taken, self._model)
+
+    def __call__(self, features: Sequence[Any]) -> Any:
+        """Collate samples; those that are no mappings have no names and stay as they are.
+
+        Raises:
+            ConfigError: nothing is left.
+        """
+        if not isinstance(features[0], Mapping):
+            return self._collate(features)
+        if self._taken.issuperset(chain.from_iterable(features)):
+            return self._collate(features)
+        kept = [
+            {name: value for name, value in one.items() if name in self._taken} for one in features
+        ]
+        if not kept[0]:
+            raise _nothing_left(features[0], self._taken, self._model)
+        if self._tell is not None and get_worker_info() is None:
+            self._tell(tuple(name for name in features[0] if name not in self._taken))
+        return self._collate(kept)
+
+
+def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a dataset of Hugging Face ``datasets`` without the columns that go, and their names.
+
+    Any other dataset is returned as it is.
+
+    Raises:
+        ConfigError: no column would be left.
+    """
+    columns = getattr(dataset, "column_names", None)
+    if not columns or not hasattr(dataset, "remove_columns"):
+        return dataset, ()
+    unused = tuple(name for name in columns if name not in taken)
+    if len(unused) == len(columns):
+        raise _nothing_left(columns, taken, model)
+    return (dataset.remove_columns(list(unused)) if unused else dataset), unused
+
+
+def _nothing_left(columns: Any, taken: frozenset[str], model: str) -> ConfigError:
+    return ConfigError(
+        f"no column of the dataset ({', '.join(columns)}) is one that the forward of `{model}` "
+        f"takes ({', '.join(sorted(taken))}): rename them, or set `remove_unused_columns` to False"
+    )
 
 
 def collator_for(processing: Any) -> Callable[[Any], Any]:

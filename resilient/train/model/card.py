@@ -16,8 +16,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.storage.local import LocalStore
-from resilient.train.model.adapters import is_adapted
-from resilient.train.model.papers import base_model
+from resilient.train.model.artifacts import base_model, is_adapted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ModelCardInfo:
     """What nobody but the user knows of a model; one text or several where the name is plural.
 
     Attributes:
@@ -69,7 +68,11 @@ class Told:
 
 
 def write_card(
-    folder: Path, model: nn.Module, told: Told, args: TrainingArguments, state: TrainerState
+    folder: Path,
+    model: nn.Module,
+    told: ModelCardInfo,
+    args: TrainingArguments,
+    state: TrainerState,
 ) -> None:
     """Write the card of a model into a folder, whole or not at all.
 
@@ -91,7 +94,10 @@ def write_card(
 
 
 def card_of(
-    told: Told, library: str | None, args: TrainingArguments, history: Sequence[Mapping[str, Any]]
+    told: ModelCardInfo,
+    library: str | None,
+    args: TrainingArguments,
+    history: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the text of a card.
 
@@ -152,7 +158,9 @@ def listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _metadata(told: Told, library: str | None, results: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(
+    told: ModelCardInfo, library: str | None, results: Mapping[str, Any]
+) -> dict[str, Any]:
     known = {
         metric: name
         for metric in METRICS
@@ -171,7 +179,7 @@ def _metadata(told: Told, library: str | None, results: Mapping[str, Any]) -> di
     }
 
 
-def _index(told: Told, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
+def _index(told: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
     """Return results as the Hub shows them; it refuses those without a task or a dataset."""
     tags, names = listed(told.dataset_tags), listed(told.dataset)
     arguments = listed(told.dataset_args)
@@ -188,7 +196,7 @@ def _index(told: Told, known: Mapping[str, str], results: Mapping[str, Any]) -> 
     return [{"name": told.model_name, "results": found}] if found and metrics else []
 
 
-def _origin(told: Told) -> str:
+def _origin(told: ModelCardInfo) -> str:
     names = [f"the {one} dataset" for one in listed(told.dataset) or listed(told.dataset_tags)]
     data = " and ".join(names) or "an unknown dataset"
     if not told.finetuned_from:

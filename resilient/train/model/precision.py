@@ -1,21 +1,170 @@
-"""Mixed precision with torch alone; fp16 on a CPU works too (accelerate ignores it there)."""
+"""Autocast, fp16, fp8.
+
+Low precision beyond autocast: fp8 layers, evaluation in half, and which device can what.
+
+Mixed precision with torch alone; fp16 on a CPU works too (accelerate ignores it there).
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from resilient.train.model.lowering import capability_of, require_hardware
+from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
+    from collections.abc import Iterator, Mapping, Sequence
 
     from resilient.train.arguments import TrainingArguments
+
+# What needs tensor cores of a generation -> (compute capability, its name, what to do instead).
+_GENERATIONS = {
+    "bf16": ((8, 0), "Ampere", "use fp16"),
+    "bf16_full_eval": ((8, 0), "Ampere", "use fp16_full_eval"),
+    "fp8": ((8, 9), "Ada", "use bf16"),
+    "rowwise": ((9, 0), "Hopper", 'use fp8_recipe="tensorwise"'),
+}
+# torch multiplies matrices in fp8 whose sides are multiples of this.
+_FP8_MULTIPLE = 16
+
+
+def require_precision_support(args: TrainingArguments, capability: tuple[int, int] | None) -> None:
+    """Refuse a precision that the device cannot compute in, or only in slow emulation.
+
+    Args:
+        args: what was asked for.
+        capability: of the GPU; None for a CPU, which computes in all of them but rowwise fp8.
+
+    Raises:
+        ConfigError: says what the device is, what it needs and what to use.
+    """
+    asked = [name for name in ("bf16", "bf16_full_eval", "fp8") if getattr(args, name)]
+    if args.fp8 and args.fp8_recipe != "tensorwise":
+        asked.append("rowwise")
+    for name in asked:
+        needed, generation, instead = _GENERATIONS[name]
+        if capability is None and name != "rowwise":
+            continue
+        if capability is None or capability < needed:
+            what = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
+            here = "the CPU" if capability is None else f"a GPU of capability {capability}"
+            raise ConfigError(
+                f"{what} needs a GPU of the {generation} generation or newer, and this trains on "
+                f"{here}",
+                hint=instead,
+            )
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Return the compute capability of a GPU, None of anything else."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def to_fp8(model: nn.Module, recipe: str) -> None:
+    """Let the linear layers of ``model`` multiply in fp8, in place; parameters stay as they are.
+
+    Layers with a side that is no multiple of 16 are left alone. Scales are measured at each
+    step, so there is no state to save.
+
+    Args:
+        model: before it is sharded or wrapped.
+        recipe: of torchao: ``tensorwise``, ``rowwise`` or ``rowwise_with_gw_hp``.
+
+    Raises:
+        ConfigError: torchao is not installed, or no layer can.
+    """
+    try:
+        float8: Any = import_module("torchao.float8")
+    except ImportError as error:
+        raise ConfigError(
+            "`fp8`=True needs torchao, which is not installed",
+            hint="pip install 'resilient-train[optimizers]'",
+        ) from error
+    if any(isinstance(one, float8.float8_linear.Float8Linear) for one in model.modules()):
+        return
+    fitting = {name for name, one in model.named_modules() if _fits(one)}
+    if not fitting:
+        raise ConfigError(
+            f"`fp8`=True: no linear layer of `{type(model).__name__}` has sides that are "
+            f"multiples of {_FP8_MULTIPLE}",
+            hint="use bf16=True, or other widths",
+        )
+    config = float8.Float8LinearConfig.from_recipe_name(recipe)
+    float8.convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name in fitting
+    )
+
+
+def _fits(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and not (
+        module.in_features % _FP8_MULTIPLE or module.out_features % _FP8_MULTIPLE
+    )
+
+
+def evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
+    """Return the dtype of the weights in evaluations; None: as they are."""
+    if args.fp16_full_eval:
+        return torch.float16
+    return torch.bfloat16 if args.bf16_full_eval else None
+
+
+@contextmanager
+def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Return a context in which the model's numbers and its inputs are of ``dtype``.
+
+    Copies take their places; the weights themselves are not touched. To give them other data
+    would make torch forget the hooks by which DDP reduces their gradients.
+    """
+    if dtype is None:
+        yield
+        return
+    held = list(_numbers(model))
+    copies = {id(one): _copy(one, dtype) for _, _, one in held}
+
+    def lowered(_: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
+        return _cast(inputs, dtype), _cast(named, dtype)
+
+    hook = model.register_forward_pre_hook(lowered, with_kwargs=True)
+    try:
+        for module, name, one in held:
+            setattr(module, name, copies[id(one)])
+        yield
+    finally:
+        hook.remove()
+        for module, name, one in held:
+            setattr(module, name, one)
+
+
+def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Yield each place of a parameter or buffer that is not of whole numbers."""
+    for module in model.modules():
+        found = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, one in found:
+            if one.is_floating_point():
+                yield module, name, one
+
+
+def _copy(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    lowered = one.detach().to(dtype)
+    return nn.Parameter(lowered, requires_grad=False) if isinstance(one, nn.Parameter) else lowered
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        mapping: Mapping[str, Any] = value
+        return {name: _cast(one, dtype) for name, one in mapping.items()}
+    return tuple(_cast(one, dtype) for one in value) if isinstance(value, list | tuple) else value
+
 
 _CLIP_EPSILON = 1e-6
 
@@ -36,7 +185,7 @@ class Precision:
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device) -> None:
-        require_hardware(args, capability_of(device))
+        require_precision_support(args, capability_of(device))
         self._device = device.type
         self._dtype = torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else None
         self.scaler = torch.amp.GradScaler(self._device) if args.fp16 else None

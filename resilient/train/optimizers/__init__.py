@@ -7,13 +7,13 @@ maintained packages; ``low_rank``: GaLore and APOLLO; ``muon``: Muon with AdamW 
 
 from __future__ import annotations
 
-from resilient.train.optimizers.create import (
+from resilient.train.optimizers.builtin import decay_parameter_names, parameter_groups
+from resilient.train.optimizers.factory import (
     MAKERS,
     create_optimizer,
     make_optimizer,
     optimizer_recipe,
 )
-from resilient.train.optimizers.groups import decay_parameter_names, parameter_groups
 
 __all__ = [
     "MAKERS",

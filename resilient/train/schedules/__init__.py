@@ -7,7 +7,16 @@ from arguments to a scheduler, and from one length of the run to another.
 
 from __future__ import annotations
 
-from resilient.train.schedules.by_name import (
+from resilient.train.schedules.factory import (
+    SCHEDULES,
+    carry_over,
+    create_scheduler,
+    require_evaluations,
+    require_own,
+    step_after_evaluation,
+    step_after_update,
+)
+from resilient.train.schedules.functions import (
     get_constant_schedule,
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
@@ -16,13 +25,6 @@ from resilient.train.schedules.by_name import (
     get_linear_schedule_with_warmup,
     get_polynomial_decay_schedule_with_warmup,
     get_scheduler,
-)
-from resilient.train.schedules.create import SCHEDULES, carry_over, create_scheduler
-from resilient.train.schedules.deepspeed import require_own
-from resilient.train.schedules.metric import (
-    require_evaluations,
-    step_after_evaluation,
-    step_after_update,
 )
 
 __all__ = [

@@ -13,7 +13,7 @@ point is drawn twice.
 
 from __future__ import annotations
 
-from resilient.train.trackers.report import Reporting
-from resilient.train.trackers.tracker import Held, Opening, Tracker
+from resilient.train.trackers.base import LoggedSteps, Tracker, TrackerContext
+from resilient.train.trackers.reporting import Reporting
 
-__all__ = ["Held", "Opening", "Reporting", "Tracker"]
+__all__ = ["LoggedSteps", "Reporting", "Tracker", "TrackerContext"]

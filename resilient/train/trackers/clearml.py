@@ -7,17 +7,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.points import SINGLE_VALUES
-from resilient.train.trackers.sent import RememberingTracker
-from resilient.train.trackers.tracker import load
+from resilient.train.trackers.base import SINGLE_VALUES, LocalStateTracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.trackers.base import TrackerContext
 
 
-class ClearML(RememberingTracker):
+class ClearML(LocalStateTracker):
     """Reports to ``CLEARML_PROJECT`` and ``CLEARML_TASK`` (``run_name``, else ``Trainer``).
 
     A task that the script made is used and left open. Without a network all lives of a run write
@@ -33,7 +31,7 @@ class ClearML(RememberingTracker):
         self._is_ours = True
         self._before: dict[str, int] | None = None
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: TrackerContext) -> None:
         """Make the task, or go on with it."""
         task = load("clearml").Task
         found = task.current_task()

@@ -6,12 +6,12 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.tracker import Tracker, load
+from resilient.train.trackers.base import Tracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Held, Opening
+    from resilient.train.trackers.base import LoggedSteps, TrackerContext
 
 
 class CodeCarbon(Tracker):
@@ -27,7 +27,7 @@ class CodeCarbon(Tracker):
     def __init__(self) -> None:
         self._tracker: Any = None
 
-    def start(self, opening: Opening) -> Held | None:
+    def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Begin to measure."""
         codecarbon, args = load("codecarbon"), opening.args
         self.run_id = opening.run_id or str(uuid.uuid4())

@@ -6,16 +6,15 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.sent import RememberingTracker
-from resilient.train.trackers.tracker import load
+from resilient.train.trackers.base import LocalStateTracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.trackers.base import TrackerContext
 
 
-class Comet(RememberingTracker):
+class Comet(LocalStateTracker):
     """Logs to ``COMET_PROJECT_NAME``; ``COMET_MODE`` and ``COMET_EXPERIMENT_KEY`` hold."""
 
     name = "comet_ml"
@@ -24,7 +23,7 @@ class Comet(RememberingTracker):
         super().__init__()
         self._experiment: Any = None
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: TrackerContext) -> None:
         """Start the experiment with the key, or go on with it."""
         comet = load("comet_ml")
         wanted = opening.run_id or os.environ.get("COMET_EXPERIMENT_KEY") or uuid.uuid4().hex

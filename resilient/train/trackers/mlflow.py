@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from resilient.environment import read_flag, read_integer
 from resilient.errors import ConfigError
-from resilient.train.trackers.tracker import Held, Tracker, load
+from resilient.train.trackers.base import LoggedSteps, Tracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.interop.shelf import SavedModel
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.hf_interop.saved_models import SavedModel
+    from resilient.train.trackers.base import TrackerContext
 
 _BATCH = 100
 
@@ -44,7 +44,7 @@ class MLflow(Tracker):
         self._params_max = read_integer(os.environ, "MLFLOW_MAX_LOG_PARAMS", -1, least=-1)
         self._logs_models = read_flag(os.environ, "HF_MLFLOW_LOG_ARTIFACTS")
 
-    def start(self, opening: Opening) -> Held | None:
+    def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Create the run or reopen it, and say what its store has."""
         self._client = load("mlflow").MlflowClient()
         wanted = opening.run_id or os.environ.get("MLFLOW_RUN_ID", "")
@@ -55,7 +55,11 @@ class MLflow(Tracker):
             run = self._create(opening)
         self.run_id = run.info.run_id
         self._log_params(opening, run.data.params)
-        return Held({name: self._last_step(name) for name in run.data.metrics}) if wanted else None
+        return (
+            LoggedSteps({name: self._last_step(name) for name in run.data.metrics})
+            if wanted
+            else None
+        )
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Log numbers; MLflow has no place for texts over steps."""
@@ -99,7 +103,7 @@ class MLflow(Tracker):
                 raise
         return None
 
-    def _create(self, opening: Opening) -> Any:
+    def _create(self, opening: TrackerContext) -> Any:
         name = opening.trial_name or opening.args.run_name
         return self._client.create_run(self._experiment(), run_name=name, tags=self._tags)
 
@@ -110,7 +114,7 @@ class MLflow(Tracker):
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
-    def _log_params(self, opening: Opening, there: Mapping[str, str]) -> None:
+    def _log_params(self, opening: TrackerContext, there: Mapping[str, str]) -> None:
         """Log what is not there: parameters of a run never change in MLflow."""
         entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
         params = self._params(opening.config())

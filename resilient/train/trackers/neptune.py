@@ -5,18 +5,17 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.sent import RememberingTracker
-from resilient.train.trackers.tracker import load
+from resilient.train.trackers.base import LocalStateTracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.trackers.base import TrackerContext
 
 _NAMESPACE = "finetuning"
 
 
-class Neptune(RememberingTracker):
+class Neptune(LocalStateTracker):
     """Logs below ``finetuning`` in ``NEPTUNE_PROJECT``; the run is the one with our custom id.
 
     What is written offline becomes a run for each life when it is synchronised: Neptune's files
@@ -29,7 +28,7 @@ class Neptune(RememberingTracker):
         super().__init__()
         self._run: Any = None
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: TrackerContext) -> None:
         """Open the run that has the id; Neptune makes it if there is none."""
         self.run_id = opening.run_id or uuid.uuid4().hex
         neptune = load("neptune")

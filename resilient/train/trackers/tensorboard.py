@@ -9,12 +9,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.tracker import Held, Tracker, as_json, load
+from resilient.train.trackers.base import LoggedSteps, Tracker, as_json, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.trackers.base import TrackerContext
 
 
 class TensorBoard(Tracker):
@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
     def __init__(self) -> None:
         self._writer: Any = None
 
-    def start(self, opening: Opening) -> Held | None:
+    def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Write into the folder from ``since`` on; TensorBoard then shows nothing older there."""
         is_resumed = bool(opening.run_id)
         self.run_id = opening.run_id or _new_name(Path(opening.args.output_dir) / "runs")
@@ -42,7 +42,7 @@ class TensorBoard(Tracker):
                 self._writer.add_text("model_config", as_json(opening.config()))
         self._writer.flush()
         # On another machine the folder may be empty: the whole history goes there.
-        return Held() if is_gone else None
+        return LoggedSteps() if is_gone else None
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Append scalars and texts, and flush them to the file."""
@@ -56,7 +56,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-def _folder(opening: Opening, name: str) -> str:
+def _folder(opening: TrackerContext, name: str) -> str:
     given = opening.args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
     if given:
         return str(Path(given).expanduser()) if "://" not in given else given

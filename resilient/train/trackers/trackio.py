@@ -5,16 +5,15 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.trackers.sent import RememberingTracker
-from resilient.train.trackers.tracker import load
+from resilient.train.trackers.base import LocalStateTracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.trackers.base import TrackerContext
 
 
-class Trackio(RememberingTracker):
+class Trackio(LocalStateTracker):
     """Logs to ``project``, into ``TRACKIO_DIR`` or the Space of ``trackio_space_id``.
 
     A run is its name: ``run_name`` with some letters that make it one of its own.
@@ -26,7 +25,7 @@ class Trackio(RememberingTracker):
         super().__init__()
         self._run: Any = None
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: TrackerContext) -> None:
         """Open the run of this name; Trackio makes it if there is none."""
         args = opening.args
         self.run_id = opening.run_id or f"{args.run_name or 'run'}-{uuid.uuid4().hex[:8]}"

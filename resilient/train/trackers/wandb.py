@@ -1,25 +1,86 @@
-"""Weights & Biases: one run by its id; the service, or its files, say which steps are there."""
+"""Weights & Biases.
+
+Read back what W&B wrote without a network: the history rows of a ``.wandb`` file.
+
+The file is a log in LevelDB's format: after a head of 7 bytes, blocks of 32 KiB hold chunks of
+``crc32 (4), length (2), kind (1), bytes``; a record is one full chunk or first, middle, last ones.
+
+Weights & Biases: one run by its id; the service, or its files, say which steps are there.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import string
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from resilient.environment import FALSE, read_choice
-from resilient.train.trackers.points import SINGLE_VALUES
-from resilient.train.trackers.tracker import Held, Tracker, load
-from resilient.train.trackers.wandb_file import has_ended, last_steps
+from resilient.train.trackers.base import SINGLE_VALUES, LoggedSteps, Tracker, load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from resilient.train.interop.shelf import SavedModel
-    from resilient.train.trackers.tracker import Opening
+    from resilient.train.hf_interop.saved_models import SavedModel
+    from resilient.train.trackers.base import TrackerContext
+
+_FILE_HEAD, _BLOCK = 7, 32 * 1024
+_CHUNK = struct.Struct("<IHB")
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+
+def history_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the history, each with ``_step``; a file may end in the middle of one."""
+    for record in _parsed(path):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            yield {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+
+
+def last_steps(files: Iterable[Path]) -> dict[str, int]:
+    """Return the last step of each metric over several files."""
+    last: dict[str, int] = {}
+    for file in files:
+        for row in history_rows(file):
+            step = int(row["_step"])
+            last |= {name: max(step, last.get(name, -1)) for name in row}
+    return last
+
+
+def has_ended(path: Path) -> bool:
+    """Say whether the file holds the record that ends a run."""
+    return any(one.WhichOneof("record_type") == "exit" for one in _parsed(path))
+
+
+def _parsed(path: Path) -> Iterator[Any]:
+    record_type = load("wandb.proto.wandb_internal_pb2").Record
+    for content in _records(path.read_bytes()):
+        record = record_type()
+        record.ParseFromString(content)
+        yield record
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    at, record = _FILE_HEAD, b""
+    while at + _CHUNK.size <= len(content):
+        left = _BLOCK - at % _BLOCK
+        if left < _CHUNK.size:
+            at += left
+            continue
+        _, length, kind = _CHUNK.unpack_from(content, at)
+        at += _CHUNK.size
+        chunk, at = content[at : at + length], at + length
+        if len(chunk) < length:
+            return
+        record = chunk if kind in (_FULL, _FIRST) else record + chunk
+        if kind in (_FULL, _LAST):
+            yield record
+
 
 _NO_NAME = r"[^A-Za-z0-9._-]"  # in the name of an artifact
 _AXIS = "train/global_step"
@@ -53,7 +114,7 @@ class WeightsAndBiases(Tracker):
             os.environ, "WANDB_WATCH", ("all", "parameters", "gradients", *FALSE), "false"
         )
 
-    def start(self, opening: Opening) -> Held | None:
+    def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Open the run or go on with it; W&B refuses steps that it has."""
         wandb = load("wandb")
         self._is_ours = wandb.run is None
@@ -73,7 +134,7 @@ class WeightsAndBiases(Tracker):
         if not opening.run_id:
             return None
         files = _other_files(self._run)
-        return Held(last_steps(files), floor=int(self._run.step) - 1)
+        return LoggedSteps(last_steps(files), floor=int(self._run.step) - 1)
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Add to the row of this step; what is said once for a run goes to its summary."""
@@ -120,13 +181,13 @@ class WeightsAndBiases(Tracker):
         if self._run.offline:
             _await_end(Path(self._run.settings.sync_file))
 
-    def _watch(self, opening: Opening) -> None:
+    def _watch(self, opening: TrackerContext) -> None:
         if self._watches not in FALSE and opening.model is not None:
             often = max(100, int(opening.args.logging_steps))
             self._run.watch(opening.model, log=self._watches, log_freq=often)
 
 
-def _named(opening: Opening) -> dict[str, str]:
+def _named(opening: TrackerContext) -> dict[str, str]:
     args = opening.args
     if opening.trial_name is not None:
         return {"name": opening.trial_name, "group": args.run_name or args.output_dir}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.nodes import clocks, leaving, membership
-from resilient.agent.nodes.elsewhere import Elsewhere
-from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
-from resilient.agent.nodes.roster import Roster
-from resilient.agent.watch import LifeWatch
+from resilient.elastic.attempt_monitor import AttemptMonitor
+from resilient.elastic.rendezvous import connect, leave, membership
+from resilient.elastic.rendezvous.membership import ExitBarrier, MembershipWatch
+from resilient.elastic.rendezvous.remote_hangs import PeerHangExchange
+from resilient.elastic.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +40,10 @@ def _time_of_day(handler: Any) -> Any:
 HOST_BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "room": (membership, "has_room", _any_room),
     "goodbye": (Roster, "waits_for_goodbyes", _never),
-    "done": (LifeWatch, "_tell_done", _unsaid),
-    "clocks": (clocks, "judge_by_sight", _time_of_day),
-    "blame": (Elsewhere, "has_culprit", _never),
-    "spare": (leaving, "_has_ended_well", _never),
+    "done": (AttemptMonitor, "_tell_done", _unsaid),
+    "clocks": (connect, "judge_by_sight", _time_of_day),
+    "blame": (PeerHangExchange, "has_culprit", _never),
+    "spare": (leave, "_has_ended_well", _never),
     "heard": (Roster, "has_spares", _never),
     "barrier": (ExitBarrier, "is_passed", _always),
     "look": (MembershipWatch, "look", _unsaid),

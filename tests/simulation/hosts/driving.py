@@ -18,20 +18,18 @@ from torch.distributed.elastic.rendezvous import (
     utils,
 )
 
-from resilient.agent import agent, watch
-from resilient.agent.health.heartbeat import Learned, Vital, find_hang
-from resilient.agent.health.standing import standing_of
-from resilient.agent.nodes import clocks, elsewhere, life, meeting, membership, roster, silence
-from resilient.agent.verdict import failures
-from resilient.agent.verdict.causes import Evidence
-from resilient.agent.verdict.failures import WorkerError
+from resilient.elastic import agent, attempt_monitor, worker_errors
+from resilient.elastic.hang_detection import LearnedDeadlines, RankStatus, find_hang, standing_of
+from resilient.elastic.outcome import Evidence
+from resilient.elastic.rendezvous import attempt, connect, membership, remote_hangs, roster
+from resilient.elastic.worker_errors import WorkerError
 from tests.simulation.hosts.network import SILENCE_SECONDS, Client, Place, Prefixed
 from tests.simulation.hosts.ranks import SimGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.agent.health.heartbeat import Hang
+    from resilient.elastic.hang_detection import Hang
     from tests.simulation.hosts.storm import HostStorm
 
 _TICK_SECONDS = 0.5
@@ -55,9 +53,9 @@ class SimHealth:
         here = [self._storm.ranks[pid] for pid in pids.values()]
         self._last = max((one.step for one in here), default=-1)
         now_seconds = self._clock.monotonic_seconds()
-        vitals = [Vital(one.rank, one.signs, one.state) for one in here if one.rank in running]
-        self.standing = standing_of(vitals, Learned(), self._rule, now_seconds)
-        return find_hang(vitals, Learned(), self._rule, now_seconds)
+        vitals = [RankStatus(one.rank, one.signs, one.state) for one in here if one.rank in running]
+        self.standing = standing_of(vitals, LearnedDeadlines(), self._rule, now_seconds)
+        return find_hang(vitals, LearnedDeadlines(), self._rule, now_seconds)
 
     def count_hang(self) -> None:
         """Learn nothing."""
@@ -154,32 +152,32 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
         (registry, "get_rendezvous_handler", lambda told: _connect(storm, told)),
         (server, "record", nothing),
         (server, "_get_fq_hostname", lambda: "host"),
-        (clocks, "datetime", day),
-        (clocks, "judge_by_sight", _with_clock(storm)),
-        (elsewhere, "threading", threads),
+        (connect, "datetime", day),
+        (connect, "judge_by_sight", _with_clock(storm)),
+        (remote_hangs, "threading", threads),
         (membership, "threading", threads),
-        (meeting, "time", time),
-        (silence, "time", time),
-        (life, "dist", boards),
-        (life, "secrets", tokens),
-        (life, "interface_for_gloo", lambda *_: ""),
+        (connect, "time", time),
+        (connect, "time", time),
+        (attempt, "dist", boards),
+        (attempt, "secrets", tokens),
+        (attempt, "interface_for_gloo", lambda *_: ""),
         (roster, "is_served_here", lambda _: storm.loop.process.host.serves),
         (roster, "who_answers", lambda addresses: _answering(storm, addresses)),
-        (failures, "read_error", lambda path: storm.words.get(str(path), WorkerError())),
-        (watch, "tell_stop", nothing),
-        (watch, "told_unsaved", lambda _: ""),
-        (watch, "_TICK_SECONDS", _TICK_SECONDS),
+        (worker_errors, "read_error", lambda path: storm.words.get(str(path), WorkerError())),
+        (attempt_monitor, "tell_stop", nothing),
+        (attempt_monitor, "told_unsaved", lambda _: ""),
+        (attempt_monitor, "_TICK_SECONDS", _TICK_SECONDS),
         (agent, "Health", lambda _notes, rule, clock, _emit: SimHealth(storm, rule, clock)),
         (agent, "WorkerGroup", lambda commands, clock, _: SimGroup(storm, commands, clock)),
     ]
 
 
 def _with_clock(storm: HostStorm) -> Any:
-    judge = clocks.judge_by_sight
+    judge = connect.judge_by_sight
 
     def judged(handler: Any) -> Any:
         backend = judge(handler)._state_holder._backend
-        if isinstance(backend, clocks.SeenBackend):
+        if isinstance(backend, connect.SkewTolerantBackend):
             backend._seconds = storm.time.monotonic
         return handler
 

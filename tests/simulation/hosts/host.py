@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
-from resilient.agent.agent import ResilientAgent
-from resilient.agent.health.heartbeat import HangRule
-from resilient.agent.nodes import meeting
-from resilient.agent.options import KeeperWishes, Patience, Wishes
-from resilient.agent.stops import StopAsked, Stops
-from resilient.agent.verdict.history import Limits
-from resilient.agent.verdict.progress import ProgressLog
+from resilient.elastic.agent import ElasticAgent
+from resilient.elastic.hang_detection import HangRule
+from resilient.elastic.options import DaemonOptions, Timeouts, WorkerOptions
+from resilient.elastic.rendezvous import connect as connect_module
+from resilient.elastic.restart_controller import ProgressLog
+from resilient.elastic.restart_policy import FailureLimits
+from resilient.elastic.signals import StopInterrupt, StopSignals
 from resilient.errors import PeerFailed, Preempted
 from resilient.events import Emitter
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tests.simulation.hosts.storm import HostStorm
     from tests.simulation.loop import Task
 
-PATIENCE = Patience(
+PATIENCE = Timeouts(
     interval_seconds=0.5,
     grace_seconds=6.0,
     survivor_seconds=1.0,
     barrier_seconds=40.0,
     hang=HangRule(fixed_seconds=25.0, patience_seconds=40.0),
-    limits=Limits(no_progress_lives_max=0, host_failures_max=0),
+    limits=FailureLimits(no_progress_lives_max=0, host_failures_max=0),
 )
 RESTARTS = 50
 JOIN_SECONDS = 90.0
@@ -49,7 +49,7 @@ _CONF = {
 }
 
 
-class SimStops(Stops):
+class SimStops(StopSignals):
     """The agent's own, told by the storm rather than by the kernel."""
 
     @contextmanager
@@ -110,10 +110,10 @@ class Process:
     def _supervise(self) -> int:
         try:
             with self.stops.interrupting():
-                handler = meeting.connect(self._parameters())
+                handler = connect_module.connect(self._parameters())
         except RendezvousError:
             return PeerFailed.exit_code
-        except StopAsked:
+        except StopInterrupt:
             return Preempted.exit_code
         spec = WorkerSpec(
             role="default",
@@ -125,17 +125,17 @@ class Process:
             local_addr=self.host.name,
         )
         storm, held = self.storm, self.storm.repository
-        wishes = Wishes(
+        wishes = WorkerOptions(
             notes=f"/nonexistent/{self.host.name}-{id(self)}",
-            keeper=KeeperWishes(-1),
+            keeper=DaemonOptions(-1),
             is_warm=False,
         )
         emit = Emitter(storm.time, (self._hear,))
         progress = ProgressLog(lambda _: held.step)
-        agent = ResilientAgent(spec, wishes, PATIENCE, progress, storm.time, emit)
+        agent = ElasticAgent(spec, wishes, PATIENCE, progress, storm.time, emit)
         patience_seconds = JOIN_SECONDS if storm.plan.waits_for_comeback else 0.0
-        connect = partial(meeting.connect, self._parameters())
-        agent.comeback = meeting.Comeback(connect, patience_seconds)
+        connect = partial(connect_module.connect, self._parameters())
+        agent.comeback = connect_module.RendezvousReconnect(connect, patience_seconds)
         return agent.supervise(self.stops).code
 
     def _parameters(self) -> RendezvousParameters:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from resilient.agent.verdict.failures import WorkerError
-from resilient.agent.workers.group import WorkerExit, WorkerGroup
+from resilient.distributed.heartbeat import Phase, ProgressRecord
+from resilient.elastic.worker_errors import WorkerError
+from resilient.elastic.workers.group import WorkerExit, WorkerGroup
 from resilient.errors import DeadlineExceeded, Fenced, PeerFailed
-from resilient.world.pulse import Phase, Signs
 from tests.simulation.hosts.network import Client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resilient.agent.workers.group import WorkerCommand
+    from resilient.elastic.workers.group import WorkerCommand
     from tests.simulation.hosts.host import Host
     from tests.simulation.hosts.storm import HostStorm
     from tests.simulation.loop import Task
@@ -91,9 +91,9 @@ class Rank:
         self.task: Task = storm.loop.spawn(f"rank-{self.rank}", self._main)
 
     @property
-    def signs(self) -> Signs:
+    def signs(self) -> ProgressRecord:
         """What it shows of its progress."""
-        return Signs(self.step, self.phase, self.since_seconds, (0.0,) * len(Phase), ())
+        return ProgressRecord(self.step, self.phase, self.since_seconds, (0.0,) * len(Phase), ())
 
     @property
     def state(self) -> str:

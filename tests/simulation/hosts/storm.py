@@ -18,7 +18,7 @@ from tests.simulation.hosts.watcher import HostWatcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from resilient.agent.verdict.failures import WorkerError
+    from resilient.elastic.worker_errors import WorkerError
     from tests.simulation.hosts.ranks import Rank, Together
 
 _STORM_SECONDS = 60.0

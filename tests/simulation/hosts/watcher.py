@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient.agent.facts import ReactionChosen, RendezvousLost
+from resilient.elastic.events import RendezvousLost, RestartDecisionMade
 from resilient.errors import Fenced, PeerFailed, Preempted
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class HostWatcher:
 
     def told(self, process: Process, event: Event) -> None:
         """Hold that a host takes the blame for what happened on it, and once per life."""
-        if not isinstance(event, ReactionChosen):
+        if not isinstance(event, RestartDecisionMade):
             return
         is_deserted = event.ended == "stopped" and event.cause == "peer"
         is_struck = any(one.is_struck for host in self._storm.hosts for one in host.ranks[-1:])
@@ -122,7 +122,7 @@ class HostWatcher:
 
     def _is_excused(self, process: Process) -> bool:
         # Who serves the rendezvous takes it along; who waits for room has no part in a stop.
-        reactions = [one for one in process.told if isinstance(one, ReactionChosen)]
+        reactions = [one for one in process.told if isinstance(one, RestartDecisionMade)]
         has_met_nobody = not reactions or reactions[-1].ended == "unreachable"
         is_left = has_met_nobody and self.is_stop_asked and not self._storm.is_done
         return self._is_disturbed or is_left or (self._storm.is_done and not process.was_in)

@@ -7,31 +7,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from told import BEGAN, killed_run, line, record, records_of
 
-from resilient.accounting.account import SILENT_MS, account
-from resilient.accounting.records import WANTED, parse_line, read_records
-from resilient.accounting.timeline import Spent
 from resilient.errors import RepositoryNotFound
+from resilient.goodput.event_log import WANTED, parse_line, read_records
+from resilient.goodput.report import SILENT_MS, build_report
+from resilient.goodput.timeline import TimeClass
 
 
 @pytest.fixture
 def found():
-    return account(records_of(killed_run()))
+    return build_report(records_of(killed_run()))
 
 
 def test_every_second_of_a_known_run_has_its_class(found):
     assert found.spent_ms == {
-        Spent.TRAINING: 18_000,
-        Spent.LOST: 3_500,
-        Spent.EVALUATION: 1_000,
-        Spent.SAVE_STALL: 500,
-        Spent.RESTORE: 1_000,
-        Spent.START: 1_250 + 4_250 + 2_000 + 1_000 + 3_000,
-        Spent.RENDEZVOUS: 500,
-        Spent.DETECT: 0,
-        Spent.TEARDOWN: 1_000,
-        Spent.WAIT: 1_000,
-        Spent.FINISH: 1_000 + 1_000 + 1_000 + 1_000,
-        Spent.DOWN: 7_000,
+        TimeClass.TRAINING: 18_000,
+        TimeClass.LOST: 3_500,
+        TimeClass.EVALUATION: 1_000,
+        TimeClass.SAVE_STALL: 500,
+        TimeClass.RESTORE: 1_000,
+        TimeClass.START: 1_250 + 4_250 + 2_000 + 1_000 + 3_000,
+        TimeClass.RENDEZVOUS: 500,
+        TimeClass.DETECT: 0,
+        TimeClass.TEARDOWN: 1_000,
+        TimeClass.WAIT: 1_000,
+        TimeClass.FINISH: 1_000 + 1_000 + 1_000 + 1_000,
+        TimeClass.DOWN: 7_000,
     }
     assert found.wall_ms == 49_000
     assert found.goodput == pytest.approx(18 / 49)
@@ -71,9 +71,9 @@ def test_a_hang_is_detected_from_its_last_sign_on():
         line(15, "LifeEnded", agent="a:1", attempt="x", ended="failed", step=6, stop_seconds=1.0),
         line(15.2, "WorkerFailed", agent="a:1", cause="hang", status=-9, rank=1, host="a"),
     ]
-    found = account(records_of(lines))
-    assert found.spent_ms[Spent.DETECT] == 2_000
-    assert found.spent_ms[Spent.TEARDOWN] == 1_000
+    found = build_report(records_of(lines))
+    assert found.spent_ms[TimeClass.DETECT] == 2_000
+    assert found.spent_ms[TimeClass.TEARDOWN] == 1_000
     assert found.faults[0].cause == "hang"
 
 
@@ -96,12 +96,12 @@ def test_a_life_that_went_back_by_itself_has_lost_what_it_gave_up():
         line(18, "TrainingStarted", global_step=6, max_steps=20),
         line(20, "TrainingEnded", global_step=20),
     ]
-    found = account(records_of(lines))
+    found = build_report(records_of(lines))
     back, killed = found.faults
     assert (back.cause, back.detail, back.life) == ("numbers", "loss is nan", 1)
     assert (back.lost_steps, back.lost_ms, back.down_ms) == (4, 5_000, 1_000)
     assert (killed.cause, killed.lost_steps, killed.lost_ms) == ("signal", 3, 3_500)
-    assert found.spent_ms[Spent.LOST] == 8_500
+    assert found.spent_ms[TimeClass.LOST] == 8_500
     assert [(one.step, one.is_lost) for one in found.losses] == [
         (5, False),
         (8, True),
@@ -115,7 +115,7 @@ def test_a_length_that_no_clock_measured_breaks_nothing(seconds):
     begun = line(0, "WorkerGroupStarted", agent="a:1", met_seconds=seconds, start_seconds=seconds)
     steps = line(0.5, "TrainingStarted", global_step=seconds)
     ended = line(1, "RunEnded", agent="a:1", exit_code=seconds)
-    found = account(records_of([begun, steps, ended]))
+    found = build_report(records_of([begun, steps, ended]))
     assert sum(found.spent_ms.values()) == found.wall_ms
 
 
@@ -126,16 +126,16 @@ def test_a_rollback_into_an_older_life_loses_the_work_of_both():
         line(44, "TrainingStarted", rank=0, generation=3, step=1, global_step=1, max_steps=15),
         line(45, "FirstStepEnded", rank=0, generation=3, step=2, global_step=2),
     ]
-    found = account(records_of(lines))
+    found = build_report(records_of(lines))
     assert [one.lost_steps for one in found.faults] == [4, 11]
-    assert found.spent_ms[Spent.TRAINING] == 1_000 + 1_000
+    assert found.spent_ms[TimeClass.TRAINING] == 1_000 + 1_000
     assert sum(found.spent_ms.values()) == found.wall_ms
 
 
 def test_a_machine_that_vanishes_is_a_fault_of_its_own():
     lines = [one for one in killed_run() if "LifeEnded" not in one and "RunEnded" not in one]
     lines = [one for one in lines if "Stop" not in one and "WorkerFailed" not in one]
-    found = account(records_of(lines))
+    found = build_report(records_of(lines))
     assert [one.cause for one in found.faults] == ["agent_lost", "agent_lost"]
 
 
@@ -153,7 +153,7 @@ def lost(how, cause="peer"):
         line(4, "NodesLost", agent="b:1", **gone),
         line(5, "RunGivenUp", agent="b:1", exit_code=69),
     ]
-    return account(records_of(lines)).faults
+    return build_report(records_of(lines)).faults
 
 
 @pytest.mark.parametrize("how", ["regrouped", "failed"])
@@ -170,7 +170,7 @@ def test_a_rank_that_failed_by_itself_stays_the_cause():
 
 def test_ranks_without_an_agent_have_lives_of_their_own():
     lines = [one for one in killed_run() if '"agent"' not in one]
-    found = account(records_of(lines))
+    found = build_report(records_of(lines))
     assert len(found.doings) == 3
     assert found.lost_steps == 3, "the last step that it told of is 8"
     assert sum(found.spent_ms.values()) == found.wall_ms
@@ -182,7 +182,7 @@ def test_a_clock_that_is_an_hour_ahead_is_set_right():
     for at_seconds, attempt in ((3602, "x"), (3617, "y")):
         there.append(record(at_seconds, "WorkerGroupStarted", agent="b:7", attempt=attempt))
     there.append(record(3633, "RunEnded", agent="b:7", exit_code=75))
-    found = account([*records_of(lines), *there])
+    found = build_report([*records_of(lines), *there])
     assert found.skew_ms == {"b": pytest.approx(3_600_000, abs=500)}
     assert found.wall_ms == 49_000
     assert len(found.doings) == 3
@@ -192,19 +192,19 @@ def test_a_clock_that_is_an_hour_ahead_is_set_right():
 def test_a_loss_that_is_none_is_passed_over(loss):
     lines = killed_run()
     lines[6] = line(12, "MetricsLogged", rank=0, generation=1, step=6, metrics={"loss": loss})
-    found = account(records_of(lines))
+    found = build_report(records_of(lines))
     assert [(one.life, one.step) for one in found.losses] == [(1, 8), (2, 8)]
 
 
 def test_a_run_that_goes_on_is_carried_to_the_present_and_one_that_is_silent_is_not():
     told = records_of(killed_run()[:7])
     now_ms = (BEGAN + 15) * 1000
-    found = account(told, now_ms)
+    found = build_report(told, now_ms)
     assert found.wall_ms == 15_000
-    assert found.spent_ms[Spent.DOWN] == 0
+    assert found.spent_ms[TimeClass.DOWN] == 0
     assert found.faults == ()
-    silent = account(told, now_ms + SILENT_MS)
-    assert silent.spent_ms[Spent.DOWN] == SILENT_MS + 3_000
+    silent = build_report(told, now_ms + SILENT_MS)
+    assert silent.spent_ms[TimeClass.DOWN] == SILENT_MS + 3_000
 
 
 def test_half_a_line_and_foreign_lines_are_passed_over(tmp_path):
@@ -213,7 +213,7 @@ def test_half_a_line_and_foreign_lines_are_passed_over(tmp_path):
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "agent.jsonl").write_text("\n".join([*lines, half]), encoding="utf-8")
     (tmp_path / "steps-0.jsonl").write_text("{}\n", encoding="utf-8")
-    assert account(read_records([tmp_path])) == account(
+    assert build_report(read_records([tmp_path])) == build_report(
         [parse_line(one, "agent.jsonl") for one in killed_run()]
     )
     with pytest.raises(RepositoryNotFound):
@@ -259,7 +259,7 @@ WILD = st.builds(
 def test_the_classes_sum_to_the_wall_clock_whatever_was_told(told, after_ms):
     """Also of runs whose events contradict each other, were lost, or are of a broken clock."""
     until_ms = BEGAN * 1000 + after_ms if told else 0
-    found = account(told, until_ms)
+    found = build_report(told, until_ms)
     assert sum(found.spent_ms.values()) == found.wall_ms
     ends = [found.began_ms, *(one.ended_ms for one in found.intervals)]
     starts = [*(one.began_ms for one in found.intervals), found.ended_ms]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from told import record
 
-from resilient.accounting.agents import Agent, agents
+from resilient.goodput.event_log import Agent, agents
 
 
 def test_launchers_come_in_order_with_what_they_said_at_their_end():

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.accounting.every import Every, parse_every
 from resilient.errors import ConfigError
-from resilient.interval import (
+from resilient.goodput.save_planning import SaveEvery, parse_every
+from resilient.save_interval import (
     PRIOR_SECONDS,
-    Bounds,
-    History,
+    FailureObservations,
+    IntervalBounds,
     best_seconds,
     choose_interval,
     expect,
@@ -53,7 +53,7 @@ def test_while_a_save_is_cheap_no_other_interval_costs_less(cost, mtbf):
 
 @given(costs, times, st.floats(0.0, 1e4))
 def test_the_bounds_hold(cost, mtbf, land):
-    bounds = Bounds(overhead_max=0.05, seconds_max=3600.0, land_seconds=land)
+    bounds = IntervalBounds(overhead_max=0.05, seconds_max=3600.0, land_seconds=land)
     found = choose_interval(cost, mtbf, bounds)
     assert cost / (found.seconds + cost) <= 0.05 + 1e-9
     assert found.seconds >= land
@@ -73,7 +73,7 @@ def test_the_bounds_hold(cost, mtbf, land):
     ],
 )
 def test_what_bounds_an_interval_is_named(cost, mtbf, land, bound, seconds):
-    found = choose_interval(cost, mtbf, Bounds(land_seconds=land))
+    found = choose_interval(cost, mtbf, IntervalBounds(land_seconds=land))
     assert (found.bound, found.seconds) == (bound, pytest.approx(seconds))
 
 
@@ -91,8 +91,8 @@ def at(hour):
 
 def test_a_run_that_never_failed_has_the_prior():
     assert observe([]).mtbf_seconds() == PRIOR_SECONDS
-    assert History(0, 3600.0).mtbf_seconds(7200.0) == PRIOR_SECONDS + 3 * 3600
-    assert observe([("start", at(0))]) == History(0, 0.0)
+    assert FailureObservations(0, 3600.0).mtbf_seconds(7200.0) == PRIOR_SECONDS + 3 * 3600
+    assert observe([("start", at(0))]) == FailureObservations(0, 0.0)
 
 
 def test_failures_count_and_preemptions_do_not():
@@ -105,29 +105,29 @@ def test_failures_count_and_preemptions_do_not():
         ("rollback", at(12)),
     ]
     found = observe(lives)
-    assert found == History(3, (2 + 1 + 1 + 2) * 3600.0)
+    assert found == FailureObservations(3, (2 + 1 + 1 + 2) * 3600.0)
     assert found.mtbf_seconds() == (6 * 3600 + PRIOR_SECONDS) / 4
 
 
 def test_a_clock_that_went_back_and_a_record_without_one_count_for_nothing():
     found = observe([("start", at(5)), ("failure", at(3)), ("failure", "?"), ("failure", at(9))])
-    assert found == History(3, 0.0)
+    assert found == FailureObservations(3, 0.0)
 
 
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        ("500steps", Every(steps=500)),
-        ("1 step", Every(steps=1)),
-        ("30s", Every(seconds=30)),
-        ("0.5s", Every(seconds=0.5)),
-        (" 5M ", Every(seconds=300)),
-        ("10min", Every(seconds=600)),
-        ("1.5h", Every(seconds=5400)),
-        ("auto", Every()),
-        ("auto, memory=1step", Every(memory_steps=1)),
-        ("memory=10 steps,5m", Every(seconds=300, memory_steps=10)),
-        ("memory=1step", Every(memory_steps=1, says_saves=False)),
+        ("500steps", SaveEvery(steps=500)),
+        ("1 step", SaveEvery(steps=1)),
+        ("30s", SaveEvery(seconds=30)),
+        ("0.5s", SaveEvery(seconds=0.5)),
+        (" 5M ", SaveEvery(seconds=300)),
+        ("10min", SaveEvery(seconds=600)),
+        ("1.5h", SaveEvery(seconds=5400)),
+        ("auto", SaveEvery()),
+        ("auto, memory=1step", SaveEvery(memory_steps=1)),
+        ("memory=10 steps,5m", SaveEvery(seconds=300, memory_steps=10)),
+        ("memory=1step", SaveEvery(memory_steps=1, says_saves=False)),
     ],
 )
 def test_the_words_for_how_often(text, every):

@@ -8,15 +8,14 @@ import socket
 
 import pytest
 
-from resilient.accounting.records import LINE_BYTES_MAX, read_records
-from resilient.agent.metrics.following import Following
-from resilient.agent.outputs.line import Line
-from resilient.agent.outputs.reading import Reader, find_sources
+from resilient.elastic.metrics.collector import EventFileTail
+from resilient.elastic.worker_logs import LogLine, LogReader, find_sources
 from resilient.errors import StoreDenied
+from resilient.goodput.event_log import LINE_BYTES_MAX, read_records
 
 AT = "2026-11-20T10:00:00.000Z"
 EVENT = json.dumps({"at": AT, "event": "TrainingStarted", "secret": "of another folder"}) + "\n"
-STORED = Line(AT, "out", "of another folder").stored() + "\n"
+STORED = LogLine(AT, "out", "of another folder").stored() + "\n"
 
 
 def link(path, elsewhere, content):
@@ -76,7 +75,7 @@ def test_log_outside_or_endless_is_refused(tmp_path, trap):
     (run / "logs" / "a").mkdir(parents=True)
     trap(run / "logs" / "a" / "rank-0.log", tmp_path / "elsewhere", STORED)
     with pytest.raises(StoreDenied, match=r"logs/a/rank-0.log` in .*was not read"):
-        list(Reader().read(find_sources(run)))
+        list(LogReader().read(find_sources(run)))
 
 
 @pytest.mark.timeout(20)
@@ -86,7 +85,7 @@ def test_agent_follows_no_event_file_outside(tmp_path, trap):
     events.mkdir()
     trap(events / "rank-0.jsonl", tmp_path / "elsewhere", EVENT)
     with pytest.raises(StoreDenied, match="was not read"):
-        Following(events).read()
+        EventFileTail(events).read()
 
 
 def test_links_inside_the_folder_are_followed(tmp_path):

@@ -5,12 +5,10 @@ import json
 import pytest
 from told import BEGAN, killed_run, line, record, records_of
 
-from resilient.accounting.account import account
-from resilient.accounting.agents import agents
-from resilient.accounting.records import read_records
-from resilient.accounting.steadying import present_ms, steady
-from resilient.accounting.timeline import Spent
 from resilient.clock import SystemClock, boot_name
+from resilient.goodput.event_log import agents, correct_clock_steps, present_ms, read_records
+from resilient.goodput.report import build_report
+from resilient.goodput.timeline import TimeClass
 
 UPTIME = 5000.0
 HOUR = 3600.0
@@ -42,8 +40,8 @@ def record_seconds(text):
 @pytest.mark.parametrize("moved", [-HOUR, HOUR, 86_400.0, -2.0])
 @pytest.mark.parametrize("since", [0.0, 7.0, 11.5, 16.0, 31.0, 48.0])
 def test_a_jump_changes_nothing_that_is_accounted_for(moved, since):
-    true = account(records_of(killed_run()))
-    found = account(records_of(skewed(killed_run(), moved, since)))
+    true = build_report(records_of(killed_run()))
+    found = build_report(records_of(skewed(killed_run(), moved, since)))
     assert found.spent_ms == true.spent_ms
     assert sum(found.spent_ms.values()) == found.wall_ms == true.wall_ms
     assert all(one.length_ms > 0 for one in found.intervals)
@@ -54,7 +52,7 @@ def test_a_jump_changes_nothing_that_is_accounted_for(moved, since):
 
 def test_the_calendar_is_what_most_records_say():
     lines = [line(**_line(one, HOUR if one == 5 else 0.0)) for one in range(9)]
-    moments = [one.at_ms / 1000 - BEGAN for one in steady(records_of(lines))]
+    moments = [one.at_ms / 1000 - BEGAN for one in correct_clock_steps(records_of(lines))]
     assert moments == list(range(9))
 
 
@@ -68,7 +66,7 @@ def test_each_start_of_a_machine_has_seconds_of_its_own_and_old_files_have_none(
     after = record(200, "ProgressSeen", monotonic=3.0, boot="two")
     old = record(150, "ProgressSeen")
     torn = record(160, "ProgressSeen", monotonic="soon", boot="one")
-    assert steady([after, torn, before, old]) == [before, old, torn, after]
+    assert correct_clock_steps([after, torn, before, old]) == [before, old, torn, after]
 
 
 def test_a_launcher_that_left_has_left_though_the_clock_went_back(tmp_path):
@@ -91,6 +89,6 @@ def test_the_present_lies_behind_what_was_told_whatever_the_clock_says():
 
 def test_a_run_that_goes_on_is_carried_to_the_present():
     told = records_of(skewed(killed_run()[:10], HOUR, 7.0))
-    whole = account(told, 1000 * (BEGAN + 20))
+    whole = build_report(told, 1000 * (BEGAN + 20))
     assert sum(whole.spent_ms.values()) == whole.wall_ms
-    assert max(whole.spent_ms[one] for one in Spent) < 60_000
+    assert max(whole.spent_ms[one] for one in TimeClass) < 60_000

@@ -2,19 +2,19 @@
 
 from exposition import figures
 
-from resilient.accounting.records import Record, parse_line
-from resilient.agent.metrics.board import Board
-from resilient.agent.metrics.hearing import begin, hear_rank
+from resilient.elastic.metrics.collector import begin, hear_rank
+from resilient.elastic.metrics.registry import MetricsRegistry
+from resilient.goodput.event_log import EventRecord, parse_line
 
 NAME = "resilient_losses_broken_total"
 
 
 def broke(kind):
-    return Record(1_800_000_000_000, "LossBroke", "rank-0.jsonl", {"kind": kind})
+    return EventRecord(1_800_000_000_000, "LossBroke", "rank-0.jsonl", {"kind": kind})
 
 
 def test_broken_losses_are_counted_by_kind_since_the_agent_is_there():
-    board = Board()
+    board = MetricsRegistry()
     begin(board, "1", 1.0)
     hear_rank(broke("nan"), board, is_new=False)
     hear_rank(broke("odd"), board, is_new=True)

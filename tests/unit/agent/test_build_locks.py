@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from resilient.agent.health.lock_waits import awaited_locks
-from resilient.agent.health.stacks import RankStacks
-from resilient.agent.workers.build_locks import (
+from resilient.clock import SystemClock
+from resilient.elastic.lock_waits import awaited_locks
+from resilient.elastic.stack_dump import RankStacks
+from resilient.elastic.workers.build_locks import (
     BuildLockLeft,
     BuildLockRemoved,
     find_locks,
@@ -19,7 +20,6 @@ from resilient.agent.workers.build_locks import (
     remove_dead_locks,
     why_unsafe,
 )
-from resilient.clock import SystemClock
 
 # `file_baton.py` alone: torch itself takes seconds to import.
 HOLDS = """

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient.agent.health import gpus
-from resilient.agent.health.gpus import GpuWatch
-from resilient.agent.health.oom import OomWatch
-from resilient.agent.health.stragglers import find_stragglers
-from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence, find_cause
-from resilient.world.pulse import Phase, Signs
+from resilient.distributed.heartbeat import Phase, ProgressRecord
+from resilient.elastic import health_monitor
+from resilient.elastic.health_monitor import GpuWatch, OomWatch, find_stragglers
+from resilient.elastic.outcome import NOTHING_SEEN, Cause, Evidence, find_cause
 
 KILLED = -signal.SIGKILL
 GLOO = "/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc"
@@ -157,7 +155,7 @@ class Nvml:
 
 def test_errors_of_devices_are_heard_where_they_can_be(monkeypatch):
     nvml = Nvml([(8, 79), (8, 13), (2, 0), (1, 0)])
-    monkeypatch.setattr(gpus, "import_module", lambda _: nvml)
+    monkeypatch.setattr(health_monitor, "import_module", lambda _: nvml)
     watch = GpuWatch()
     assert watch.start()
     assert nvml.registered == {"device-1": (11, "set")}
@@ -183,18 +181,18 @@ def test_without_the_package_or_a_driver_nothing_is_watched(monkeypatch):
     def missing(_):
         raise ImportError
 
-    monkeypatch.setattr(gpus, "import_module", missing)
+    monkeypatch.setattr(health_monitor, "import_module", missing)
     watch = GpuWatch()
     assert not watch.start()
     assert watch.look() == []
     nvml = Nvml([])
     nvml.nvmlInit = lambda: (_ for _ in ()).throw(nvml.NVMLError("no driver"))
-    monkeypatch.setattr(gpus, "import_module", lambda _: nvml)
+    monkeypatch.setattr(health_monitor, "import_module", lambda _: nvml)
     assert not GpuWatch().start()
 
 
 def own(*seconds):
-    return Signs(9, Phase.STEP, 0.0, (), (), seconds)
+    return ProgressRecord(9, Phase.STEP, 0.0, (), (), seconds)
 
 
 def test_the_slow_one_is_a_straggler():

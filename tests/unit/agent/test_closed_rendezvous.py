@@ -13,10 +13,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousGracefulExitError,
 )
 
-from resilient.agent.nodes.leaving import leave_rendezvous, outcome_of_closed
-from resilient.agent.nodes.roster import Roster
-from resilient.agent.verdict.decide import Budget, Finish, GiveUp, decide
-from resilient.agent.verdict.outcome import Kind
+from resilient.elastic.outcome import OutcomeKind
+from resilient.elastic.rendezvous.leave import leave_rendezvous, outcome_of_closed
+from resilient.elastic.rendezvous.roster import Roster
+from resilient.elastic.restart_policy import Finish, GiveUp, RestartBudget, decide
 
 
 class Handler:
@@ -56,17 +56,17 @@ def test_who_waited_for_room_ends_as_the_others_did(lists, error):
     done, given_up = HashStore(), HashStore()
     leave(done, Finish(0, "all workers are done"))
     leave(given_up, GiveUp(70, "crash loop"))
-    assert outcome_of_closed(Handler(done, **lists), error()).kind is Kind.SUCCEEDED
+    assert outcome_of_closed(Handler(done, **lists), error()).kind is OutcomeKind.SUCCEEDED
     outcome = outcome_of_closed(Handler(given_up, **lists), error())
-    assert outcome.kind is Kind.UNREACHABLE
+    assert outcome.kind is OutcomeKind.UNREACHABLE
     assert "the rendezvous is closed" in outcome.reason
 
 
 def test_who_comes_to_a_closed_rendezvous_knows_nothing_of_a_run():
     done = HashStore()
     leave(done, Finish(0, "all workers are done"))
-    assert outcome_of_closed(Handler(done), RendezvousClosedError()).kind is Kind.UNREACHABLE
-    assert outcome_of_closed(object(), RendezvousClosedError()).kind is Kind.UNREACHABLE
+    assert outcome_of_closed(Handler(done), RendezvousClosedError()).kind is OutcomeKind.UNREACHABLE
+    assert outcome_of_closed(object(), RendezvousClosedError()).kind is OutcomeKind.UNREACHABLE
 
 
 def test_a_store_that_is_gone_says_nothing():
@@ -76,7 +76,7 @@ def test_a_store_that_is_gone_says_nothing():
     gone = SimpleNamespace(check=unreachable, set=unreachable)
     leave(gone, Finish(0, "all workers are done"))
     waiting = Handler(gone, wait_list={"mine"})
-    assert outcome_of_closed(waiting, RendezvousClosedError()).kind is Kind.UNREACHABLE
+    assert outcome_of_closed(waiting, RendezvousClosedError()).kind is OutcomeKind.UNREACHABLE
 
 
 def test_who_was_part_of_a_run_ends_with_the_code_and_the_reason_of_who_gave_it_up_first():
@@ -85,9 +85,9 @@ def test_who_was_part_of_a_run_ends_with_the_code_and_the_reason_of_who_gave_it_
     leave(store, GiveUp(70, "crash loop"))
     outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
     assert outcome.reason.endswith(f"the run ended on {socket.gethostname()}: no way")
-    assert decide(outcome, Budget()) == GiveUp(78, outcome.reason)
+    assert decide(outcome, RestartBudget()) == GiveUp(78, outcome.reason)
     newcomer = outcome_of_closed(Handler(store), RendezvousClosedError())
-    assert decide(newcomer, Budget()).code == 69
+    assert decide(newcomer, RestartBudget()).code == 69
 
 
 @pytest.mark.parametrize("said", ["", "{}", "[]", "3", '{"code": "x"}'])
@@ -96,7 +96,7 @@ def test_what_nobody_can_read_is_69_with_a_reason(said):
     store.set("resilient/why/run", said)
     outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
     told = GiveUp(69, "the rendezvous is closed: RendezvousClosedError")
-    assert decide(outcome, Budget()) == told
+    assert decide(outcome, RestartBudget()) == told
 
 
 def test_who_gives_up_stays_until_the_others_may_have_heard_why():

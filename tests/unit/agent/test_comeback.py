@@ -8,15 +8,15 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from resilient.agent.nodes import meeting
-from resilient.agent.nodes.meeting import NO_COMEBACK, Comeback
+from resilient.elastic.rendezvous import connect
+from resilient.elastic.rendezvous.connect import NO_COMEBACK, RendezvousReconnect
 
 
 @pytest.fixture
 def clock(monkeypatch):
     made = SimpleNamespace(now=0.0, monotonic=lambda: made.now)
     made.sleep = lambda seconds: setattr(made, "now", made.now + seconds)
-    monkeypatch.setattr(meeting, "time", made)
+    monkeypatch.setattr(connect, "time", made)
     return made
 
 
@@ -40,7 +40,7 @@ def joining(spec, *errors):
 def test_a_lost_place_is_looked_for_anew_each_time(clock, spec):
     join, seen = joining(spec, RendezvousConnectionError("lost"), RendezvousConnectionError("lost"))
     ways, told = iter(("second", "third")), []
-    Comeback(lambda: next(ways), 60).meet(spec, join, told.append)
+    RendezvousReconnect(lambda: next(ways), 60).meet(spec, join, told.append)
     assert seen == ["first", "second", "third"]
     assert [one.line().startswith("the node that serves the rendezvous") for one in told] == [
         True
@@ -50,11 +50,11 @@ def test_a_lost_place_is_looked_for_anew_each_time(clock, spec):
 def test_a_question_that_fails_after_joining_is_tried_at_the_same_place(clock, spec):
     # Torch takes a node that had joined out before it joins again, through the same handler.
     join, seen = joining(spec, dist.DistStoreError("no answer"))
-    Comeback(pytest.fail, 60).meet(spec, join, pytest.fail)
+    RendezvousReconnect(pytest.fail, 60).meet(spec, join, pytest.fail)
     assert seen == ["first", "first"]
 
 
-@pytest.mark.parametrize("comeback", [NO_COMEBACK, Comeback(pytest.fail, 0)])
+@pytest.mark.parametrize("comeback", [NO_COMEBACK, RendezvousReconnect(pytest.fail, 0)])
 def test_without_a_wish_nobody_waits(clock, spec, comeback):
     join, seen = joining(spec, RendezvousConnectionError("lost"))
     with pytest.raises(RendezvousConnectionError):
@@ -65,12 +65,12 @@ def test_without_a_wish_nobody_waits(clock, spec, comeback):
 def test_patience_ends(clock, spec):
     join, _ = joining(spec, *[RendezvousConnectionError("lost")] * 9)
     with pytest.raises(RendezvousConnectionError):
-        Comeback(lambda: "next", 5).meet(spec, join, lambda _: None)
+        RendezvousReconnect(lambda: "next", 5).meet(spec, join, lambda _: None)
     assert clock.now <= 5
 
 
 def test_a_closed_rendezvous_is_over(clock, spec):
     join, seen = joining(spec, RendezvousClosedError())
     with pytest.raises(RendezvousClosedError):
-        Comeback(pytest.fail, 60).meet(spec, join, pytest.fail)
+        RendezvousReconnect(pytest.fail, 60).meet(spec, join, pytest.fail)
     assert seen == ["first"]

@@ -1,4 +1,4 @@
-"""The table of resilient.agent.verdict.decide, a test per row."""
+"""The table of resilient.elastic.restart_policy, a test per row."""
 
 import signal
 from dataclasses import replace
@@ -6,19 +6,27 @@ from dataclasses import replace
 import pytest
 
 from resilient import errors
-from resilient.agent.verdict.causes import ECHO_CODES, REFUSAL_CODES, Cause
-from resilient.agent.verdict.decide import PERMANENT_CODES, Budget, Finish, GiveUp, Restart, decide
-from resilient.agent.verdict.naming import exit_code, name_command, name_of
-from resilient.agent.verdict.outcome import Kind, Outcome
+from resilient.elastic.outcome import ECHO_CODES, REFUSAL_CODES, Cause, Outcome, OutcomeKind
+from resilient.elastic.restart_policy import (
+    PERMANENT_CODES,
+    Finish,
+    GiveUp,
+    Restart,
+    RestartBudget,
+    decide,
+    exit_code,
+    name_command,
+    name_of,
+)
 
-PLENTY = Budget(restarts_left=5)
-NONE_LEFT = Budget(restarts_left=0)
+PLENTY = RestartBudget(restarts_left=5)
+NONE_LEFT = RestartBudget(restarts_left=0)
 KINDS = [
     one
     for one in vars(errors).values()
     if isinstance(one, type) and issubclass(one, errors.ResilientError)
 ]
-LOOPING = Budget(restarts_left=5, no_progress_lives=3)
+LOOPING = RestartBudget(restarts_left=5, no_progress_lives=3)
 
 
 def code_of(action):
@@ -28,19 +36,19 @@ def code_of(action):
 
 @pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
 def test_a_group_that_succeeded_finishes_with_0(budget):
-    assert decide(Outcome(Kind.SUCCEEDED), budget) == Finish(0, "all workers are done")
+    assert decide(Outcome(OutcomeKind.SUCCEEDED), budget) == Finish(0, "all workers are done")
 
 
 @pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
 def test_a_preempted_group_leaves_with_75_and_is_never_restarted(budget):
-    action = decide(Outcome(Kind.PREEMPTED, status=75), budget)
+    action = decide(Outcome(OutcomeKind.PREEMPTED, status=75), budget)
     assert isinstance(action, Finish)
     assert action.code == 75
 
 
 @pytest.mark.parametrize("code", sorted(PERMANENT_CODES))
 def test_a_permanent_code_is_passed_on_without_a_restart(code):
-    action = decide(Outcome(Kind.FAILED, status=code), PLENTY)
+    action = decide(Outcome(OutcomeKind.FAILED, status=code), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
 
@@ -51,84 +59,88 @@ def test_the_permanent_codes_are_those_of_the_exit_code_table():
 
 @pytest.mark.parametrize("status", [1, 7, 71, 130, -9, -11, -6, -15])
 def test_any_other_failure_is_restarted_for_one_restart(status):
-    action = decide(Outcome(Kind.FAILED, status=status), PLENTY)
+    action = decide(Outcome(OutcomeKind.FAILED, status=status), PLENTY)
     assert action == Restart("failure", is_paid=True)
     assert PLENTY.after(action).restarts_left == 4
 
 
 def test_the_echo_of_a_failure_elsewhere_is_restarted_although_69_is_permanent():
-    outcome = Outcome(Kind.FAILED, status=69, is_echo=True)
+    outcome = Outcome(OutcomeKind.FAILED, status=69, is_echo=True)
     assert decide(outcome, PLENTY) == Restart("failure", is_paid=True)
     assert code_of(decide(outcome, NONE_LEFT)) == 69
 
 
 @pytest.mark.parametrize(("status", "code"), [(7, 7), (1, 1), (-9, 137), (-15, 143), (71, 71)])
 def test_without_restarts_the_workers_own_code_is_passed_on(status, code):
-    action = decide(Outcome(Kind.FAILED, status=status), NONE_LEFT)
+    action = decide(Outcome(OutcomeKind.FAILED, status=status), NONE_LEFT)
     assert isinstance(action, GiveUp)
     assert action.code == code
 
 
 def test_lives_without_a_new_checkpoint_are_a_crash_loop():
-    action = decide(Outcome(Kind.FAILED, status=-11), LOOPING)
+    action = decide(Outcome(OutcomeKind.FAILED, status=-11), LOOPING)
     assert code_of(action) == 70
     assert "SIGSEGV" in action.reason
     assert "without a new checkpoint" in action.reason
 
 
 def test_a_crash_loop_is_told_even_when_the_restarts_end_with_the_same_life():
-    budget = Budget(restarts_left=0, no_progress_lives=3)
-    assert code_of(decide(Outcome(Kind.FAILED, status=1), budget)) == 70
+    budget = RestartBudget(restarts_left=0, no_progress_lives=3)
+    assert code_of(decide(Outcome(OutcomeKind.FAILED, status=1), budget)) == 70
 
 
 def test_one_life_less_than_the_limit_is_no_crash_loop():
-    budget = Budget(restarts_left=1, no_progress_lives=2)
-    assert isinstance(decide(Outcome(Kind.FAILED, status=1), budget), Restart)
+    budget = RestartBudget(restarts_left=1, no_progress_lives=2)
+    assert isinstance(decide(Outcome(OutcomeKind.FAILED, status=1), budget), Restart)
 
 
 def test_a_permanent_code_is_told_before_a_crash_loop():
-    assert code_of(decide(Outcome(Kind.FAILED, status=78), LOOPING)) == 78
+    assert code_of(decide(Outcome(OutcomeKind.FAILED, status=78), LOOPING)) == 78
 
 
 @pytest.mark.parametrize(("budget", "code"), [(PLENTY, 75), (NONE_LEFT, 1), (LOOPING, 70)])
 def test_a_restart_that_a_stop_overtakes_is_left_to_the_requeue(budget, code):
-    outcome = Outcome(Kind.FAILED, status=1, stop_signal=signal.SIGTERM)
+    outcome = Outcome(OutcomeKind.FAILED, status=1, stop_signal=signal.SIGTERM)
     assert code_of(decide(outcome, budget)) == code
 
 
 @pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
 def test_a_change_of_membership_restarts_for_free(budget):
-    action = decide(Outcome(Kind.REGROUPED), budget)
+    action = decide(Outcome(OutcomeKind.REGROUPED), budget)
     assert action == Restart("membership", is_paid=False)
     assert budget.after(action) == budget
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (75, 75), (-15, 75)])
 def test_workers_that_stop_as_asked_end_the_run_well(status, code):
-    action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
+    action = decide(Outcome(OutcomeKind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, Finish)
     assert action.code == code
 
 
 @pytest.mark.parametrize(("status", "code"), [(73, 73), (1, 1), (-9, 137), (-11, 139), (143, 143)])
 def test_a_worker_that_fails_while_stopping_passes_its_code_on(status, code):
-    action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
+    action = decide(Outcome(OutcomeKind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
 
 
 def test_a_host_that_lost_others_while_stopping_is_started_again_where_something_is_safe():
-    lost = Outcome(Kind.STOPPED, 69, signal.SIGTERM, cause=Cause.PEER, newest="checkpoint-20-g1")
+    lost = Outcome(
+        OutcomeKind.STOPPED, 69, signal.SIGTERM, cause=Cause.PEER, newest="checkpoint-20-g1"
+    )
     action = decide(lost, NONE_LEFT)
     assert isinstance(action, Finish)
     assert action.code == 75
     assert "the work since checkpoint-20-g1 is lost at most" in action.reason
     assert lost.is_interruption
-    assert code_of(decide(lost, Budget(preemptions_left=-1))) == 143
+    assert code_of(decide(lost, RestartBudget(preemptions_left=-1))) == 143
     assert code_of(decide(replace(lost, newest=None), PLENTY)) == 69
 
 
-TAKEN = Outcome(Kind.STOPPED, -9, signal.SIGTERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1")
+TAKEN = Outcome(
+    OutcomeKind.STOPPED, -9, signal.SIGTERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1"
+)
 
 
 def test_a_rank_that_was_taken_while_stopping_is_the_preemption_that_it_is():
@@ -137,7 +149,7 @@ def test_a_rank_that_was_taken_while_stopping_is_the_preemption_that_it_is():
     assert action.code == 75
     assert "the work since checkpoint-20-g1 is lost at most" in action.reason
     assert TAKEN.is_interruption
-    assert code_of(decide(TAKEN, Budget(preemptions_left=-1))) == 143
+    assert code_of(decide(TAKEN, RestartBudget(preemptions_left=-1))) == 143
 
 
 @pytest.mark.parametrize(
@@ -154,7 +166,7 @@ def test_a_kill_that_leaves_nothing_known_or_was_for_memory_passes_its_signal_on
 
 
 def test_only_a_rank_that_was_taken_makes_a_failure_part_of_a_stop():
-    taken = replace(TAKEN, kind=Kind.FAILED)
+    taken = replace(TAKEN, kind=OutcomeKind.FAILED)
     assert taken.in_a_stop() == TAKEN
     for other in (replace(taken, cause=Cause.OOM_KILL), replace(taken, status=1)):
         assert other.in_a_stop() == other
@@ -172,7 +184,7 @@ def test_only_a_rank_that_was_taken_makes_a_failure_part_of_a_stop():
     ],
 )
 def test_work_that_sigterm_cost_is_told_and_ends_with_143(newest, words):
-    outcome = Outcome(Kind.STOPPED, -15, signal.SIGINT, is_unsaved=True, newest=newest)
+    outcome = Outcome(OutcomeKind.STOPPED, -15, signal.SIGINT, is_unsaved=True, newest=newest)
     action = decide(outcome, PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == 143
@@ -180,7 +192,7 @@ def test_work_that_sigterm_cost_is_told_and_ends_with_143(newest, words):
 
 
 def test_workers_that_were_not_in_training_lost_no_step():
-    action = decide(Outcome(Kind.STOPPED, -15, signal.SIGTERM, newest=None), PLENTY)
+    action = decide(Outcome(OutcomeKind.STOPPED, -15, signal.SIGTERM, newest=None), PLENTY)
     assert isinstance(action, Finish)
     assert "outside training, as far as the workers told" in action.reason
 
@@ -188,12 +200,12 @@ def test_workers_that_were_not_in_training_lost_no_step():
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome(Kind.PREEMPTED, 75),
-        Outcome(Kind.STOPPED, 75, signal.SIGTERM),
-        Outcome(Kind.STOPPED, 143, signal.SIGTERM),
-        Outcome(Kind.STOPPED, -15, signal.SIGTERM, is_unsaved=True),
-        Outcome(Kind.KILLED, 0, signal.SIGTERM),
-        Outcome(Kind.FAILED, 1, signal.SIGTERM),
+        Outcome(OutcomeKind.PREEMPTED, 75),
+        Outcome(OutcomeKind.STOPPED, 75, signal.SIGTERM),
+        Outcome(OutcomeKind.STOPPED, 143, signal.SIGTERM),
+        Outcome(OutcomeKind.STOPPED, -15, signal.SIGTERM, is_unsaved=True),
+        Outcome(OutcomeKind.KILLED, 0, signal.SIGTERM),
+        Outcome(OutcomeKind.FAILED, 1, signal.SIGTERM),
     ],
 )
 @pytest.mark.parametrize("wish", ["never", "checkpoint-5-g1"])
@@ -207,12 +219,12 @@ def test_the_command_is_the_same_where_it_resumes():
 
 
 def test_workers_killed_after_others_had_left_end_with_the_signal_that_killed_them():
-    assert code_of(decide(Outcome(Kind.KILLED), PLENTY)) == 137
+    assert code_of(decide(Outcome(OutcomeKind.KILLED), PLENTY)) == 137
 
 
 @pytest.mark.parametrize("code", [143, 130])
 def test_workers_that_left_at_once_lost_work_and_are_not_reported_as_saved(code):
-    action = decide(Outcome(Kind.STOPPED, status=code, stop_signal=signal.SIGTERM), PLENTY)
+    action = decide(Outcome(OutcomeKind.STOPPED, status=code, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
     assert "work since the last checkpoint is lost" in action.reason
@@ -221,7 +233,7 @@ def test_workers_that_left_at_once_lost_work_and_are_not_reported_as_saved(code)
 
 @pytest.mark.parametrize(("asked_by", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_workers_that_had_to_be_killed_end_with_the_signal_asked_with(asked_by, code):
-    action = decide(Outcome(Kind.KILLED, stop_signal=asked_by), PLENTY)
+    action = decide(Outcome(OutcomeKind.KILLED, stop_signal=asked_by), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
     assert "last durable checkpoint is intact" in action.reason
@@ -229,7 +241,7 @@ def test_workers_that_had_to_be_killed_end_with_the_signal_asked_with(asked_by, 
 
 
 def test_lost_peers_are_worth_a_retry_by_the_scheduler():
-    action = decide(Outcome(Kind.UNREACHABLE, reason="closed"), PLENTY)
+    action = decide(Outcome(OutcomeKind.UNREACHABLE, reason="closed"), PLENTY)
     assert action == GiveUp(69, "closed")
 
 
@@ -251,7 +263,7 @@ def test_a_status_has_a_name():
 def test_error_that_refuses_a_start_is_never_tried_again(kind, is_permanent):
     is_echo = kind.code in ECHO_CODES
     outcome = Outcome(
-        Kind.FAILED, kind.exit_code, is_echo=is_echo, is_refusal=kind.code in REFUSAL_CODES
+        OutcomeKind.FAILED, kind.exit_code, is_echo=is_echo, is_refusal=kind.code in REFUSAL_CODES
     )
     action = decide(outcome, PLENTY)
     if is_permanent and not is_echo:
@@ -269,12 +281,12 @@ def test_error_of_a_checkpoint_or_a_setting_is_permanent(kind):
 
 
 def test_damage_met_after_a_step_is_tried_again():
-    outcome = Outcome(Kind.FAILED, 1, is_refusal=True, has_stepped=True)
+    outcome = Outcome(OutcomeKind.FAILED, 1, is_refusal=True, has_stepped=True)
     assert isinstance(decide(outcome, PLENTY), Restart)
 
 
 def test_damage_refused_before_a_step_ends_the_run_with_its_code():
-    action = decide(Outcome(Kind.FAILED, 1, is_refusal=True), PLENTY)
+    action = decide(Outcome(OutcomeKind.FAILED, 1, is_refusal=True), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == 1
     assert "refused the checkpoint before its first step" in action.reason

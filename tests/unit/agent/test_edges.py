@@ -1,16 +1,16 @@
-"""Who is blamed for not getting into training, or out of it: resilient.agent.health.edges."""
+"""Who is blamed for not getting into training, or out of it: resilient.elastic.hang_detection."""
 
 import pytest
 
-from resilient.agent.health.edges import (
-    Seen,
+from resilient.distributed.heartbeat import Phase, ProgressRecord
+from resilient.elastic.hang_detection import (
+    HangRule,
+    ObservedRank,
     are_quiet,
     find_starting,
     find_stuck_end,
     find_stuck_start,
 )
-from resilient.agent.health.heartbeat import HangRule
-from resilient.world.pulse import Phase, Signs
 
 RULE = HangRule(patience_seconds=1800.0)
 NOW = 10_000.0
@@ -20,8 +20,8 @@ TRAINED = tuple(1.0 if one is Phase.FIRST else 0.0 for one in Phase)
 
 
 def seen(rank, phase=None, waited=4000.0, *, step=-1, longest=NONE, state="S"):
-    signs = None if phase is None else Signs(step, phase, NOW - waited, longest, ())
-    return Seen(rank, signs, state)
+    signs = None if phase is None else ProgressRecord(step, phase, NOW - waited, longest, ())
+    return ObservedRank(rank, signs, state)
 
 
 def silent(rank, **more):

@@ -1,4 +1,4 @@
-"""Hosts that compare whose rank hangs: resilient.agent.nodes.elsewhere."""
+"""Hosts that compare whose rank hangs: resilient.elastic.rendezvous.remote_hangs."""
 
 import time
 from contextlib import ExitStack
@@ -8,20 +8,19 @@ import pytest
 from clocks import OwnClock
 from torch.distributed import DistNetworkError, TCPStore
 
-from resilient.agent.health.heartbeat import Hang, Overdue
-from resilient.agent.health.standing import Standing
-from resilient.agent.nodes.elsewhere import Elsewhere
+from resilient.distributed.heartbeat import Phase
+from resilient.elastic.hang_detection import Hang, HostHangStatus, OverdueRank
+from resilient.elastic.rendezvous.remote_hangs import PeerHangExchange
 from resilient.events import Emitter
-from resilient.world.pulse import Phase
 
-WAITING = Standing(0, 7, Phase.STEP, "S", 60.0, is_overdue=True)
+WAITING = HostHangStatus(0, 7, Phase.STEP, "S", 60.0, is_overdue=True)
 STUCK = replace(WAITING, rank=1, phase=Phase.LOADING)
 ANSWER_SECONDS, ACT_SECONDS = 3.0, 20.0
 
 
 def hang_of(standing, edge=""):
     place = (standing.rank, standing.step, standing.phase, standing.state)
-    return Hang((Overdue(*place, standing.waited_seconds, 10.0, edge),))
+    return Hang((OverdueRank(*place, standing.waited_seconds, 10.0, edge),))
 
 
 class Host:
@@ -30,7 +29,7 @@ class Host:
     def __init__(self, store, node, nodes=2):
         self.clock, self.told = OwnClock(), []
         emit = Emitter(self.clock, (lambda _, event: self.told.append(event),))
-        self.elsewhere = Elsewhere(store, node, nodes, "a life", self.clock, emit)
+        self.elsewhere = PeerHangExchange(store, node, nodes, "a life", self.clock, emit)
 
     def waits(self, standing):
         self.elsewhere.tell(standing)

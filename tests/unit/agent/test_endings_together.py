@@ -8,17 +8,16 @@ import pytest
 from clocks import OwnClock
 from torch.distributed import DistNetworkError, HashStore
 
-from resilient.agent.nodes.leaving import leave_rendezvous
-from resilient.agent.nodes.membership import ExitBarrier
-from resilient.agent.nodes.roster import Roster
-from resilient.agent.options import Patience
-from resilient.agent.verdict.causes import NOTHING_SEEN
-from resilient.agent.verdict.decide import Finish, GiveUp
-from resilient.agent.verdict.outcome import Kind
-from resilient.agent.watch import LifeWatch, Surroundings
+from resilient.distributed.stop_request import StopRequest
+from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
+from resilient.elastic.options import Timeouts
+from resilient.elastic.outcome import NOTHING_SEEN, OutcomeKind
+from resilient.elastic.rendezvous.leave import leave_rendezvous
+from resilient.elastic.rendezvous.membership import ExitBarrier
+from resilient.elastic.rendezvous.roster import Roster
+from resilient.elastic.restart_policy import Finish, GiveUp
 from resilient.errors import Fenced, PeerFailed
 from resilient.events import Emitter
-from resilient.world.stopping import StopRequest
 
 
 class Members:
@@ -48,13 +47,13 @@ class Members:
 
 def watch_of(members, barrier, clock):
     """Return the watch over a host whose only worker has ended with 0."""
-    around = Surroundings(
+    around = MonitorContext(
         stops=SimpleNamespace(asked_by=0, request=None, is_urgent=False),
         members=members,
         barrier=barrier,
         health=SimpleNamespace(look=lambda *_: None, standing=None),
         elsewhere=SimpleNamespace(tell=lambda _: None),
-        patience=Patience(),
+        patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
         tend=lambda: None,
@@ -67,7 +66,7 @@ def watch_of(members, barrier, clock):
         wait=clock.sleep,
         signal=lambda _: None,
     )
-    return LifeWatch(group, around)
+    return AttemptMonitor(group, around)
 
 
 def barriers(nodes):
@@ -83,12 +82,12 @@ def test_a_late_host_does_not_call_back_one_that_is_done():
     assert members.overlooked == 1
     # This one is done and leaves: it closes the rendezvous behind it.
     assert other.is_passed()
-    assert watch.observe().kind is Kind.SUCCEEDED
+    assert watch.observe().kind is OutcomeKind.SUCCEEDED
 
 
 def test_who_is_done_meets_whoever_left_before_it_was():
     (mine, *_), clock = barriers(2)
-    assert watch_of(Members(left=[1]), mine, clock).observe().kind is Kind.REGROUPED
+    assert watch_of(Members(left=[1]), mine, clock).observe().kind is OutcomeKind.REGROUPED
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -99,7 +98,7 @@ def test_a_late_host_is_let_in_while_ranks_run(is_running):
     watch._stops.is_urgent = True  # its worker is not asked to end
     watch._group.kill, watch._group.wait_for_all = (lambda: None), (lambda _: True)
     outcome = watch._look()
-    assert (outcome.kind if outcome else None) is (Kind.REGROUPED if is_running else None)
+    assert (outcome.kind if outcome else None) is (OutcomeKind.REGROUPED if is_running else None)
     assert watch._members.is_told is is_running
 
 
@@ -110,7 +109,7 @@ def stopped(watch, clock, within_seconds):
     watch._health.evidence = lambda: NOTHING_SEEN
     began_seconds = clock.seconds
     outcome = watch._look()
-    assert (outcome.kind, outcome.status) == (Kind.STOPPED, 0)
+    assert (outcome.kind, outcome.status) == (OutcomeKind.STOPPED, 0)
     return clock.seconds - began_seconds
 
 

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 from clocks import OwnClock
 
-from resilient.agent.options import Patience
-from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence
-from resilient.agent.verdict.outcome import Kind
-from resilient.agent.watch import LifeWatch, Surroundings
-from resilient.agent.workers.group import WorkerCommand, WorkerExit
+from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
+from resilient.elastic.options import Timeouts
+from resilient.elastic.outcome import NOTHING_SEEN, Cause, Evidence, OutcomeKind
+from resilient.elastic.workers.group import WorkerCommand, WorkerExit
 from resilient.events import Emitter
 
 
@@ -40,19 +39,19 @@ def outcome_of(status, tmp_path, evidence=NOTHING_SEEN, *, asked_by=0, **around)
         stop=lambda _seconds: None,
         is_running=False,
     )
-    around = Surroundings(
+    around = MonitorContext(
         stops=Asked(asked_by),
         members=None,
         barrier=None,
         health=SimpleNamespace(evidence=lambda: evidence, last_step=lambda: 5),
         elsewhere=SimpleNamespace(is_to_blame=True),
-        patience=Patience(),
+        patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
         tend=lambda: None,
         **around,
     )
-    return LifeWatch(group, around).observe()
+    return AttemptMonitor(group, around).observe()
 
 
 @pytest.mark.parametrize("status", [1, -signal.SIGABRT])
@@ -75,10 +74,10 @@ def test_a_rank_that_is_killed_for_memory_meanwhile_was_that(tmp_path):
 @pytest.mark.parametrize(
     ("message", "nodes", "asked_by", "kind"),
     [
-        (RESET, 2, 0, Kind.REGROUPED),
-        (RESET, 1, 0, Kind.FAILED),
-        (RESET, 2, signal.SIGTERM, Kind.FAILED),
-        ("ValueError: boom", 2, 0, Kind.FAILED),
+        (RESET, 2, 0, OutcomeKind.REGROUPED),
+        (RESET, 1, 0, OutcomeKind.FAILED),
+        (RESET, 2, signal.SIGTERM, OutcomeKind.FAILED),
+        ("ValueError: boom", 2, 0, OutcomeKind.FAILED),
     ],
 )
 def test_who_only_lost_a_rank_of_another_host_has_not_failed(
@@ -88,4 +87,4 @@ def test_who_only_lost_a_rank_of_another_host_has_not_failed(
     (tmp_path / "error.json").write_text(json.dumps(said), encoding="utf-8")
     outcome = outcome_of(1, tmp_path, nodes=nodes, asked_by=asked_by)
     assert outcome.kind is kind
-    assert outcome.is_loss == (kind is Kind.REGROUPED)
+    assert outcome.is_loss == (kind is OutcomeKind.REGROUPED)

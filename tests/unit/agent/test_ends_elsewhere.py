@@ -4,10 +4,10 @@ import os
 
 from clocks import OwnClock
 
-from resilient.agent.health.heartbeat import HangRule
-from resilient.agent.health.ranks import Health
+from resilient.distributed.heartbeat import Phase, ProgressReporter, progress_path
+from resilient.elastic.hang_detection import HangRule
+from resilient.elastic.health_monitor import HealthMonitor
 from resilient.events import Emitter
-from resilient.world.pulse import Phase, Pulse, pulse_path
 
 PATIENCE_SECONDS = 10.0
 
@@ -25,9 +25,11 @@ class Elsewhere:
 
 def test_other_hosts_are_asked_late_and_a_rank_has_its_patience_from_then_on(tmp_path):
     clock, elsewhere = OwnClock(), Elsewhere()
-    health = Health(tmp_path, HangRule(patience_seconds=PATIENCE_SECONDS), clock, Emitter(clock))
+    health = HealthMonitor(
+        tmp_path, HangRule(patience_seconds=PATIENCE_SECONDS), clock, Emitter(clock)
+    )
     health.begin({0: 4})
-    pulse = Pulse(pulse_path(str(tmp_path), 0), clock)
+    pulse = ProgressReporter(progress_path(str(tmp_path), 0), clock)
 
     def look(later_seconds):
         for _ in range(int(later_seconds) - 1):

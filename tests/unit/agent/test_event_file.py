@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from resilient.agent.recording import HELD_MAX, EventFile
 from resilient.clock import SystemClock
+from resilient.distributed.launch_env import publish_event_file, publish_repository, read_launch
+from resilient.elastic.run_dir import HELD_MAX, EventFile
 from resilient.events import Emitter, Event
-from resilient.world.launch import read_launch, tell_events, tell_repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def test_what_is_told_before_the_workers_said_where_is_written_first(tmp_path, n
     file.beat(notes)
     emit(Told(2))
     assert list(tmp_path.iterdir()) == [notes]
-    tell_events(launch, tmp_path / "run" / "events")
+    publish_event_file(launch, tmp_path / "run" / "events")
     file.beat(notes)
     assert numbers(tmp_path / "run" / "events") == [1, 2]
     emit(Told(3))
@@ -56,13 +56,13 @@ def test_the_next_event_finds_what_was_said_since_the_last_look(tmp_path, notes,
     file = EventFile("")
     emit = Emitter(SystemClock(), (file,))
     file.beat(notes)
-    tell_events(launch, tmp_path)
+    publish_event_file(launch, tmp_path)
     emit(Told(1))
     assert numbers(tmp_path) == [1]
 
 
 def test_a_folder_of_the_command_line_waits_for_nobody(tmp_path, notes, launch):
-    tell_events(launch, tmp_path / "theirs")
+    publish_event_file(launch, tmp_path / "theirs")
     file = EventFile(str(tmp_path / "told"))
     Emitter(SystemClock(), (file,))(Told(1))
     file.beat(notes)
@@ -71,7 +71,7 @@ def test_a_folder_of_the_command_line_waits_for_nobody(tmp_path, notes, launch):
 
 
 def test_events_lie_beside_the_checkpoints_of_a_loop_of_its_own(tmp_path, notes, launch):
-    tell_repository(launch, str(tmp_path))
+    publish_repository(launch, str(tmp_path))
     file = EventFile("")
     file.beat(notes)
     Emitter(SystemClock(), (file,))(Told(1))
@@ -80,7 +80,7 @@ def test_events_lie_beside_the_checkpoints_of_a_loop_of_its_own(tmp_path, notes,
 
 def test_a_bucket_is_no_folder_of_this_host(tmp_path, monkeypatch, notes, launch):
     monkeypatch.chdir(tmp_path)
-    tell_repository(launch, "s3://lab/run")
+    publish_repository(launch, "s3://lab/run")
     file = EventFile("")
     file.beat(notes)
     Emitter(SystemClock(), (file,))(Told(1))
@@ -92,6 +92,6 @@ def test_only_so_many_wait(tmp_path, notes, launch):
     emit = Emitter(SystemClock(), (file,))
     for number in range(HELD_MAX + 2):
         emit(Told(number))
-    tell_events(launch, tmp_path)
+    publish_event_file(launch, tmp_path)
     file.beat(notes)
     assert numbers(tmp_path) == list(range(2, HELD_MAX + 2))

@@ -2,7 +2,7 @@
 
 import signal
 
-from resilient.agent.facts import WorkerFailed
+from resilient.elastic.events import WorkerFailed
 
 
 def failed(**changes):

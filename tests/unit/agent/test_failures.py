@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.failures import WorkerError, find_failures, read_error
-from resilient.agent.workers.group import WorkerCommand, WorkerExit
+from resilient.elastic.outcome import Cause
+from resilient.elastic.worker_errors import WorkerError, find_failures, read_error
+from resilient.elastic.workers.group import WorkerCommand, WorkerExit
 
 NOW = 100.0
 

@@ -1,4 +1,4 @@
-"""When a group hangs, and who is blamed: the rules of resilient.agent.health.heartbeat."""
+"""When a group hangs, and who is blamed: the rules of resilient.elastic.hang_detection."""
 
 from dataclasses import replace
 
@@ -6,28 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.agent.health.heartbeat import (
+from resilient.distributed.heartbeat import Phase, ProgressRecord
+from resilient.elastic.hang_detection import (
     HangRule,
-    Learned,
-    Vital,
+    LearnedDeadlines,
+    RankStatus,
     find_hang,
     parse_hang_rule,
 )
 from resilient.errors import ConfigError
-from resilient.world.pulse import Phase, Signs
 
 RULE = HangRule(floor_seconds=60.0, median_factor=10.0, patience_seconds=1800.0)
 NONE = (0.0,) * len(Phase)
-LEARNED = Learned(median_seconds=1.0)
+LEARNED = LearnedDeadlines(median_seconds=1.0)
 NOW = 10_000.0
 
 
 def signs(step=5, phase=Phase.STEP, waited=0.0, longest=NONE, steps=()):
-    return Signs(step, phase, NOW - waited, longest, steps)
+    return ProgressRecord(step, phase, NOW - waited, longest, steps)
 
 
 def vital(rank, state="S", stopped=None, **more):
-    return Vital(rank, signs(**more), state, None if stopped is None else NOW - stopped)
+    return RankStatus(rank, signs(**more), state, None if stopped is None else NOW - stopped)
 
 
 def longest(phase, seconds):
@@ -41,16 +41,16 @@ def hang_of(*vitals, learned=LEARNED, rule=RULE):
 @pytest.mark.parametrize(
     ("phase", "learned", "expected"),
     [
-        (Phase.STEP, Learned(1.0), 60.0),  # the floor
-        (Phase.STEP, Learned(30.0), 300.0),  # ten times the median
-        (Phase.STEP, Learned(1.0, longest(Phase.STEP, 100.0)), 200.0),  # twice the longest
-        (Phase.STEP, Learned(), 1800.0),  # nothing is known yet
-        (Phase.FIRST, Learned(1.0), 1800.0),
-        (Phase.EVALUATING, Learned(1.0), 1800.0),
-        (Phase.SAVING, Learned(1.0), 1800.0),
-        (Phase.COMPILING, Learned(1.0), 1800.0),
-        (Phase.LOADING, Learned(1.0, longest(Phase.LOADING, 1200.0)), 2400.0),
-        (Phase.OUTSIDE, Learned(1.0), None),
+        (Phase.STEP, LearnedDeadlines(1.0), 60.0),  # the floor
+        (Phase.STEP, LearnedDeadlines(30.0), 300.0),  # ten times the median
+        (Phase.STEP, LearnedDeadlines(1.0, longest(Phase.STEP, 100.0)), 200.0),  # twice the longest
+        (Phase.STEP, LearnedDeadlines(), 1800.0),  # nothing is known yet
+        (Phase.FIRST, LearnedDeadlines(1.0), 1800.0),
+        (Phase.EVALUATING, LearnedDeadlines(1.0), 1800.0),
+        (Phase.SAVING, LearnedDeadlines(1.0), 1800.0),
+        (Phase.COMPILING, LearnedDeadlines(1.0), 1800.0),
+        (Phase.LOADING, LearnedDeadlines(1.0, longest(Phase.LOADING, 1200.0)), 2400.0),
+        (Phase.OUTSIDE, LearnedDeadlines(1.0), None),
     ],
 )
 def test_each_phase_has_its_deadline(phase, learned, expected):
@@ -59,19 +59,19 @@ def test_each_phase_has_its_deadline(phase, learned, expected):
 
 def test_a_fixed_deadline_is_that_of_steps_only():
     rule = parse_hang_rule("300", 60.0, 1800.0)
-    assert Learned().deadline_seconds(Phase.STEP, rule) == 300.0
-    assert Learned().deadline_seconds(Phase.EVALUATING, rule) == 1800.0
+    assert LearnedDeadlines().deadline_seconds(Phase.STEP, rule) == 300.0
+    assert LearnedDeadlines().deadline_seconds(Phase.EVALUATING, rule) == 1800.0
 
 
 def test_learning_takes_a_few_steps_and_the_slowest_rank_counts():
     few = signs(steps=(1.0,) * 4)
-    assert Learned().after([few]).median_seconds is None
+    assert LearnedDeadlines().after([few]).median_seconds is None
     ranks = [signs(steps=(1.0, 1.0, 9.0, 1.0, 1.0)), signs(steps=(2.0,) * 5)]
-    assert Learned().after(ranks).median_seconds == 2.0
+    assert LearnedDeadlines().after(ranks).median_seconds == 2.0
 
 
 def test_what_the_lives_before_have_shown_is_kept():
-    known = Learned(3.0, longest(Phase.SAVING, 50.0))
+    known = LearnedDeadlines(3.0, longest(Phase.SAVING, 50.0))
     later = known.after([signs(longest=longest(Phase.SAVING, 10.0))])
     assert later.median_seconds == 3.0
     assert later.longest_seconds[Phase.SAVING] == 50.0
@@ -151,7 +151,7 @@ ranks = st.builds(
 @given(st.lists(ranks, max_size=6), st.one_of(st.none(), st.floats(0.001, 500)))
 def test_a_hang_blames_ranks_behind_that_are_past_their_deadline(group, median):
     group = [replace(one, rank=place) for place, one in enumerate(group)]
-    learned = Learned(median)
+    learned = LearnedDeadlines(median)
     hang = find_hang(group, learned, RULE, NOW)
     training = [one for one in group if one.signs.phase is not Phase.OUTSIDE]
     fewest = min((one.signs.step for one in training), default=None)

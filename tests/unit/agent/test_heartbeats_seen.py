@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousState,
 )
 
-from resilient.agent.nodes.clocks import SeenBackend
+from resilient.elastic.rendezvous.connect import SkewTolerantBackend
 
 OTHER, OWN = _NodeDesc("other", 1, 1), _NodeDesc("own", 1, 2)
 HOUR = timedelta(hours=1)
@@ -58,7 +58,7 @@ def node_at(shared, clock):
     settings = RendezvousSettings(
         "run", 1, 2, RendezvousTimeout(), timedelta(seconds=2), keep_alive_max_attempt=3
     )
-    return _BackendRendezvousStateHolder(SeenBackend(shared, 30.0, clock), settings, 0)
+    return _BackendRendezvousStateHolder(SkewTolerantBackend(shared, 30.0, clock), settings, 0)
 
 
 @pytest.mark.parametrize("apart", [HOUR, -HOUR, timedelta()])
@@ -109,7 +109,7 @@ def test_a_node_that_was_suspended_holds_its_own_absence_against_nobody(shared):
     settings = RendezvousSettings(
         "run", 1, 2, RendezvousTimeout(), timedelta(seconds=2), keep_alive_max_attempt=3
     )
-    backend = SeenBackend(shared, 30.0, clock, away_seconds=3.0)
+    backend = SkewTolerantBackend(shared, 30.0, clock, away_seconds=3.0)
     node = _BackendRendezvousStateHolder(backend, settings, 0)
     shared.state.last_heartbeats[OTHER] = datetime.now(UTC)
     node.sync()

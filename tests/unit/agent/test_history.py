@@ -7,29 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import (
+from resilient.elastic.outcome import Cause, Outcome, OutcomeKind
+from resilient.elastic.restart_policy import (
     PERMANENT_CODES,
-    Budget,
+    FailureHistory,
+    FailureLimits,
     Finish,
     GiveUp,
     LeaveHost,
     Restart,
+    RestartBudget,
     decide,
+    reaction_table,
 )
-from resilient.agent.verdict.history import History, Limits
-from resilient.agent.verdict.outcome import Kind, Outcome
-from resilient.agent.verdict.table import reaction_table
 
-FAILED = Outcome(Kind.FAILED, 1, cause=Cause.EXIT)
-ECHO = Outcome(Kind.FAILED, 69, is_echo=True, cause=Cause.PEER)
-LOST = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
-HUNG = Outcome(Kind.FAILED, 69, cause=Cause.HANG)
-LIMITS = Limits(restarts_max=3, window_seconds=100.0)
+FAILED = Outcome(OutcomeKind.FAILED, 1, cause=Cause.EXIT)
+ECHO = Outcome(OutcomeKind.FAILED, 69, is_echo=True, cause=Cause.PEER)
+LOST = Outcome(OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
+HUNG = Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG)
+LIMITS = FailureLimits(restarts_max=3, window_seconds=100.0)
 
 
 def lived(*outcomes, progressed=True, every=1.0):
-    history = History()
+    history = FailureHistory()
     for number, outcome in enumerate(outcomes):
         history = history.after(outcome, number * every, progressed=progressed)
     return history
@@ -57,11 +57,11 @@ def test_a_life_of_unknown_progress_counts_neither_way():
 
 
 def test_a_life_that_trained_and_was_ended_from_outside_is_no_life_of_a_crash_loop():
-    robbed = Outcome(Kind.FAILED, -9, cause=Cause.SIGNAL, has_stepped=True)
+    robbed = Outcome(OutcomeKind.FAILED, -9, cause=Cause.SIGNAL, has_stepped=True)
     loop = lived(FAILED, FAILED, robbed, robbed, progressed=False)
     assert loop.no_progress_lives == 2
     assert lived(FAILED, robbed, progressed=True).no_progress_lives == 0
-    budget = Budget(no_progress_lives=3)
+    budget = RestartBudget(no_progress_lives=3)
     assert decide(robbed, budget) == Restart("failure", is_paid=True), "and it waits for nothing"
     for other in (
         replace(robbed, has_stepped=False),
@@ -120,39 +120,39 @@ def test_losses_of_others_are_counted_where_no_crash_loop_is_wanted():
 
 
 def test_interruptions_have_a_budget_of_their_own():
-    history = lived(Outcome(Kind.PREEMPTED, 75), Outcome(Kind.REGROUPED))
-    history = history.after(Outcome(Kind.REGROUPED, is_joined=True), 9.0, progressed=False)
+    history = lived(Outcome(OutcomeKind.PREEMPTED, 75), Outcome(OutcomeKind.REGROUPED))
+    history = history.after(Outcome(OutcomeKind.REGROUPED, is_joined=True), 9.0, progressed=False)
     assert (history.preemptions, history.failures) == (2, ())
-    most = Limits(preemptions_max=2)
+    most = FailureLimits(preemptions_max=2)
     assert history.budget(most, 9.0).preemptions_left == 0
-    assert history.budget(Limits(), 9.0).preemptions_left is None
+    assert history.budget(FailureLimits(), 9.0).preemptions_left is None
 
 
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome(Kind.PREEMPTED, 75),
-        Outcome(Kind.REGROUPED),
-        Outcome(Kind.STOPPED, 75, signal.SIGTERM),
-        Outcome(Kind.STOPPED, -signal.SIGTERM, signal.SIGTERM),
+        Outcome(OutcomeKind.PREEMPTED, 75),
+        Outcome(OutcomeKind.REGROUPED),
+        Outcome(OutcomeKind.STOPPED, 75, signal.SIGTERM),
+        Outcome(OutcomeKind.STOPPED, -signal.SIGTERM, signal.SIGTERM),
     ],
 )
 def test_one_interruption_too_many_ends_the_run_with_143(outcome):
-    assert not isinstance(decide(outcome, Budget(preemptions_left=0)), GiveUp)
-    action = decide(outcome, Budget(preemptions_left=-1))
+    assert not isinstance(decide(outcome, RestartBudget(preemptions_left=0)), GiveUp)
+    action = decide(outcome, RestartBudget(preemptions_left=-1))
     assert isinstance(action, GiveUp)
     assert action.code == 143
 
 
 def test_who_is_done_or_joined_was_not_interrupted():
-    spent = Budget(preemptions_left=-1)
-    assert decide(Outcome(Kind.SUCCEEDED), spent) == Finish(0, "all workers are done")
-    assert decide(Outcome(Kind.STOPPED, 0, signal.SIGTERM), spent).code == 0
-    assert isinstance(decide(Outcome(Kind.REGROUPED, is_joined=True), spent), Restart)
+    spent = RestartBudget(preemptions_left=-1)
+    assert decide(Outcome(OutcomeKind.SUCCEEDED), spent) == Finish(0, "all workers are done")
+    assert decide(Outcome(OutcomeKind.STOPPED, 0, signal.SIGTERM), spent).code == 0
+    assert isinstance(decide(Outcome(OutcomeKind.REGROUPED, is_joined=True), spent), Restart)
 
 
 def test_a_host_that_fails_too_often_is_left_out_if_the_others_can_go_on():
-    worn = Budget(host_failures=3, host_failures_max=3, may_leave=True)
+    worn = RestartBudget(host_failures=3, host_failures_max=3, may_leave=True)
     assert decide(FAILED, worn).code == 71
     assert isinstance(decide(FAILED, worn), LeaveHost)
     for other in (
@@ -165,36 +165,43 @@ def test_a_host_that_fails_too_often_is_left_out_if_the_others_can_go_on():
 
 
 def test_a_script_that_fails_on_every_host_alike_is_no_fault_of_each_of_them():
-    worn = Budget(host_failures=3, host_failures_max=3, may_leave=True, no_progress_lives=3)
+    worn = RestartBudget(host_failures=3, host_failures_max=3, may_leave=True, no_progress_lives=3)
     assert decide(FAILED, worn).code == 70
     assert decide(FAILED, replace(worn, no_progress_lives=2)).code == 71
-    broken = Outcome(Kind.FAILED, 1, cause=Cause.GPU, is_host_broken=True)
+    broken = Outcome(OutcomeKind.FAILED, 1, cause=Cause.GPU, is_host_broken=True)
     assert decide(broken, worn).code == 71
 
 
 @pytest.mark.parametrize("cause", [Cause.GPU, Cause.HANG])
 def test_a_broken_host_is_left_at_once(cause):
-    action = decide(replace(HUNG, cause=cause, is_host_broken=True), Budget(restarts_left=5))
+    action = decide(replace(HUNG, cause=cause, is_host_broken=True), RestartBudget(restarts_left=5))
     if cause is Cause.HANG:
         assert isinstance(action, LeaveHost)
     assert action.code in (69, 71)
 
 
 def test_a_gpu_that_reported_a_fault_is_started_elsewhere():
-    action = decide(Outcome(Kind.FAILED, 1, cause=Cause.GPU, is_host_broken=True), Budget())
+    action = decide(
+        Outcome(OutcomeKind.FAILED, 1, cause=Cause.GPU, is_host_broken=True), RestartBudget()
+    )
     assert isinstance(action, LeaveHost)
     assert action.code == 71
-    assert isinstance(decide(Outcome(Kind.FAILED, 1, cause=Cause.GPU), Budget()), Restart)
+    assert isinstance(
+        decide(Outcome(OutcomeKind.FAILED, 1, cause=Cause.GPU), RestartBudget()), Restart
+    )
 
 
 def test_a_hang_is_tried_again_although_69_is_permanent():
-    assert decide(HUNG, Budget()) == Restart("hang", is_paid=True)
-    assert decide(HUNG, Budget(restarts_left=0)).code == 69
+    assert decide(HUNG, RestartBudget()) == Restart("hang", is_paid=True)
+    assert decide(HUNG, RestartBudget(restarts_left=0)).code == 69
 
 
 def test_with_progress_nobody_waits_and_without_it_longer_and_longer():
     delays = [
-        decide(FAILED, Budget(restarts_left=99, no_progress_lives=lives, no_progress_lives_max=99))
+        decide(
+            FAILED,
+            RestartBudget(restarts_left=99, no_progress_lives=lives, no_progress_lives_max=99),
+        )
         for lives in range(14)
     ]
     assert [one.delay_seconds for one in delays[:6]] == [0.0, 0.0, 1.0, 2.0, 4.0, 8.0]
@@ -211,7 +218,7 @@ def test_a_wait_has_jitter_that_a_seed_repeats():
 
 outcomes = st.builds(
     Outcome,
-    st.sampled_from(Kind),
+    st.sampled_from(OutcomeKind),
     st.one_of(st.integers(-64, 255)),
     st.sampled_from([0, signal.SIGTERM, signal.SIGINT]),
     st.booleans(),
@@ -221,7 +228,7 @@ outcomes = st.builds(
     st.booleans(),
 )
 budgets = st.builds(
-    Budget,
+    RestartBudget,
     st.integers(-2, 5),
     st.integers(0, 6),
     st.integers(1, 4),
@@ -238,8 +245,8 @@ def test_every_case_has_one_reaction_that_keeps_the_rules(outcome, budget):
     action = decide(outcome, budget)
     if isinstance(action, Restart):
         assert 0 <= action.delay_seconds <= 300
-        assert action.is_paid == (outcome.kind is Kind.FAILED)
-        assert outcome.kind in (Kind.FAILED, Kind.REGROUPED)
+        assert action.is_paid == (outcome.kind is OutcomeKind.FAILED)
+        assert outcome.kind in (OutcomeKind.FAILED, OutcomeKind.REGROUPED)
         if action.is_paid:
             assert budget.restarts_left > 0
             assert budget.no_progress_lives < budget.no_progress_lives_max
@@ -248,22 +255,24 @@ def test_every_case_has_one_reaction_that_keeps_the_rules(outcome, budget):
         assert 0 <= action.code <= 255
         assert action.reason
         # Nothing that failed is ever reported as done.
-        assert action.code or (isinstance(action, Finish) and outcome.kind is not Kind.FAILED)
-    if outcome.kind is Kind.SUCCEEDED:
+        assert action.code or (
+            isinstance(action, Finish) and outcome.kind is not OutcomeKind.FAILED
+        )
+    if outcome.kind is OutcomeKind.SUCCEEDED:
         assert action.code == 0
 
 
 @given(outcomes, budgets)
 def test_a_restart_is_never_given_to_what_stays_broken(outcome, budget):
     permanent = outcome.status in PERMANENT_CODES and not outcome.is_echo
-    if outcome.kind is Kind.FAILED and permanent and outcome.cause is not Cause.HANG:
+    if outcome.kind is OutcomeKind.FAILED and permanent and outcome.cause is not Cause.HANG:
         assert decide(outcome, budget).code == outcome.status
 
 
 @given(st.lists(st.tuples(outcomes, st.booleans()), max_size=40))
 def test_a_run_that_fails_on_and_on_ends(lives):
     """Whatever fails, within one window restarts that are paid are at most the budget's."""
-    history, paid = History(), 0
+    history, paid = FailureHistory(), 0
     for number, (outcome, progressed) in enumerate(lives):
         history = history.after(outcome, number * 0.1, progressed=progressed)
         action = decide(outcome, history.budget(LIMITS, number * 0.1))
@@ -287,5 +296,5 @@ def test_the_table_has_every_kind_and_every_reaction():
     ):
         assert words in text, words
     ended = {row.ended for row in rows}
-    assert {kind.value for kind in Kind} <= ended
+    assert {kind.value for kind in OutcomeKind} <= ended
     assert len({(row.ended, row.how) for row in rows}) == len(rows)

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
-from resilient.agent.nodes import meeting
+from resilient.elastic.rendezvous import connect
 from tests.services.ports import held_port
 
 
@@ -35,11 +35,11 @@ def test_a_first_node_that_comes_late_is_met(port, monkeypatch):
 
     # It comes once the first question was given up.
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=come)
-    monkeypatch.setattr(meeting, "time", clock)
-    assert meeting.connect(wishes(port, join_timeout="60")).get_backend() == "c10d"
+    monkeypatch.setattr(connect, "time", clock)
+    assert connect.connect(wishes(port, join_timeout="60")).get_backend() == "c10d"
     assert len(stores) == 1
 
 
 def test_without_a_wish_a_first_node_has_the_time_of_a_question(port):
     with pytest.raises(RendezvousConnectionError):
-        meeting.connect(wishes(port))
+        connect.connect(wishes(port))

@@ -11,11 +11,16 @@ from clocks import OwnClock
 from rounds import Board, connected, dies, joined
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from resilient.agent.nodes import meeting, silence
-from resilient.agent.nodes.life import LifeRegistry
-from resilient.agent.nodes.meeting import NO_COMEBACK, MeetingBroken
-from resilient.agent.nodes.roster import Roster
-from resilient.agent.nodes.silence import MemberSilent, RoundStore, end_waits_with_members
+from resilient.elastic.rendezvous import connect
+from resilient.elastic.rendezvous.attempt import AttemptRegistry
+from resilient.elastic.rendezvous.connect import (
+    NO_COMEBACK,
+    MemberSilent,
+    RendezvousAborted,
+    RoundStore,
+    end_waits_with_members,
+)
+from resilient.elastic.rendezvous.roster import Roster
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def test_a_member_that_lives_and_says_nothing_is_waited_for_a_minute(pair, monke
     clock = OwnClock()
     slow = SimpleNamespace(monotonic=clock.monotonic_seconds, sleep=clock.sleep)
     store = store_of(pair[0])
-    monkeypatch.setattr(silence, "time", slow)
+    monkeypatch.setattr(connect, "time", slow)
     with pytest.raises(MemberSilent, match="60 s"):
         store.get("word")
     assert 1060 < clock.seconds < 1062
@@ -110,12 +115,12 @@ def test_who_leads_here_lets_waits_end(monkeypatch, pair):
         "torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", lambda _: pair[0]
     )
     told = SimpleNamespace(get_as_int=lambda *_: 0, backend="none")
-    assert isinstance(meeting.connect(told)._get_store(), RoundStore)
+    assert isinstance(connect.connect(told)._get_store(), RoundStore)
 
 
 def test_the_life_of_another_world_is_nobodys_here(pair):
     store, clock = store_of(pair[1]), OwnClock()
-    registry = LifeRegistry("run", clock)
+    registry = AttemptRegistry("run", clock)
     life = {"number": 1, "attempt": "a", "cause": "start", "resume": "auto", "host": "h", "port": 1}
     store.set("resilient/life/0", json.dumps({**life, "nodes": 2}))
     assert registry.agree(group_of(pair[1], store), 1, "start", "auto").attempt == "a"
@@ -128,7 +133,7 @@ def test_a_first_node_that_is_gone_is_not_waited_for(pair):
     store = store_of(pair[1])
     dies(pair[1])
     with pytest.raises(MemberSilent):
-        LifeRegistry("run", OwnClock()).agree(group_of(pair[1], store), 1, "start", "auto")
+        AttemptRegistry("run", OwnClock()).agree(group_of(pair[1], store), 1, "start", "auto")
 
 
 def test_who_met_is_known_however_late_the_roster_is_made(pair):
@@ -144,7 +149,7 @@ def test_who_met_is_known_however_late_the_roster_is_made(pair):
 def clock(monkeypatch):
     made = OwnClock()
     moved = SimpleNamespace(monotonic=made.monotonic_seconds, sleep=made.sleep)
-    monkeypatch.setattr(meeting, "time", moved)
+    monkeypatch.setattr(connect, "time", moved)
     return made
 
 
@@ -159,7 +164,7 @@ def test_the_rest_meet_again_through_the_same_handler(clock, pair):
 
     spec = SimpleNamespace(rdzv_handler=pair[0])
     NO_COMEBACK.meet(spec, join, told.append)
-    assert [type(one) for one in told] == [MeetingBroken] * 2
+    assert [type(one) for one in told] == [RendezvousAborted] * 2
     assert told[0].line() == "meeting the other nodes once more: gone"
     assert spec.rdzv_handler is pair[0]
 

@@ -11,9 +11,13 @@ from clocks import OwnClock
 from rounds import Board, dies, joined
 from torch.distributed import DistNetworkError, HashStore
 
-from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch, went_on_without
-from resilient.agent.nodes.roster import Roster, who_answers
 from resilient.clock import SystemClock
+from resilient.elastic.rendezvous.membership import (
+    ExitBarrier,
+    MembershipWatch,
+    round_continued_without,
+)
+from resilient.elastic.rendezvous.roster import Roster, who_answers
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_a_rendezvous_that_was_closed_has_no_next_round(handlers):
     empties_the_round(first)
     first.set_closed()
     second.num_nodes_waiting()
-    assert not went_on_without(second)
+    assert not round_continued_without(second)
 
 
 def test_a_node_that_is_silent_is_lost_after_a_while(handlers):
@@ -276,7 +280,7 @@ def test_where_the_rendezvous_is_silent_its_server_is_gone_and_whoever_does_not_
     roster.tell_silence()
     roster.tell_silence()
     assert [(one.agents, one.hosts, one.nodes_left) for one in told] == [(["127.0.0.1"], [], 1)]
-    monkeypatch.setattr("resilient.agent.nodes.answering._answers", lambda _: False)
+    monkeypatch.setattr("resilient.elastic.rendezvous.roster._answers", lambda _: False)
     first._store = Served("10.1.2.3")
     Roster(first, first._store, told.append).tell_silence()
     assert told[1:] == [], "this host may be cut off itself"
@@ -296,7 +300,7 @@ def test_a_resolver_that_does_not_answer_holds_nobody(handlers, monkeypatch, is_
             until_then.wait(60)
         return resolve(host, *more, **options)
 
-    monkeypatch.setattr("resilient.agent.nodes.answering._ASKED_SECONDS", 0.3)
+    monkeypatch.setattr("resilient.elastic.rendezvous.roster._ASKED_SECONDS", 0.3)
     monkeypatch.setattr(socket, "getaddrinfo", held)
     first._store = Served("a-name" if is_name else "127.0.0.1")
     began_seconds = time.monotonic()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.agent.keeper import memory
-from resilient.agent.keeper.keeping import Keeping
-from resilient.agent.keeper.memory import AUTO, NONE, grant, parse_host_bytes
-from resilient.agent.options import KeeperWishes
+from resilient.elastic import saver_daemon
+from resilient.elastic.options import DaemonOptions
+from resilient.elastic.saver_daemon import (
+    AUTO,
+    NONE,
+    DaemonSupervisor,
+    parse_host_bytes,
+    resolve_memory_limit,
+)
 from resilient.errors import ConfigError
 
 MIB = 1 << 20
@@ -44,9 +49,9 @@ def host(monkeypatch, tmp_path):
     """Say what the host has: bytes of shared memory, and of memory left."""
 
     def has(shared_bytes, left_bytes):
-        monkeypatch.setattr(memory, "free_bytes", lambda root: shared_bytes)
-        monkeypatch.setattr(memory, "memory_left_bytes", lambda: left_bytes)
-        return lambda size_bytes: grant(KeeperWishes(size_bytes), tmp_path)
+        monkeypatch.setattr(saver_daemon, "free_bytes", lambda root: shared_bytes)
+        monkeypatch.setattr(saver_daemon, "available_memory_bytes", lambda: left_bytes)
+        return lambda size_bytes: resolve_memory_limit(DaemonOptions(size_bytes), tmp_path)
 
     return has
 
@@ -88,16 +93,16 @@ def test_a_size_that_the_host_has_is_granted_as_it_is(host):
 
 def test_a_host_without_shared_memory_has_no_keeper_unless_one_was_asked_for(tmp_path):
     missing = tmp_path / "missing"
-    assert f"there is no {missing}" in grant(KeeperWishes(AUTO), missing).why_not
+    assert f"there is no {missing}" in resolve_memory_limit(DaemonOptions(AUTO), missing).why_not
     with pytest.raises(ConfigError, match=f"there is no {missing}"):
-        grant(KeeperWishes(1000), missing)
-    assert grant(KeeperWishes(NONE), missing) == KeeperWishes(NONE)
+        resolve_memory_limit(DaemonOptions(1000), missing)
+    assert resolve_memory_limit(DaemonOptions(NONE), missing) == DaemonOptions(NONE)
 
 
 def test_that_there_is_no_keeper_is_told_once_if_one_was_wanted(tmp_path):
     said = []
-    wishes = KeeperWishes(NONE, why_not="there is no room")
-    keeping = Keeping(tmp_path, wishes, 1.0, lambda event: said.append(event.line()))
+    wishes = DaemonOptions(NONE, why_not="there is no room")
+    keeping = DaemonSupervisor(tmp_path, wishes, 1.0, lambda event: said.append(event.line()))
     for _ in range(2):
         keeping.start()
         keeping.ready()
@@ -105,5 +110,5 @@ def test_that_there_is_no_keeper_is_told_once_if_one_was_wanted(tmp_path):
     assert keeping.path == ""
     assert len(said) == 1
     assert said[0].endswith("the trainers save by themselves: there is no room")
-    Keeping(tmp_path, KeeperWishes(NONE), 1.0, said.append)
+    DaemonSupervisor(tmp_path, DaemonOptions(NONE), 1.0, said.append)
     assert len(said) == 1

@@ -9,23 +9,32 @@ import pytest
 from clocks import OwnClock
 from exposition import figures
 
-from resilient.accounting.account import account
-from resilient.accounting.records import Record
-from resilient.agent.facts import LifeEnded, ReactionChosen, RunGivenUp, WorkerGroupStarted
-from resilient.agent.metrics import names
-from resilient.agent.metrics import spending as spending_module
-from resilient.agent.metrics.board import Board
-from resilient.agent.metrics.facts import MetricsFailed
-from resilient.agent.metrics.following import CHUNK_BYTES, Following
-from resilient.agent.metrics.hearing import hear_rank
-from resilient.agent.metrics.metrics import Metrics
-from resilient.agent.metrics.ranks import RankFigures, weigh
-from resilient.agent.metrics.spending import Spending, join
-from resilient.agent.metrics.textfile import write_textfile
-from resilient.agent.metrics.wishes import MetricsWishes, parse_port
+from resilient.distributed.heartbeat import Phase, ProgressReporter, progress_path
+from resilient.elastic.events import (
+    AttemptEnded,
+    MetricsFailed,
+    RestartDecisionMade,
+    RunAborted,
+    WorkerGroupStarted,
+)
+from resilient.elastic.metrics import collector as spending_module
+from resilient.elastic.metrics import registry
+from resilient.elastic.metrics.collector import (
+    CHUNK_BYTES,
+    EventFileTail,
+    GoodputFigures,
+    Metrics,
+    RankFigures,
+    hear_rank,
+    join,
+    weigh,
+)
+from resilient.elastic.metrics.registry import MetricsRegistry, write_textfile
+from resilient.elastic.options import MetricsOptions, parse_port
 from resilient.errors import ConfigError
 from resilient.events import Emitter
-from resilient.world.pulse import Phase, Pulse, pulse_path
+from resilient.goodput.event_log import EventRecord
+from resilient.goodput.report import build_report
 
 BEGAN_MS = 1_800_000_000_000
 
@@ -35,11 +44,11 @@ def started(life, size=2):
 
 
 def reaction(ended, cause, action, left=3):
-    return ReactionChosen(ended, cause, 0, action, "", left, 0)
+    return RestartDecisionMade(ended, cause, 0, action, "", left, 0)
 
 
 def told(event, at_ms, source="rank-0.jsonl", **fields):
-    return Record(BEGAN_MS + at_ms, event, source, fields)
+    return EventRecord(BEGAN_MS + at_ms, event, source, fields)
 
 
 @pytest.fixture
@@ -48,7 +57,7 @@ def heard(tmp_path):
 
     def hear(*events):
         clock = OwnClock()
-        metrics = Metrics(MetricsWishes(file=str(tmp_path / "f.prom")), "", 25.0, clock)
+        metrics = Metrics(MetricsOptions(file=str(tmp_path / "f.prom")), "", 25.0, clock)
         emit = Emitter(clock, (metrics.hear,), {"agent": "host:1"})
         for one in events:
             emit(one)
@@ -84,27 +93,27 @@ def test_restarts_are_counted_by_the_cause_of_the_failure_and_preemptions_apart(
 
 
 def test_the_last_step_of_ranks_that_ended_together_is_known_when_they_are_gone(heard):
-    together, _ = heard(LifeEnded(1, "a", "succeeded", 60, 0.0))
+    together, _ = heard(AttemptEnded(1, "a", "succeeded", 60, 0.0))
     assert page(together)["resilient_step"] == 60
-    apart, _ = heard(LifeEnded(1, "a", "failed", 60, 0.0))
+    apart, _ = heard(AttemptEnded(1, "a", "failed", 60, 0.0))
     assert "resilient_step" not in page(apart)
 
 
 def test_work_at_risk_is_weighed_by_what_is_durable_now():
-    board = Board()
+    board = MetricsRegistry()
     weigh(board)
-    board.put(names.STEP, 14)
+    board.put(registry.STEP, 14)
     weigh(board)
     assert "resilient_steps_at_risk" not in figures(board.page())
-    board.put(names.GENERATION, 1)
+    board.put(registry.GENERATION, 1)
     weigh(board)
-    assert board.value(names.STEPS_AT_RISK) == 14
-    board.put(names.CHECKPOINT_STEP, 9)
+    assert board.value(registry.STEPS_AT_RISK) == 14
+    board.put(registry.CHECKPOINT_STEP, 9)
     weigh(board)
-    assert board.value(names.STEPS_AT_RISK) == 5
-    board.put(names.CHECKPOINT_STEP, 20)
+    assert board.value(registry.STEPS_AT_RISK) == 5
+    board.put(registry.CHECKPOINT_STEP, 20)
     weigh(board)
-    assert board.value(names.STEPS_AT_RISK) == 0
+    assert board.value(registry.STEPS_AT_RISK) == 0
 
 
 def test_what_is_no_cause_of_ours_is_no_label(heard):
@@ -121,19 +130,19 @@ def test_it_is_well_while_the_agent_moves_and_not_when_it_stands_or_gave_up(hear
     assert metrics.health() == (False, "the agent has not moved for 90 s")
     metrics.beat(tmp_path)
     assert metrics.health()[0]
-    lost, _ = heard(RunGivenUp(70, "crash loop"))
+    lost, _ = heard(RunAborted(70, "crash loop"))
     assert not lost.health()[0]
     assert page(lost)["resilient_agent_exit_code"] == 70
 
 
 def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
-    clock, board = OwnClock(), Board()
-    board.put(names.LOCAL_WORLD_SIZE, 2)
-    board.put(names.LIVES, 1)
+    clock, board = OwnClock(), MetricsRegistry()
+    board.put(registry.LOCAL_WORLD_SIZE, 2)
+    board.put(registry.LIVES, 1)
     ranks = RankFigures(board)
     ranks.look(clock.seconds, 5000.0)
     ranks.notes = str(tmp_path)
-    pulses = [Pulse(pulse_path(str(tmp_path), local), clock) for local in range(2)]
+    pulses = [ProgressReporter(progress_path(str(tmp_path), local), clock) for local in range(2)]
     for one in pulses:
         one.enter(Phase.FIRST)
     ranks.look(clock.seconds, 5000.0)
@@ -159,17 +168,17 @@ def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
 
 
 def test_ranks_of_an_older_life_are_forgotten(tmp_path):
-    clock, board = OwnClock(), Board()
-    board.put(names.LIVES, 1)
-    board.put(names.LOCAL_WORLD_SIZE, 2)
+    clock, board = OwnClock(), MetricsRegistry()
+    board.put(registry.LIVES, 1)
+    board.put(registry.LOCAL_WORLD_SIZE, 2)
     ranks = RankFigures(board)
     ranks.notes = str(tmp_path)
     for local in range(2):
-        Pulse(pulse_path(str(tmp_path), local), clock).end_step(3)
+        ProgressReporter(progress_path(str(tmp_path), local), clock).end_step(3)
     ranks.look(clock.seconds, 0.0)
     assert 'resilient_rank_step{local_rank="1"}' in figures(board.page())
-    board.put(names.LIVES, 2)
-    board.put(names.LOCAL_WORLD_SIZE, 1)
+    board.put(registry.LIVES, 2)
+    board.put(registry.LOCAL_WORLD_SIZE, 1)
     ranks.look(clock.seconds, 0.0)
     found = figures(board.page())
     assert found['resilient_rank_step{local_rank="0"}'] == 3
@@ -177,7 +186,7 @@ def test_ranks_of_an_older_life_are_forgotten(tmp_path):
 
 
 def test_saves_are_counted_since_the_agent_is_there_and_the_last_is_known_before():
-    board = Board()
+    board = MetricsRegistry()
     save = {"size_bytes": 100, "stall_seconds": 0.5, "commit_seconds": 2.0, "written_bytes": 40}
     one = told("CheckpointCommitted", 500, checkpoint="checkpoint-20-g1", **save)
     hear_rank(one, board, is_new=False)
@@ -202,7 +211,7 @@ def line(event, at="2027-01-15T08:00:01.000Z", **fields):
 
 
 def test_event_files_are_read_once_and_half_a_line_waits(tmp_path):
-    following = Following(tmp_path)
+    following = EventFileTail(tmp_path)
     assert following.read() == []
     path = tmp_path / "rank-0.jsonl"
     whole = line("MetricsLogged", step=3)
@@ -231,11 +240,11 @@ def run_of(seconds, every_ms):
 
 
 def test_the_classes_of_the_wall_clock_are_those_of_the_account(monkeypatch):
-    board, clock, records = Board(), OwnClock(), run_of(20, 100)
-    spending = Spending(board, clock)
+    board, clock, records = MetricsRegistry(), OwnClock(), run_of(20, 100)
+    spending = GoodputFigures(board, clock)
     spending.take(records)
     spending.tell(BEGAN_MS + 20_000)
-    found, known = figures(board.page()), account(records, BEGAN_MS + 20_000)
+    found, known = figures(board.page()), build_report(records, BEGAN_MS + 20_000)
     for spent, spent_ms in known.spent_ms.items():
         assert found[f'resilient_spent_seconds{{class="{spent}"}}'] == spent_ms / 1000
     assert found["resilient_goodput_ratio"] == known.goodput > 0
@@ -251,7 +260,7 @@ def test_records_that_are_joined_keep_their_sums():
     records = run_of(100, 100)
     joined = join(records, 4000)
     assert len(joined) < len(records) / 15
-    before, after = account(records).spent_ms, account(joined).spent_ms
+    before, after = build_report(records).spent_ms, build_report(joined).spent_ms
     assert sum(before.values()) == sum(after.values())
     assert all(abs(before[spent] - after[spent]) <= 200 for spent in before)
 
@@ -263,8 +272,8 @@ def test_nothing_is_joined_across_lives():
 
 def test_a_long_run_takes_a_bounded_memory_and_a_longer_one_has_no_account(monkeypatch):
     monkeypatch.setattr(spending_module, "RECORDS_MAX", 200)
-    board, clock = Board(), OwnClock()
-    spending = Spending(board, clock)
+    board, clock = MetricsRegistry(), OwnClock()
+    spending = GoodputFigures(board, clock)
     records = run_of(1000, 500)
     for one in records:
         spending.take([one])
@@ -284,7 +293,7 @@ def test_a_failure_is_told_once_counted_and_stops_nothing(tmp_path):
     clock, events = OwnClock(), []
     path = tmp_path / "figures.prom"
     (tmp_path / "rank-0.jsonl").mkdir()
-    metrics = Metrics(MetricsWishes(file=str(path)), str(tmp_path), 25.0, clock)
+    metrics = Metrics(MetricsOptions(file=str(path)), str(tmp_path), 25.0, clock)
     with metrics.running(Emitter(clock, (lambda _record, event: events.append(event),))):
         for _ in range(3):
             metrics._look(is_last=True)
@@ -315,7 +324,7 @@ def test_a_reader_of_the_file_never_sees_a_part(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_refused_and_the_old_one_stands(tmp_path):
     with pytest.raises(ConfigError, match="--metrics-file: cannot write"):
-        Metrics(MetricsWishes(file=str(tmp_path / "none" / "f.prom")), "", 25.0, OwnClock())
+        Metrics(MetricsOptions(file=str(tmp_path / "none" / "f.prom")), "", 25.0, OwnClock())
     path = tmp_path / "f.prom"
     path.mkdir()
     with pytest.raises(IsADirectoryError):

@@ -10,19 +10,25 @@ import pytest
 import yaml
 from exposition import figures
 
-from resilient.agent.metrics import names
-from resilient.agent.metrics.board import LABELS_MAX, Board
-from resilient.agent.metrics.exposition import Kind, Metric, Sample, render
+from resilient.elastic.metrics import registry
+from resilient.elastic.metrics.registry import (
+    LABELS_MAX,
+    Metric,
+    MetricKind,
+    MetricsRegistry,
+    Sample,
+    render,
+)
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
-ODD = Metric("odd", Kind.GAUGE, 'back\\slash, "quotes"\nand a line', "label")
+ODD = Metric("odd", MetricKind.GAUGE, 'back\\slash, "quotes"\nand a line', "label")
 
 
 def full_board():
-    board = Board()
-    for one in names.ALL:
+    board = MetricsRegistry()
+    for one in registry.ALL:
         label = 'a\\b"c\nd' if one.label else ""
-        (board.put if one.kind is Kind.GAUGE else board.add)(one, 1.5, label)
+        (board.put if one.kind is MetricKind.GAUGE else board.add)(one, 1.5, label)
     return board
 
 
@@ -38,9 +44,9 @@ def parsed(text):
 
 def test_prometheus_reads_every_metric_back():
     found = parsed(full_board().page())
-    for one in names.ALL:
+    for one in registry.ALL:
         label = ('a\\b"c\nd',) if one.label else ()
-        suffix = "_sum" if one.kind is Kind.SUMMARY else ""
+        suffix = "_sum" if one.kind is MetricKind.SUMMARY else ""
         assert found[one.name + suffix, *label] == (one.kind.value, one.meaning, 1.5)
 
 
@@ -53,26 +59,26 @@ def test_prometheus_reads_odd_texts_and_numbers_back():
 
 
 def test_names_say_the_unit_and_counters_their_kind():
-    for one in names.ALL:
+    for one in registry.ALL:
         assert re.fullmatch(r"resilient_[a-z_]+", one.name)
-        assert one.name.endswith("_total") == (one.kind is Kind.COUNTER)
-    assert len({one.name for one in names.ALL}) == len(names.ALL)
+        assert one.name.endswith("_total") == (one.kind is MetricKind.COUNTER)
+    assert len({one.name for one in registry.ALL}) == len(registry.ALL)
 
 
 def test_a_summary_is_a_sum_and_a_count():
-    board = Board()
-    board.add(names.COMMIT, 0.25)
-    board.add(names.COMMIT, 0.5)
+    board = MetricsRegistry()
+    board.add(registry.COMMIT, 0.25)
+    board.add(registry.COMMIT, 0.5)
     found = figures(board.page())
     assert found["resilient_checkpoint_commit_seconds_sum"] == 0.75
     assert found["resilient_checkpoint_commit_seconds_count"] == 2
 
 
 def test_the_values_of_a_label_are_bounded():
-    board = Board()
+    board = MetricsRegistry()
     for number in range(2 * LABELS_MAX):
-        board.put(names.RANK_STEP, 1, str(number))
-    board.put(names.RANK_STEP, 7, "0")
+        board.put(registry.RANK_STEP, 1, str(number))
+    board.put(registry.RANK_STEP, 7, "0")
     found = figures(board.page())
     assert len(found) == LABELS_MAX
     assert found['resilient_rank_step{local_rank="0"}'] == 7
@@ -84,7 +90,7 @@ def test_the_table_of_the_docs_is_the_table_of_the_code():
     )
     assert rows == [
         (one.name, one.kind.value, f"`{one.label}`" if one.label else "", one.meaning)
-        for one in names.ALL
+        for one in registry.ALL
     ]
 
 
@@ -92,7 +98,7 @@ def test_the_alerts_of_the_docs_are_rules_about_metrics_that_there_are():
     text = re.search(r"```yaml\n(groups:.*?)```", PAGE.read_text(), re.DOTALL)[1]
     rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
     assert len(rules) >= 5
-    known = {one.name for one in names.ALL}
+    known = {one.name for one in registry.ALL}
     for rule in rules:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         used = set(re.findall(r"resilient_\w+", rule["expr"]))

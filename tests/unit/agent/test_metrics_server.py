@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from resilient.agent.metrics import serving
-from resilient.agent.metrics.serving import CONNECTIONS_MAX, HEAD_BYTES_MAX, Server
+from resilient.elastic.metrics import server as server_module
+from resilient.elastic.metrics.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
 from resilient.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def health():
 @pytest.fixture
 def server(health):
     page = "resilient_step 1\n" * 50_000
-    one = Server("127.0.0.1", 0, lambda: page, lambda: (health["is_well"], "so it is"))
+    one = MetricsServer("127.0.0.1", 0, lambda: page, lambda: (health["is_well"], "so it is"))
     one.start()
     yield one
     one.close()
@@ -101,7 +101,7 @@ def test_a_head_without_an_end_is_not_kept(server):
 
 
 def test_who_is_slow_or_reads_nothing_is_let_go_and_holds_up_nobody(server, monkeypatch):
-    monkeypatch.setattr(serving, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 1.0)
     slow, deaf = connect(server), connect(server)
     slow.sendall(b"GET /met")
     deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -112,7 +112,7 @@ def test_who_is_slow_or_reads_nothing_is_let_go_and_holds_up_nobody(server, monk
 
 
 def test_many_connections_take_no_threads_and_leave_room_when_they_end(server, monkeypatch):
-    monkeypatch.setattr(serving, "REQUEST_SECONDS", 60.0)
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 60.0)
     before = threading.active_count()
     held = [connect(server) for _ in range(4 * CONNECTIONS_MAX)]
     # Those beyond the bound are dropped; the others are kept waiting.
@@ -153,22 +153,22 @@ def test_a_port_that_is_taken_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}"):
-            Server("127.0.0.1", port, str, lambda: (True, ""))
+            MetricsServer("127.0.0.1", port, str, lambda: (True, ""))
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "a" * 70])
 def test_an_address_that_is_none_of_this_host_is_refused(host):
     with pytest.raises(ConfigError, match="--metrics-port: cannot listen at"):
-        Server(host, 0, str, lambda: (True, ""))
+        MetricsServer(host, 0, str, lambda: (True, ""))
 
 
 def test_a_server_that_was_never_started_is_closed_as_well():
-    Server("127.0.0.1", 0, str, lambda: (True, "")).close()
+    MetricsServer("127.0.0.1", 0, str, lambda: (True, "")).close()
 
 
 def test_a_name_of_another_family_is_named_in_brackets():
     try:
-        one = Server("::1", 0, str, lambda: (True, ""))
+        one = MetricsServer("::1", 0, str, lambda: (True, ""))
     except ConfigError:
         pytest.skip("this host has no IPv6")
     assert one.url.startswith("http://[::1]:")

@@ -7,8 +7,8 @@ import socket
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from resilient.agent.nodes import meeting, names
-from resilient.world.serving import address_toward
+from resilient.distributed.kv_store import address_toward
+from resilient.elastic.rendezvous import connect
 from tests.services.ports import held_port
 
 NOWHERE = "no-such-host.invalid"
@@ -36,7 +36,7 @@ def address():
 
 def test_it_serves_a_rendezvous_at_an_address_of_its_own(unnamed, address, port):
     parameters = RendezvousParameters("c10d", f"{address}:{port}", "run", 1, 1, read_timeout="5")
-    handler = meeting.connect(parameters)
+    handler = connect.connect(parameters)
     assert handler.next_rendezvous().bootstrap_store_info.master_addr == address
     assert handler.shutdown()
 
@@ -44,18 +44,18 @@ def test_it_serves_a_rendezvous_at_an_address_of_its_own(unnamed, address, port)
 def test_it_does_not_serve_one_that_is_elsewhere(unnamed):
     # TEST-NET-1 (RFC 5737) is nobody's.
     parameters = RendezvousParameters("c10d", "192.0.2.1:29400", "run", 1, 1)
-    assert names.told_where(parameters).config["is_host"] == "false"
-    assert names.told_where(parameters).local_addr != NOWHERE
+    assert connect.told_where(parameters).config["is_host"] == "false"
+    assert connect.told_where(parameters).local_addr != NOWHERE
 
 
 def test_what_a_person_says_is_believed(unnamed):
     told = {"local_addr": "192.0.2.7", "is_host": "false"}
     parameters = RendezvousParameters("c10d", "127.0.0.1:29400", "run", 1, 1, **told)
-    found = names.told_where(parameters)
+    found = connect.told_where(parameters)
     assert (found.local_addr, found.config["is_host"]) == ("192.0.2.7", "false")
 
 
 def test_torch_decides_where_the_name_leads_somewhere(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     parameters = RendezvousParameters("c10d", "127.0.0.1:29400", "run", 1, 1)
-    assert names.told_where(parameters) is parameters
+    assert connect.told_where(parameters) is parameters

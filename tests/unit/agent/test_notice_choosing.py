@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.agent.notices.choosing import choose_sources, detect
 from resilient.clock import SystemClock
+from resilient.elastic.preemption.factory import choose_sources, detect
 from resilient.errors import ConfigError
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.agent.notices.judging import LEAD_SECONDS, STALE_SECONDS, Meaning, judge
-from resilient.agent.notices.notice import Notice
+from resilient.elastic.preemption.notice import (
+    LEAD_SECONDS,
+    STALE_SECONDS,
+    Meaning,
+    Notice,
+    evaluate_notice,
+)
 
 NOW, GRACE = 1_000_000.0, 25.0
 
 
 def meaning(notice):
-    return judge(notice, NOW, GRACE, LEAD_SECONDS)
+    return evaluate_notice(notice, NOW, GRACE, LEAD_SECONDS)
 
 
 def due(seconds):

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from resilient.agent.notices import facts
-from resilient.agent.notices.notice import Notice, SourceGarbled, SourceLost, unix_seconds
-from resilient.agent.notices.watcher import Watcher
 from resilient.clock import SystemClock
+from resilient.elastic import events
+from resilient.elastic.preemption.notice import Notice, SourceGarbled, SourceLost, unix_seconds
+from resilient.elastic.preemption.watcher import Watcher
 from resilient.events import Emitter
 
 CLOCK = SystemClock()
@@ -91,7 +91,7 @@ def test_a_notice_becomes_one_request_with_its_deadline():
     (request,) = watch.wait()
     assert request.reason == "cloud: gone"
     assert 26 < request.left_seconds(CLOCK.monotonic_seconds()) <= 28
-    assert watch.count(facts.NoticeHeard) == 1
+    assert watch.count(events.NoticeReceived) == 1
 
 
 def test_a_notice_for_the_whole_run_is_a_request_for_it():
@@ -122,7 +122,7 @@ def test_an_early_notice_lets_training_go_on_and_says_when_the_host_goes():
     assert watch.ear.end_seconds - CLOCK.monotonic_seconds() == pytest.approx(
         3600, abs=WAIT_SECONDS
     )
-    assert watch.count(facts.NoticeHeard) == 1
+    assert watch.count(events.NoticeReceived) == 1
 
 
 def test_an_early_notice_that_is_withdrawn_is_told_and_can_come_again():
@@ -131,8 +131,8 @@ def test_an_early_notice_that_is_withdrawn_is_told_and_can_come_again():
     watch = Watch(source)
     wait_for(source, 8)
     watch.end()
-    assert watch.count(facts.NoticeHeard) == 2
-    assert watch.count(facts.NoticeWithdrawn) == 2
+    assert watch.count(events.NoticeReceived) == 2
+    assert watch.count(events.NoticeWithdrawn) == 2
     assert watch.ear.requests == []
 
 
@@ -149,7 +149,7 @@ def test_a_late_notice_is_acted_on_and_one_of_the_past_is_not():
     wait_for(source, 5)
     watch.end()
     assert watch.ear.requests == []
-    assert watch.count(facts.NoticeStale) == 1
+    assert watch.count(events.NoticeExpired) == 1
 
 
 def test_advice_is_told_once_and_stops_nothing():
@@ -157,7 +157,7 @@ def test_advice_is_told_once_and_stops_nothing():
     watch = Watch(source)
     wait_for(source, 5)
     watch.end()
-    assert watch.count(facts.PreemptionAdvised) == 1
+    assert watch.count(events.PreemptionAdvised) == 1
     assert watch.ear.requests == []
 
 
@@ -167,8 +167,8 @@ def test_a_source_that_is_lost_is_told_once_asked_again_and_told_when_it_is_back
     watch = Watch(source)
     wait_for(source, 4)
     watch.end()
-    assert watch.count(facts.NoticeSourceLost) == 1
-    assert watch.count(facts.NoticeSourceFound) == 1
+    assert watch.count(events.NoticeSourceLost) == 1
+    assert watch.count(events.NoticeSourceFound) == 1
 
 
 def test_a_source_that_stays_lost_is_asked_ever_more_rarely():
@@ -177,13 +177,13 @@ def test_a_source_that_stays_lost_is_asked_ever_more_rarely():
     time.sleep(1.2)
     watch.end()
     assert source.looks <= 2
-    assert watch.count(facts.NoticeSourceLost) == 1
+    assert watch.count(events.NoticeSourceLost) == 1
 
 
 def test_nonsense_is_told_and_a_notice_after_it_is_heard():
     watch = Watch(Script(SourceGarbled("<html>"), SourceGarbled("<html>"), in_seconds(30)))
     assert len(watch.wait()) == 1
-    assert watch.count(facts.NoticeGarbled) == 1
+    assert watch.count(events.NoticeInvalid) == 1
 
 
 def test_a_server_that_never_answers_holds_up_nothing():
@@ -233,4 +233,4 @@ def test_an_acknowledgement_that_fails_is_an_event():
     watch = Watch(Deaf(in_seconds(30)))
     watch.wait()
     watch.watcher.acknowledge()
-    assert watch.count(facts.NoticeUnacknowledged) == 1
+    assert watch.count(events.NoticeAckFailed) == 1

@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 
 import resilient
-from resilient.agent.outputs.keeping import Outputs
-from resilient.agent.outputs.line import TEXT_BYTES_MAX, Line, Splitter, parse_line
-from resilient.agent.outputs.reading import Reader, find_sources, offset_of_last, offset_since
 from resilient.clock import SystemClock
+from resilient.elastic.worker_logs import (
+    TEXT_BYTES_MAX,
+    LogLine,
+    LogReader,
+    Splitter,
+    WorkerLogCapture,
+    find_sources,
+    offset_of_last,
+    offset_since,
+    parse_line,
+)
 
 BOOTSTRAP = Path(resilient.__file__).parent / "agent" / "workers" / "bootstrap.py"
 PRINTS = """
@@ -36,7 +44,7 @@ def at(second):
 def write(folder, life, rank, seconds):
     path = folder / life / f"rank-{rank}.log"
     path.parent.mkdir(exist_ok=True, parents=True)
-    lines = [Line(at(one), "out", f"at {one} of {rank}").stored() + "\n" for one in seconds]
+    lines = [LogLine(at(one), "out", f"at {one} of {rank}").stored() + "\n" for one in seconds]
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
@@ -66,14 +74,14 @@ def test_a_line_without_an_end_is_held_in_pieces_and_a_bar_by_its_newest_state()
 
 
 def test_a_line_is_read_as_it_was_kept_and_a_stranger_s_is_a_text():
-    line = Line(at(5), "err", "a b\tout \x1b[1m")
+    line = LogLine(at(5), "err", "a b\tout \x1b[1m")
     assert parse_line(line.stored().encode() + b"\n") == line
-    assert parse_line(b"what\xff is it\n") == Line("", "out", "what\ufffd is it")
+    assert parse_line(b"what\xff is it\n") == LogLine("", "out", "what\ufffd is it")
 
 
 @pytest.fixture
 def outputs(tmp_path):
-    kept = Outputs(str(tmp_path / "logs"), tmp_path, SystemClock())
+    kept = WorkerLogCapture(str(tmp_path / "logs"), tmp_path, SystemClock())
     yield kept
     kept.end()
 
@@ -94,7 +102,7 @@ def test_all_that_a_worker_prints_is_kept_and_goes_on_the_last_words_of_a_killed
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, b"", b"")
     (source,) = find_sources(tmp_path)
     assert (source.life, source.attempt, source.rank) == (1, "run%2F1-ab", 7)
-    lines = [one.line for one in Reader().read([source])]
+    lines = [one.line for one in LogReader().read([source])]
     assert lines[0].stream == "run"
     assert lines[0].text.startswith("begins (start) on ")
     assert [one.text for one in lines if one.stream == "out"] == [
@@ -111,13 +119,13 @@ def test_more_than_a_pipe_holds_goes_through(outputs, tmp_path, capfd):
     outputs.begin("one", "start", {0: 0})
     start(tmp_path, outputs.told(0), "for nth in range(40000): print('line', nth)")
     outputs.end()
-    found = texts(Reader().read(find_sources(tmp_path / "logs")))[1:]
+    found = texts(LogReader().read(find_sources(tmp_path / "logs")))[1:]
     assert found == [f"line {nth}" for nth in range(40000)] == capfd.readouterr().out.splitlines()
 
 
 def test_a_file_that_cannot_be_written_costs_the_worker_nothing(tmp_path, capfd):
     (tmp_path / "logs").write_text("in the way")
-    outputs = Outputs(str(tmp_path / "logs"), tmp_path, SystemClock())
+    outputs = WorkerLogCapture(str(tmp_path / "logs"), tmp_path, SystemClock())
     outputs.begin("one", "start", {0: 0})
     assert start(tmp_path, outputs.told(0), "print('it goes on')").returncode == 0
     outputs.end()
@@ -127,7 +135,7 @@ def test_a_file_that_cannot_be_written_costs_the_worker_nothing(tmp_path, capfd)
 
 
 def test_without_a_folder_a_worker_prints_where_it_always_did(tmp_path):
-    outputs = Outputs("", tmp_path, SystemClock())
+    outputs = WorkerLogCapture("", tmp_path, SystemClock())
     outputs.begin("one", "start", {0: 0})
     assert start(tmp_path, outputs.told(0), "print('mine')").stdout == b"mine\n"
     outputs.end()
@@ -143,10 +151,10 @@ def test_lives_follow_each_other_and_their_ranks_go_by_time(tmp_path):
         (1, "b", 0), (1, "b", 1), (2, "a", 0)
     ]  # fmt: skip
     everything = ["at 1 of 0", "at 2 of 1", "at 3 of 1", "at 4 of 0", "at 9 of 0"]
-    assert texts(Reader().read(sources)) == everything
+    assert texts(LogReader().read(sources)) == everything
     for tail in range(6):
-        assert texts(Reader(tail).read(sources)) == everything[len(everything) - min(tail, 5) :]
-    assert texts(Reader(since=at(3)).read(sources)) == everything[2:]
+        assert texts(LogReader(tail).read(sources)) == everything[len(everything) - min(tail, 5) :]
+    assert texts(LogReader(since=at(3)).read(sources)) == everything[2:]
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3000, 9000])
@@ -168,12 +176,12 @@ def test_the_end_of_a_long_file_costs_no_memory_of_its_length(tmp_path):
     path = tmp_path / "a" / "rank-0.log"
     path.parent.mkdir()
     with path.open("wb") as file:
-        file.write(Line(at(0), "out", "first").stored().encode() + b"\n")
+        file.write(LogLine(at(0), "out", "first").stored().encode() + b"\n")
         file.seek(8 << 30)  # no byte of it is on the disk
-        file.write(b"\n" + Line(at(9), "out", "last").stored().encode() + b"\n")
+        file.write(b"\n" + LogLine(at(9), "out", "last").stored().encode() + b"\n")
     tracemalloc.start()
     try:
-        assert texts(Reader(tail=1).read(find_sources(tmp_path))) == ["last"]
+        assert texts(LogReader(tail=1).read(find_sources(tmp_path))) == ["last"]
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -181,10 +189,10 @@ def test_the_end_of_a_long_file_costs_no_memory_of_its_length(tmp_path):
 
 def test_what_comes_later_is_read_once_and_no_half_of_a_line(tmp_path):
     path = write(tmp_path, "a", 0, [1])
-    reader = Reader(tail=0)
+    reader = LogReader(tail=0)
     assert texts(reader.read(find_sources(tmp_path))) == []
     with path.open("a", encoding="utf-8") as file:
-        file.write(Line(at(2), "out", "new").stored() + "\n" + at(3))
+        file.write(LogLine(at(2), "out", "new").stored() + "\n" + at(3))
         file.flush()
         assert texts(reader.read_on(find_sources(tmp_path))) == ["new"]
         assert reader.read_on(find_sources(tmp_path)) == []

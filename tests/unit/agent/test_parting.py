@@ -14,21 +14,27 @@ from clocks import OwnClock
 from rounds import Board, joined, meet
 from torch.distributed import DistNetworkError, HashStore
 
-from resilient.agent.nodes.connections import is_served_here
-from resilient.agent.nodes.leaving import leave_rendezvous, leave_round
-from resilient.agent.nodes.membership import MembershipWatch
-from resilient.agent.nodes.parting import Asked, HostsLeave, hosts_that_stay
-from resilient.agent.nodes.roster import Roster
-from resilient.agent.options import Patience
-from resilient.agent.stops import Stops
-from resilient.agent.verdict.decide import Budget, Finish, GiveUp, Restart, decide
-from resilient.agent.verdict.outcome import Kind, Outcome
-from resilient.agent.watch import LifeWatch, Surroundings
+from resilient.distributed.stop_request import StopRequest
+from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
+from resilient.elastic.options import Timeouts
+from resilient.elastic.outcome import Outcome, OutcomeKind
+from resilient.elastic.rendezvous.leave import leave_rendezvous, leave_round
+from resilient.elastic.rendezvous.membership import MembershipWatch
+from resilient.elastic.rendezvous.roster import (
+    HostsReleased,
+    LeaveScope,
+    Roster,
+    hosts_that_stay,
+    is_served_here,
+)
+from resilient.elastic.restart_policy import Finish, GiveUp, Restart, RestartBudget, decide
+from resilient.elastic.signals import StopSignals
 from resilient.events import Emitter
-from resilient.world.stopping import StopRequest
 
-ALONE, ALL, SERVES = (one.value for one in (Asked.ALONE, Asked.WITH_ALL, Asked.WITH_RENDEZVOUS))
-SAVED = Outcome(Kind.PREEMPTED, 75, hosts_left=2)
+ALONE, ALL, SERVES = (
+    one.value for one in (LeaveScope.ALONE, LeaveScope.WITH_ALL, LeaveScope.WITH_RENDEZVOUS)
+)
+SAVED = Outcome(OutcomeKind.PREEMPTED, 75, hosts_left=2)
 
 
 @pytest.mark.parametrize(
@@ -49,16 +55,16 @@ def test_who_was_not_asked_goes_on_if_the_request_was_for_some(asked, nodes, lea
 
 
 def test_hosts_that_go_on_meet_again_for_free():
-    spent = Budget(restarts_left=0, no_progress_lives=3)
+    spent = RestartBudget(restarts_left=0, no_progress_lives=3)
     assert decide(SAVED, spent) == Restart("membership", is_paid=False)
-    assert decide(Outcome(Kind.PREEMPTED, 75), spent).code == 75
+    assert decide(Outcome(OutcomeKind.PREEMPTED, 75), spent).code == 75
     assert SAVED.is_interruption
-    assert isinstance(decide(SAVED, Budget(preemptions_left=-1)), GiveUp)
+    assert isinstance(decide(SAVED, RestartBudget(preemptions_left=-1)), GiveUp)
 
 
 def test_it_is_told_who_leaves_and_how_many_go_on():
-    assert HostsLeave(["h2"], 1, 1, 2).line() == "h2 leaves; 1 of 1:2 host goes on"
-    assert HostsLeave(["h2", "h3"], 2, 1, 4).line() == "h2, h3 leave; 2 of 1:4 hosts go on"
+    assert HostsReleased(["h2"], 1, 1, 2).line() == "h2 leaves; 1 of 1:2 host goes on"
+    assert HostsReleased(["h2", "h3"], 2, 1, 4).line() == "h2, h3 leave; 2 of 1:4 hosts go on"
 
 
 class Node(SimpleNamespace):
@@ -99,7 +105,7 @@ def test_the_others_go_on_and_the_one_that_leaves_hears_that():
     third.roster.say_asked(is_for_all=False)
     assert not third.roster.is_outlasted()
     assert [one.roster.stay() for one in (first, second)] == [2, 2]
-    assert first.told == [HostsLeave(["c"], 2, 1, 3)]
+    assert first.told == [HostsReleased(["c"], 2, 1, 3)]
     assert third.roster.is_outlasted()
     assert not third.roster.waits_for_goodbyes(2)
 
@@ -167,13 +173,13 @@ def test_whoever_listens_at_the_port_of_the_store_serves_it():
 def watch_of(members, request=None, statuses=(75,)):
     """Return the watch over a host whose workers have ended, with 75 if nothing else is said."""
     clock = OwnClock()
-    around = Surroundings(
+    around = MonitorContext(
         stops=SimpleNamespace(asked_by=0, request=request, is_urgent=False),
         members=members,
         barrier=SimpleNamespace(),
         health=SimpleNamespace(),
         elsewhere=SimpleNamespace(),
-        patience=Patience(),
+        patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
         tend=lambda: None,
@@ -185,7 +191,7 @@ def watch_of(members, request=None, statuses=(75,)):
         wait=clock.sleep,
         signal=lambda _: None,
     )
-    return LifeWatch(group, around)
+    return AttemptMonitor(group, around)
 
 
 class Members:
@@ -201,26 +207,26 @@ class Members:
 
 
 def test_a_host_that_was_not_asked_looks_who_was_when_its_ranks_have_left():
-    assert watch_of(Members()).observe() == Outcome(Kind.PREEMPTED, hosts_left=2)
+    assert watch_of(Members()).observe() == Outcome(OutcomeKind.PREEMPTED, hosts_left=2)
     asked = StopRequest("SIGTERM", 9.0)
-    assert watch_of(Members(), asked)._look() == Outcome(Kind.PREEMPTED), "asked meanwhile"
+    assert watch_of(Members(), asked)._look() == Outcome(OutcomeKind.PREEMPTED), "asked meanwhile"
 
 
 def test_a_host_says_that_it_stays_although_others_wait_for_it_already():
     members = Members()
     members.is_changed, members.is_joined = True, True
-    assert watch_of(members).observe() == Outcome(Kind.PREEMPTED, hosts_left=2)
+    assert watch_of(members).observe() == Outcome(OutcomeKind.PREEMPTED, hosts_left=2)
     members.part = lambda _: 0
-    assert watch_of(members).observe() == Outcome(Kind.REGROUPED, is_joined=True)
+    assert watch_of(members).observe() == Outcome(OutcomeKind.REGROUPED, is_joined=True)
 
 
 def test_a_host_whose_ranks_have_not_all_saved_does_not_say_that_it_goes_on():
     said = []
     members = SimpleNamespace(part=said.append, look_afresh=lambda: None, is_changed=False)
     watch = watch_of(members, statuses=(75, 143))
-    assert watch.observe().kind is Kind.STOPPED
+    assert watch.observe().kind is OutcomeKind.STOPPED
     watch._end = lambda *, is_told: False
-    assert watch.observe().kind is Kind.KILLED
+    assert watch.observe().kind is OutcomeKind.KILLED
     assert said == []
 
 
@@ -272,7 +278,7 @@ def test_a_request_for_all_stays_one_whatever_else_comes():
 
 @pytest.mark.parametrize(("number", "is_for_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_who_sits_at_a_terminal_means_the_whole_run(number, is_for_all):
-    stops = Stops(OwnClock())
+    stops = StopSignals(OwnClock())
     stops._heard(number, None)
     assert stops.request.is_for_all is is_for_all
 
@@ -280,7 +286,7 @@ def test_who_sits_at_a_terminal_means_the_whole_run(number, is_for_all):
 def test_the_place_of_a_host_that_leaves_is_free_at_once(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # Both are played by the process that serves the store.
-    monkeypatch.setattr("resilient.agent.nodes.roster.is_served_here", lambda _: False)
+    monkeypatch.setattr("resilient.elastic.rendezvous.roster.is_served_here", lambda _: False)
     first, second = joined(Board(), 2)
     for one in (first, second):
         for part in (one, one._op_executor, one._state_holder):

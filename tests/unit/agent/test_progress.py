@@ -1,6 +1,6 @@
 """What counts as progress between lives."""
 
-from resilient.agent.verdict.progress import Progress, ProgressLog
+from resilient.elastic.restart_controller import ProgressLog, ProgressState
 
 
 def log_of(*answers):
@@ -29,7 +29,7 @@ def test_a_new_checkpoint_is_progress_once():
 
 
 def test_a_repository_that_does_not_answer_is_no_evidence_and_forgets_nothing():
-    log = log_of("a", Progress.UNKNOWN, Progress.UNKNOWN, "a", "b")
+    log = log_of("a", ProgressState.UNKNOWN, ProgressState.UNKNOWN, "a", "b")
     assert failed(log) is None
     assert failed(log) is None
     assert log.describe() == "a is committed"
@@ -39,7 +39,7 @@ def test_a_repository_that_does_not_answer_is_no_evidence_and_forgets_nothing():
 
 
 def test_a_checkpoint_that_nobody_could_see_at_the_start_may_be_old():
-    log = log_of(Progress.UNKNOWN, "a", "a")
+    log = log_of(ProgressState.UNKNOWN, "a", "a")
     assert failed(log)
     assert not failed(log)
 
@@ -61,11 +61,11 @@ def test_a_life_that_hardly_begins_gets_nowhere_where_nobody_says_what_is_commit
 
 def test_what_is_safe_is_said_in_words():
     assert log_of(None).describe() == "no checkpoint was committed yet"
-    assert "does not answer" in log_of(Progress.UNKNOWN).describe()
+    assert "does not answer" in log_of(ProgressState.UNKNOWN).describe()
 
 
 def test_a_repository_that_is_told_late_counts_from_then_on():
-    log = log_of(Progress.UNTOLD, "old", "old", Progress.UNTOLD)
+    log = log_of(ProgressState.UNTOLD, "old", "old", ProgressState.UNTOLD)
     assert failed(log), "it may be new: nobody looked before"
     assert not failed(log)
     assert not failed(log)
@@ -73,7 +73,7 @@ def test_a_repository_that_is_told_late_counts_from_then_on():
 
 
 def test_a_repository_that_is_told_late_and_empty_has_seen_no_progress():
-    assert not failed(log_of(Progress.UNTOLD, None))
+    assert not failed(log_of(ProgressState.UNTOLD, None))
 
 
 def test_the_newest_checkpoint_has_a_name_where_it_is_known():

@@ -7,8 +7,15 @@ import pytest
 from clocks import OwnClock
 
 from resilient.clock import SystemClock
-from resilient.world import pulse
-from resilient.world.pulse import Phase, Pulse, own_pulse, pulse_path, read_signs, stacks_path
+from resilient.distributed import heartbeat
+from resilient.distributed.heartbeat import (
+    Phase,
+    ProgressReporter,
+    progress_path,
+    progress_reporter,
+    read_progress,
+    stacks_path,
+)
 
 
 @pytest.fixture
@@ -18,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def shown(tmp_path, clock):
-    return Pulse(tmp_path / "p", clock), lambda: read_signs(tmp_path / "p")
+    return ProgressReporter(tmp_path / "p", clock), lambda: read_progress(tmp_path / "p")
 
 
 def step(one, clock, number, *, loading=0.0, own=0.0, waiting=0.0):
@@ -32,9 +39,9 @@ def step(one, clock, number, *, loading=0.0, own=0.0, waiting=0.0):
 
 
 def test_nothing_is_shown_where_there_is_no_file(tmp_path):
-    assert read_signs(tmp_path / "p") is None
+    assert read_progress(tmp_path / "p") is None
     (tmp_path / "p").write_bytes(b"short")
-    assert read_signs(tmp_path / "p") is None
+    assert read_progress(tmp_path / "p") is None
 
 
 def test_a_new_pulse_is_outside_of_training(shown, clock):
@@ -97,13 +104,13 @@ def test_only_recent_steps_are_remembered(shown, clock):
     one, signs = shown
     one.enter(Phase.FIRST)
     one.end_step(0)
-    for number in range(pulse.RECENT_STEPS + 3):
+    for number in range(heartbeat.RECENT_STEPS + 3):
         step(one, clock, number, own=float(number))
-    assert sorted(signs().step_seconds) == [float(n) for n in range(3, pulse.RECENT_STEPS + 3)]
+    assert sorted(signs().step_seconds) == [float(n) for n in range(3, heartbeat.RECENT_STEPS + 3)]
 
 
 def test_a_reader_never_sees_a_torn_sign(tmp_path):
-    one, done = Pulse(tmp_path / "p", SystemClock()), threading.Event()
+    one, done = ProgressReporter(tmp_path / "p", SystemClock()), threading.Event()
 
     def beat():
         number = 0
@@ -114,7 +121,7 @@ def test_a_reader_never_sees_a_torn_sign(tmp_path):
 
     thread = threading.Thread(target=beat)
     thread.start()
-    seen = [read_signs(tmp_path / "p") for _ in range(500)]
+    seen = [read_progress(tmp_path / "p") for _ in range(500)]
     done.set()
     thread.join()
     steps = [signs.step for signs in seen]
@@ -122,24 +129,26 @@ def test_a_reader_never_sees_a_torn_sign(tmp_path):
 
 
 def test_a_pulse_replaces_one_that_somebody_still_has_open(tmp_path, clock):
-    old = Pulse(tmp_path / "p", clock)
-    Pulse(tmp_path / "p", clock).enter(Phase.STEP)
+    old = ProgressReporter(tmp_path / "p", clock)
+    ProgressReporter(tmp_path / "p", clock).enter(Phase.STEP)
     old.enter(Phase.SAVING)
-    assert read_signs(tmp_path / "p").phase is Phase.STEP
+    assert read_progress(tmp_path / "p").phase is Phase.STEP
 
 
 def test_under_an_agent_a_process_shows_its_pulse_and_who_may_be_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(pulse, "_own", [])
+    monkeypatch.setattr(heartbeat, "_own", [])
     registered = []
-    monkeypatch.setattr(pulse.faulthandler, "register", lambda *a, **k: registered.append((a, k)))
+    monkeypatch.setattr(
+        heartbeat.faulthandler, "register", lambda *a, **k: registered.append((a, k))
+    )
     monkeypatch.setenv("RESILIENT_NOTES", str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    pulse.heartbeat(3)
-    assert own_pulse() is own_pulse()
-    signs = read_signs(pulse_path(str(tmp_path), 0))
+    heartbeat.heartbeat(3)
+    assert progress_reporter() is progress_reporter()
+    signs = read_progress(progress_path(str(tmp_path), 0))
     assert (signs.step, signs.phase) == (3, Phase.STEP)
-    pulse.heartbeat()
-    assert read_signs(pulse_path(str(tmp_path), 0)).phase is Phase.BETWEEN
+    heartbeat.heartbeat()
+    assert read_progress(progress_path(str(tmp_path), 0)).phase is Phase.BETWEEN
     assert stacks_path(str(tmp_path), 0).read_text() == f"{os.getpid()}\n"
     assert len(registered) == 1
     os.close(registered[0][1]["file"])
@@ -147,8 +156,8 @@ def test_under_an_agent_a_process_shows_its_pulse_and_who_may_be_asked(tmp_path,
 
 @pytest.mark.parametrize("notes", ["", "/nowhere/at/all"])
 def test_without_an_agent_a_pulse_costs_nothing_and_fails_never(notes, monkeypatch):
-    monkeypatch.setattr(pulse, "_own", [])
+    monkeypatch.setattr(heartbeat, "_own", [])
     monkeypatch.setenv("RESILIENT_NOTES", notes)
-    pulse.heartbeat(1)
-    pulse.heartbeat()
-    assert own_pulse().phase is Phase.BETWEEN
+    heartbeat.heartbeat(1)
+    heartbeat.heartbeat()
+    assert progress_reporter().phase is Phase.BETWEEN

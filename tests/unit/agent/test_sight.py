@@ -5,11 +5,15 @@ import os
 import pytest
 from clocks import OwnClock
 
-from resilient.agent.health.heartbeat import HangRule
-from resilient.agent.health.ranks import Health
-from resilient.agent.health.sight import AWAY_SECONDS, Corrected, Sight
+from resilient.distributed.heartbeat import Phase, ProgressRecord, ProgressReporter, progress_path
+from resilient.elastic.hang_detection import HangRule
+from resilient.elastic.health_monitor import HealthMonitor
+from resilient.elastic.suspend_detection import (
+    AWAY_SECONDS,
+    SuspendCorrectedProgress,
+    SuspendDetector,
+)
 from resilient.events import Emitter
-from resilient.world.pulse import Phase, Pulse, Signs, pulse_path
 
 FLOOR_SECONDS, PATIENCE_SECONDS = 10.0, 30.0
 AWAY = 500.0
@@ -23,10 +27,10 @@ class Host:
         self.clock, self.state, self.told = clock, "S", []
         emit = Emitter(clock, (lambda _, event: self.told.append(event),))
         rule = HangRule(fixed_seconds=FLOOR_SECONDS, patience_seconds=PATIENCE_SECONDS)
-        self.health = Health(folder, rule, clock, emit)
+        self.health = HealthMonitor(folder, rule, clock, emit)
         self.health.begin({0: 0})
-        self.pulse = Pulse(pulse_path(str(folder), 0), clock)
-        monkeypatch.setattr("resilient.agent.health.ranks.state_of", lambda _: self.state)
+        self.pulse = ProgressReporter(progress_path(str(folder), 0), clock)
+        monkeypatch.setattr("resilient.elastic.stack_dump.state_of", lambda _: self.state)
 
     def look(self, for_seconds=0.0):
         """Look as an agent does for so long; return the first hang that it finds."""
@@ -84,7 +88,7 @@ def test_a_slow_start_may_be_suspended_too(tmp_path, monkeypatch):
     clock = OwnClock()
     host = Host(tmp_path, clock, monkeypatch)
     host.health.begin({0: 0, 1: 1})
-    Pulse(pulse_path(str(tmp_path), 0), clock)
+    ProgressReporter(progress_path(str(tmp_path), 0), clock)
     pids = {0: os.getpid(), 1: os.getpid()}
     host.clock.seconds += 1
     assert host.health.look(pids, [0, 1]) is None
@@ -100,7 +104,7 @@ def test_a_slow_start_may_be_suspended_too(tmp_path, monkeypatch):
 def test_the_end_of_others_is_no_longer_ago_than_this_host_ran(tmp_path, monkeypatch):
     host = Host(tmp_path, OwnClock(), monkeypatch)
     host.health.begin({0: 0, 1: 1})
-    host.pulse = Pulse(pulse_path(str(tmp_path), 0), host.clock)
+    host.pulse = ProgressReporter(progress_path(str(tmp_path), 0), host.clock)
     host.in_step()
     host.pulse.enter(Phase.OUTSIDE)
     assert host.look(for_seconds=1) is None
@@ -130,7 +134,7 @@ def test_what_a_suspension_made_long_is_not_learned(host):
 
 
 def test_a_longer_one_that_nobody_missed_counts_again():
-    corrected = Corrected(Sight())
+    corrected = SuspendCorrectedProgress(SuspendDetector())
     assert longest_of(corrected, 0.0, since=1.0) == 0.0
     assert longest_of(corrected, 100.0, since=101.0, away=99.0) == pytest.approx(1.0)
     assert longest_of(corrected, 100.0, since=102.0) == pytest.approx(1.0)
@@ -139,12 +143,12 @@ def test_a_longer_one_that_nobody_missed_counts_again():
 
 def longest_of(corrected, seconds, *, since, away=0.0):
     longest = tuple(seconds if one is Phase.STEP else 0.0 for one in Phase)
-    shown = Signs(3, Phase.STEP, since, longest, ())
+    shown = ProgressRecord(3, Phase.STEP, since, longest, ())
     return corrected.signs(0, shown, away).longest_seconds[Phase.STEP]
 
 
 def test_what_passes_inside_a_look_is_no_absence():
-    sight = Sight()
+    sight = SuspendDetector()
     sight.begin(0.0)
     assert sight.open(0.25) == 0.0
     sight.close(60.0)
@@ -153,7 +157,7 @@ def test_what_passes_inside_a_look_is_no_absence():
 
 
 def test_a_moment_is_later_by_what_was_missed_since():
-    sight = Sight()
+    sight = SuspendDetector()
     sight.begin(0.0)
     assert sight.open(AWAY_SECONDS) == 0.0
     assert sight.open(100.0) == 100.0 - AWAY_SECONDS
@@ -166,7 +170,7 @@ def test_a_moment_is_later_by_what_was_missed_since():
 
 
 def test_only_so_many_absences_are_kept():
-    sight = Sight()
+    sight = SuspendDetector()
     sight.begin(0.0)
     for number in range(1, 1000):
         sight.open(10.0 * number)

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from resilient.agent.health.stacks import (
+from resilient.clock import SystemClock
+from resilient.elastic.stack_dump import (
     RankStacks,
     alike,
     collect_stacks,
@@ -16,13 +17,12 @@ from resilient.agent.health.stacks import (
     main_stack,
     state_of,
 )
-from resilient.clock import SystemClock
 
 ANSWERS = """
 import os, sys, time
 os.environ["RESILIENT_NOTES"] = sys.argv[1]
 os.environ["LOCAL_RANK"] = sys.argv[2]
-from resilient.world.pulse import own_pulse
+from resilient.distributed.heartbeat import own_pulse
 own_pulse()
 def waits_here():
     sys.stdout.write("ready\\n")

@@ -1,16 +1,23 @@
-"""Which host is to blame for a hang: resilient.agent.health.standing."""
+"""Which host is to blame for a hang: resilient.elastic.hang_detection."""
 
 from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
-from resilient.agent.health.heartbeat import HangRule, Learned, Vital
-from resilient.agent.health.standing import Standing, find_culprit, parse_standing, standing_of
-from resilient.world.pulse import Phase, Signs
+from resilient.distributed.heartbeat import Phase, ProgressRecord
+from resilient.elastic.hang_detection import (
+    HangRule,
+    HostHangStatus,
+    LearnedDeadlines,
+    RankStatus,
+    find_culprit,
+    parse_standing,
+    standing_of,
+)
 
 NOW = 1000.0
-WAITING = Standing(0, 7, Phase.STEP, "S", 60.0, is_overdue=True)
+WAITING = HostHangStatus(0, 7, Phase.STEP, "S", 60.0, is_overdue=True)
 NONE = (0.0,) * len(Phase)
 
 
@@ -64,12 +71,12 @@ def test_nobody_else_is_no_culprit():
 
 
 def vital(rank, step, waited, state="S", phase=Phase.STEP):
-    signs = Signs(step, phase, NOW - waited, NONE, ())
-    return Vital(rank, signs, state, NOW - waited if state == "T" else None)
+    signs = ProgressRecord(step, phase, NOW - waited, NONE, ())
+    return RankStatus(rank, signs, state, NOW - waited if state == "T" else None)
 
 
 def test_a_host_stands_as_the_rank_that_holds_the_others_up():
-    rule, learned = HangRule(floor_seconds=60.0), Learned(1.0)
+    rule, learned = HangRule(floor_seconds=60.0), LearnedDeadlines(1.0)
 
     def of(*vitals):
         return standing_of(vitals, learned, rule, NOW)

@@ -4,24 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient.agent.judging import Judge
-from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import Finish, GiveUp, Restart
-from resilient.agent.verdict.history import Limits
-from resilient.agent.verdict.naming import name_command
-from resilient.agent.verdict.outcome import Kind, Outcome
-from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
-from resilient.world.stopping import StopRequest
+from resilient.distributed.stop_request import StopRequest
+from resilient.elastic.outcome import Cause, Outcome, OutcomeKind
+from resilient.elastic.restart_controller import ProgressLog, ProgressState, RestartController
+from resilient.elastic.restart_policy import FailureLimits, Finish, GiveUp, Restart, name_command
 
 SPEC = SimpleNamespace(max_restarts=9, rdzv_handler=SimpleNamespace(get_run_id=lambda: "run"))
-TAKEN = Outcome(Kind.STOPPED, -9, 15, cause=Cause.SIGNAL)
+TAKEN = Outcome(OutcomeKind.STOPPED, -9, 15, cause=Cause.SIGNAL)
 SAVED = [
-    Outcome(Kind.SUCCEEDED),
-    Outcome(Kind.PREEMPTED, 75),
-    Outcome(Kind.STOPPED, 75, 15),
-    Outcome(Kind.STOPPED, 0, 15),
-    Outcome(Kind.KILLED, 0, 15),
+    Outcome(OutcomeKind.SUCCEEDED),
+    Outcome(OutcomeKind.PREEMPTED, 75),
+    Outcome(OutcomeKind.STOPPED, 75, 15),
+    Outcome(OutcomeKind.STOPPED, 0, 15),
+    Outcome(OutcomeKind.KILLED, 0, 15),
 ]
 
 
@@ -41,7 +37,7 @@ class Repository:
     def judge(self, again="the same command"):
         log = ProgressLog(self._ask)
         self.asked.clear()
-        return Judge(SPEC, Limits(), log, StillClock(), self.told.append, again)
+        return RestartController(SPEC, FailureLimits(), log, StillClock(), self.told.append, again)
 
     def _ask(self, within_seconds):
         self.asked.append(within_seconds)
@@ -61,15 +57,15 @@ def test_nobody_is_asked_where_the_answer_decides_nothing(outcome):
 def test_a_failure_waits_for_the_answer_and_a_stop_only_for_a_share_of_its_time():
     repository = Repository("checkpoint-20-g1")
     judge = repository.judge()
-    judge.after(Outcome(Kind.FAILED, 1), 1)
-    judge.after(Outcome(Kind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 25.0))
-    judge.after(Outcome(Kind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 5.0))
+    judge.after(Outcome(OutcomeKind.FAILED, 1), 1)
+    judge.after(Outcome(OutcomeKind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 25.0))
+    judge.after(Outcome(OutcomeKind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 5.0))
     assert repository.asked == [15.0, 2.0, 0.5]
 
 
 def test_work_that_is_lost_is_told_with_the_checkpoint_that_is_not():
     repository = Repository("checkpoint-20-g1")
-    outcome = Outcome(Kind.STOPPED, -15, 15, is_unsaved=True)
+    outcome = Outcome(OutcomeKind.STOPPED, -15, 15, is_unsaved=True)
     action = repository.judge(name_command("never")).after(outcome, 1, StopRequest("SIGTERM", 25.0))
     assert isinstance(action, GiveUp)
     assert action.code == 143
@@ -79,20 +75,22 @@ def test_work_that_is_lost_is_told_with_the_checkpoint_that_is_not():
 
 def test_a_change_of_membership_asks_what_the_next_life_may_not_throw_away():
     repository = Repository("checkpoint-20-g1")
-    repository.judge().after(Outcome(Kind.REGROUPED), 2)
+    repository.judge().after(Outcome(OutcomeKind.REGROUPED), 2)
     assert len(repository.asked) == 1
 
 
 def test_a_repository_that_does_not_answer_makes_no_crash_loop_and_is_told():
-    repository = Repository(Progress.UNKNOWN)
+    repository = Repository(ProgressState.UNKNOWN)
     judge = repository.judge()
-    actions = [judge.after(Outcome(Kind.FAILED, 1), 1) for _ in range(5)]
+    actions = [judge.after(Outcome(OutcomeKind.FAILED, 1), 1) for _ in range(5)]
     assert all(isinstance(action, Restart) for action in actions)
     assert repository.heard().count("ProgressUnknown") == 5
 
 
 def test_a_stop_that_was_saved_names_the_command_that_resumes():
-    action = Repository(None).judge(name_command("never")).after(Outcome(Kind.STOPPED, 75, 15), 1)
+    action = (
+        Repository(None).judge(name_command("never")).after(Outcome(OutcomeKind.STOPPED, 75, 15), 1)
+    )
     assert isinstance(action, Finish)
     assert action.reason == "stopped and saved: the same command without --resume never resumes"
 
@@ -106,11 +104,11 @@ def test_where_the_answer_decides_the_code_it_gets_half_of_the_time():
 def test_what_was_committed_once_is_enough_where_nobody_answers_in_time():
     repository = Repository("checkpoint-20-g1")
     judge = repository.judge()
-    repository.answer = Progress.UNKNOWN
+    repository.answer = ProgressState.UNKNOWN
     assert judge.after(TAKEN, 1, StopRequest("SIGTERM", 3.0)).code == 75
     repository = Repository(None)
     judge = repository.judge()
-    repository.answer = Progress.UNKNOWN
+    repository.answer = ProgressState.UNKNOWN
     assert judge.after(TAKEN, 1, StopRequest("SIGTERM", 3.0)).code == 137
 
 
@@ -129,12 +127,12 @@ class LateNews:
 
 
 def test_a_kill_that_ends_the_run_is_held_against_what_is_heard_a_moment_later():
-    killed = Outcome(Kind.FAILED, -9, cause=Cause.SIGNAL)
+    killed = Outcome(OutcomeKind.FAILED, -9, cause=Cause.SIGNAL)
     judge = Repository("checkpoint-20-g1").judge()
     judge.restarts_left = 0
     assert judge.with_late_news(killed, LateNews(15)) == TAKEN
     assert judge.with_late_news(killed, LateNews(0)) == killed
-    for other in (Outcome(Kind.FAILED, 1, cause=Cause.EXIT), Outcome(Kind.SUCCEEDED)):
+    for other in (Outcome(OutcomeKind.FAILED, 1, cause=Cause.EXIT), Outcome(OutcomeKind.SUCCEEDED)):
         news = LateNews(15)
         assert judge.with_late_news(other, news) == other
         assert not news.waited
@@ -158,17 +156,17 @@ def test_without_a_repository_a_life_gets_nowhere_that_ends_soon_and_before_a_st
     seconds, has_stepped, lives
 ):
     told, clock = [], HandClock()
-    judge = Judge(SPEC, Limits(), ProgressLog(None), clock, told.append)
+    judge = RestartController(SPEC, FailureLimits(), ProgressLog(None), clock, told.append)
     for life in (1, 2):
         clock.now_seconds = life * seconds
-        judge.after(Outcome(Kind.FAILED, 1, has_stepped=has_stepped), 1)
+        judge.after(Outcome(OutcomeKind.FAILED, 1, has_stepped=has_stepped), 1)
         assert told[-1].no_progress_lives == life * lives
 
 
 def test_a_loss_is_no_longer_counted_once_a_host_is_known_to_be_gone():
-    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
+    lost = Outcome(OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
     for gone, last in (([], GiveUp), (["10.0.0.2"], Restart)):
-        judge = Judge(SPEC, Limits(), ProgressLog(None), StillClock(), [].append)
+        judge = RestartController(SPEC, FailureLimits(), ProgressLog(None), StillClock(), [].append)
         for _ in range(10):
             assert isinstance(judge.after(lost, 2), Restart)
             judge.found_lost(gone)
@@ -182,7 +180,9 @@ def test_a_loss_is_no_longer_counted_once_a_host_is_known_to_be_gone():
 )
 def test_a_life_that_trained_got_nowhere_because_its_host_is_gone(has_stepped, gone, last):
     judge = Repository("checkpoint-20-g1").judge()
-    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped)
+    lost = Outcome(
+        OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped
+    )
     for _ in range(2):
         assert isinstance(judge.after(lost, 2), Restart)
         judge.found_lost(gone)
@@ -191,7 +191,7 @@ def test_a_life_that_trained_got_nowhere_because_its_host_is_gone(has_stepped, g
 
 def test_hosts_that_go_for_ever_without_progress_are_no_excuse():
     judge = Repository("checkpoint-20-g1").judge()
-    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=True)
+    lost = Outcome(OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=True)
     found = []
     for _ in range(23):
         found.append(type(judge.after(lost, 2)))

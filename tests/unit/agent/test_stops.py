@@ -2,9 +2,9 @@
 
 import signal
 
-from resilient.agent.stops import Stops
 from resilient.clock import SystemClock
-from resilient.world.stopping import StopRequest
+from resilient.distributed.stop_request import StopRequest
+from resilient.elastic.signals import StopSignals
 
 
 class StillClock(SystemClock):
@@ -13,11 +13,11 @@ class StillClock(SystemClock):
 
 
 def test_without_a_stop_nothing_is_short():
-    assert Stops(StillClock()).left_seconds() is None
+    assert StopSignals(StillClock()).left_seconds() is None
 
 
 def test_what_is_left_is_that_of_the_deadline_and_never_less_than_what_a_notice_holds_back():
-    stops = Stops(StillClock())
+    stops = StopSignals(StillClock())
     stops.request = StopRequest("SIGTERM", 110.0)
     assert stops.left_seconds() == 10.0
     stops.request = StopRequest("SIGTERM", 90.0)
@@ -25,18 +25,18 @@ def test_what_is_left_is_that_of_the_deadline_and_never_less_than_what_a_notice_
 
 
 def test_an_urgent_stop_leaves_nothing():
-    stops = Stops(StillClock())
+    stops = StopSignals(StillClock())
     stops.request, stops.is_urgent = StopRequest("SIGTERM", 110.0), True
     assert stops.left_seconds() == 0.0
 
 
 def test_what_was_heard_before_counts_once_somebody_listens():
-    stops = Stops(SystemClock(), 5.0)
+    stops = StopSignals(SystemClock(), 5.0)
     heard = [signal.SIGTERM]
     with stops.listening(heard):
         assert stops.asked_by == signal.SIGTERM
         assert stops.request.reason == "SIGTERM"
         assert not stops.is_urgent
-    still = Stops(SystemClock(), 5.0)
+    still = StopSignals(SystemClock(), 5.0)
     with still.listening():
         assert not still.asked_by

@@ -13,12 +13,13 @@ import safetensors.torch
 import torch
 from hf_runs import HERE, SHARED
 
-from resilient.comparison import comparing, ours, theirs
-from resilient.comparison.comparing import compare
-from resilient.layouts.recognizing import read_layout
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.diff import compare as compare_module
+from resilient.diff import foreign, native
+from resilient.diff.compare import compare
+from resilient.layouts.detect import read_layout
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 NEEDS_RUNS = pytest.mark.skipif(
     not SHARED.is_dir(), reason="the recorded runs are not beside this clone"
@@ -29,7 +30,7 @@ EARLY = HERE / "gpt2_all" / "run" / "checkpoint-8"
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def run(case):
@@ -85,7 +86,7 @@ def test_a_checkpoint_is_the_same_as_itself():
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
 def test_what_changed_is_found_and_measured_as_torch_does(late, block, monkeypatch):
-    monkeypatch.setattr(comparing, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(compare_module, "BLOCK_ELEMENTS", block)
     found = compare(side(EARLY), side(late))
     assert found.differs
     changes = by_name(found)
@@ -139,7 +140,7 @@ def own(tmp_path):
 
 def own_side(url):
     store = open_store(str(url))
-    return ours.side_of(store, read_manifest(store, committed(store)[0]))
+    return native.open_native(store, read_manifest(store, committed(store)[0]))
 
 
 def test_a_checkpoint_of_ours_may_be_anywhere_too(own):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from resilient.comparison import randomness
-from resilient.comparison.randomness import (
+from resilient.diff import rng
+from resilient.diff.rng import (
     AHEAD_WORDS_MAX,
     compare,
     draws_between,
@@ -52,7 +52,7 @@ def test_draws_apart_are_counted_in_both_directions(state, draws):
 
 @pytest.mark.parametrize("state", [python, numpy, of_cpu])
 def test_another_seed_is_another_stream(state, monkeypatch):
-    monkeypatch.setattr(randomness, "AHEAD_WORDS_MAX", 10_000)
+    monkeypatch.setattr(rng, "AHEAD_WORDS_MAX", 10_000)
     assert draws_between(state(5, 10), state(6, 10)) is None
     assert draws_between(state(5, 0), state(5, 11_000)) is None
     assert AHEAD_WORDS_MAX >= 1_000_000
@@ -64,7 +64,7 @@ def test_a_block_that_is_used_up_is_the_same_as_the_next_at_its_beginning():
     for _ in range(625):
         fresh.getrandbits(32)
     words = of_python(fresh.getstate()).words
-    begun = randomness.State(words, 0, used_up.rest)
+    begun = rng.RngState(words, 0, used_up.rest)
     found = compare({(0, "python"): used_up}, {(0, "python"): begun})
     assert (found[0].same, found[0].draws) == (True, 0)
 

@@ -16,14 +16,14 @@ import torch.distributed.checkpoint as dcp
 from hf_runs import HERE, SHARED
 from sharded_folders import SHAPES, values, write_fsdp, write_zero
 
-from resilient.comparison import ours, theirs
-from resilient.comparison.reading import AHEAD_BYTES, Elements, ReadAhead
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.diff import foreign, native
+from resilient.diff.tensor_reader import AHEAD_BYTES, Elements, ReadAhead
 from resilient.format.regions import Region, whole
-from resilient.layouts.recognizing import read_layout
-from resilient.layouts.values import MODEL, OTHER, Form, Piece, Tensor, Unreadable
-from resilient.storage.folder import Listing, open_folder
+from resilient.layouts.detect import read_layout
+from resilient.layouts.model import MODEL, OTHER, Piece, StorageFormat, Tensor, Unreadable
+from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DTYPES = [
@@ -35,7 +35,7 @@ DTYPES = [
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def bits(tensor):
@@ -178,7 +178,7 @@ def test_state_of_fsdp_is_read_in_both_forms(trainer, kind):
 
 def test_a_checkpoint_of_ours_is_read_from_regions_and_older_checkpoints():
     store = open_store(str(GOLDEN / "format-2"))
-    found = ours.side_of(store, read_manifest(store, committed(store)[0]))
+    found = native.open_native(store, read_manifest(store, committed(store)[0]))
     read = held(found, 9_999)
     assert len({one.file for t in found.tensors for one in t.pieces}) > 2
     entries = {one.name: one for one in found.tensors}
@@ -211,7 +211,7 @@ class Counting:
     url = "there"
 
     def __init__(self, size_bytes):
-        self.listing = Listing({"x": size_bytes})
+        self.listing = DirectoryListing({"x": size_bytes})
         self.reads = []
 
     def list(self):
@@ -256,7 +256,7 @@ def piece(**told):
         (Tensor("x", MODEL, "F32", (4,), (), (piece(first=1),)), "fewer bytes"),
         (Tensor("x", MODEL, "F32", (4,), (), (piece(size_bytes=99),)), "too early"),
         (Tensor("x", MODEL, "F32", (4,), (), (piece(strides=(1 << 40,)),)), "row-major"),
-        (Tensor("x", MODEL, "F32", (4,), (), (piece(form=Form.MEMBER),)), "zip"),
+        (Tensor("x", MODEL, "F32", (4,), (), (piece(form=StorageFormat.MEMBER),)), "zip"),
     ],
 )
 def test_what_an_index_claims_is_held_against_what_is_there(tmp_path, tensor, why):

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from resilient.comparison import histograms, reading, theirs
-from resilient.comparison.histograms import CELLS_MAX, Bars, Cells, alike, histogram
-from resilient.layouts.recognizing import read_layout
-from resilient.layouts.values import Unreadable
+from resilient.diff import foreign, tensor_reader, tensor_stats
+from resilient.diff.tensor_stats import (
+    CELLS_MAX,
+    HistogramAccumulator,
+    HistogramBins,
+    alike,
+    histogram,
+)
+from resilient.layouts.detect import read_layout
+from resilient.layouts.model import Unreadable
 from resilient.storage.folder import open_folder
 
 DTYPES = (
@@ -26,7 +32,7 @@ DTYPES = (
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def spread(path, tensors, **options):
@@ -41,7 +47,7 @@ def numbers_of(tensor):
 
 
 def of(values, block=10**9, *, is_whole=False):
-    cells = Cells(is_whole=is_whole)
+    cells = HistogramAccumulator(is_whole=is_whole)
     for start in range(0, len(values), block):
         cells.add(np.array(values[start : start + block], np.float64))
     return cells.result()
@@ -56,7 +62,7 @@ def check_bars(bars, values):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_is_counted_number_by_number(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(histograms, "BLOCK_ELEMENTS", 13)
+    monkeypatch.setattr(tensor_stats, "BLOCK_ELEMENTS", 13)
     torch.manual_seed(3)
     tensor = (torch.randn(100) * 40).clamp(-100, 100).to(getattr(torch, name))
     found = spread(tmp_path, {"x": tensor})["x"]
@@ -115,7 +121,7 @@ def test_a_picture_has_few_bars_and_every_number():
 
 def test_two_tensors_share_their_cells():
     wide, narrow = [one / 8 for one in range(-800, 800)], [one / 5000 for one in range(50)]
-    found = [histograms.Histogram(1, 1, None, of(one), ()) for one in (wide, narrow)]
+    found = [tensor_stats.Histogram(1, 1, None, of(one), ()) for one in (wide, narrow)]
     one, other = alike(found)
     assert one.exponent == other.exponent
     check_bars(one, wide)
@@ -124,12 +130,12 @@ def test_two_tensors_share_their_cells():
 
 
 def test_cells_far_apart_keep_their_sign():
-    bars = Bars(-1074, -3, (1, 0, 0, 2)).coarser(900)
+    bars = HistogramBins(-1074, -3, (1, 0, 0, 2)).coarser(900)
     assert (bars.first, bars.counts) == (-1, (1, 2))
 
 
 def test_a_very_large_tensor_is_looked_at_here_and_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(histograms, "BLOCK_ELEMENTS", 10)
+    monkeypatch.setattr(tensor_stats, "BLOCK_ELEMENTS", 10)
     told = []
     tensor = torch.arange(1000, dtype=torch.float32)
     found = spread(tmp_path, {"x": tensor}, told=lambda *one: told.append(one), blocks_max=5)["x"]
@@ -139,8 +145,8 @@ def test_a_very_large_tensor_is_looked_at_here_and_there(tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_tensor(tmp_path, monkeypatch):
-    monkeypatch.setattr(histograms, "BLOCK_ELEMENTS", 1 << 12)
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 1 << 14)
+    monkeypatch.setattr(tensor_stats, "BLOCK_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 1 << 14)
     torch.save({"x": torch.randn(1 << 21)}, tmp_path / "x.pt")
     there = side(tmp_path / "x.pt")
     histogram(there, there.tensors[0], blocks_max=2)

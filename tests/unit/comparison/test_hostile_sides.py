@@ -10,17 +10,17 @@ import torch
 from hf_runs import HERE
 from sharded_folders import write_zero
 
-from resilient.comparison import theirs
-from resilient.comparison.comparing import compare
-from resilient.comparison.trees import plain_leaves, value_of
-from resilient.layouts.recognizing import read_layout
+from resilient.diff import foreign
+from resilient.diff.compare import compare
+from resilient.diff.digests import plain_leaves, value_of
+from resilient.layouts.detect import read_layout
 from resilient.storage.folder import open_folder
 
 
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def test_values_that_hold_each_other_a_million_times_are_walked_within_bounds(tmp_path):

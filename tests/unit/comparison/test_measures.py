@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from resilient.comparison.measuring import Meter
-from resilient.comparison.numbers import gap, is_known, ranks, values
+from resilient.diff.compare import DifferenceMeter
+from resilient.diff.tensor_stats import gap, is_known, ranks, values
 
 NAMES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -28,7 +28,7 @@ def raw(tensor):
 
 
 def measured(one, other, before, after, block=5):
-    meter = Meter(before, after)
+    meter = DifferenceMeter(before, after)
     left, right = raw(one), raw(other)
     for start in range(0, len(left), block):
         meter.add(left[start : start + block], right[start : start + block])
@@ -143,7 +143,7 @@ def test_numbers_too_large_to_square_do_not_warn():
 
 
 def test_nothing_is_the_same_as_nothing():
-    found = Meter("F32", "F32").result()
+    found = DifferenceMeter("F32", "F32").result()
     assert (found.elements, found.changed, found.relative, found.max_ulp) == (0, 0, 0.0, 0)
 
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from hf_runs import HERE
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
-from resilient.comparison import ours, theirs
-from resilient.comparison.comparing import compare
+from resilient.diff import foreign, native
+from resilient.diff.compare import compare
+from resilient.engine_factory import open_engine
 from resilient.events import Emitter
-from resilient.layouts.recognizing import read_layout
-from resilient.opening import open_checkpointer
-from resilient.state.things import gather_things
+from resilient.layouts.detect import read_layout
+from resilient.state_dict.statefuls import collect_parts
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, read_manifest
 
 RUN = HERE / "gpt2_all" / "run" / "checkpoint-8"
 
@@ -28,7 +28,7 @@ RUN = HERE / "gpt2_all" / "run" / "checkpoint-8"
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def told(one, other):
@@ -127,13 +127,13 @@ def own_side(path, count):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     for one in model.parameters():
         optimizer.state[one] = {"step": torch.tensor(1.0), "count": count}
-    things = gather_things({"model": model, "optimizer": optimizer}, 1, rng=True)
-    checkpointer = open_checkpointer(str(path), emit=Emitter(SystemClock()))
+    things = collect_parts({"model": model, "optimizer": optimizer}, 1, rng=True)
+    checkpointer = open_engine(str(path), emit=Emitter(SystemClock()))
     checkpointer.resume({})
-    checkpointer.save(1, things.parts, About(config={}, data={}))
+    checkpointer.save(1, things.parts, CheckpointInfo(config={}, data={}))
     checkpointer.close()
     store = open_store(str(path))
-    return ours.side_of(store, read_manifest(store, committed(store)[0]))
+    return native.open_native(store, read_manifest(store, committed(store)[0]))
 
 
 @pytest.mark.parametrize(("count", "differs"), [(7, False), (8, True)])

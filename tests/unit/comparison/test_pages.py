@@ -7,9 +7,8 @@ import safetensors.torch
 import torch
 from foreign_folders import look
 
-from resilient.comparison.pages import PAGE_BYTES
-from resilient.comparison.proving import prove
-from resilient.layouts.plain import ALONE
+from resilient.diff.foreign_verify import PAGE_BYTES, verify_foreign
+from resilient.layouts.single_file import ALONE
 from resilient.storage.folder import open_folder
 
 ROWS, ROW = 64, 384  # a row is 1,536 bytes
@@ -17,7 +16,7 @@ ROWS, ROW = 64, 384  # a row is 1,536 bytes
 
 def told(path):
     folder = open_folder(str(path))
-    problems = prove(folder, folder.list(), look(path))
+    problems = verify_foreign(folder, folder.list(), look(path))
     return [one.what for one in problems if one.is_fatal and one.what != ALONE]
 
 

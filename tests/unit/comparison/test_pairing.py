@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.comparison.naming import bare, matched
-from resilient.comparison.values import Side
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Tensor
-from resilient.storage.folder import Listing
+from resilient.diff.model import CheckpointView
+from resilient.diff.tensor_names import bare, matched
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER, Tensor
+from resilient.storage.folder import DirectoryListing
 
 SHAPES = {"h.0.weight": (4, 3), "h.0.bias": (4,), "h.1.weight": (4, 4), "lm_head.weight": (9, 4)}
 
 
 def side(tensors, order=()):
-    return Side("x", "torch", "x", None, None, None, Listing({}), tuple(tensors), order=order)
+    return CheckpointView(
+        "x", "torch", "x", None, None, None, DirectoryListing({}), tuple(tensors), order=order
+    )
 
 
 def model(prefix="", *, without=()):

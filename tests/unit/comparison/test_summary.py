@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from resilient.comparison import reading, theirs
-from resilient.comparison.summing import summarize
-from resilient.layouts.recognizing import read_layout
+from resilient.diff import foreign, tensor_reader
+from resilient.diff.tensor_stats import summarize
+from resilient.layouts.detect import read_layout
 from resilient.storage.folder import open_folder
 
 
 def side(path):
     folder = open_folder(str(path))
     listing = folder.list()
-    return theirs.side_of(folder, listing, read_layout(folder, listing))
+    return foreign.open_foreign(folder, listing, read_layout(folder, listing))
 
 
 def test_a_tensor_is_summed_up_as_torch_does(tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.comparison.summing.BLOCK_ELEMENTS", 7)
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 64)
+    monkeypatch.setattr("resilient.diff.tensor_reader.BLOCK_ELEMENTS", 7)
+    monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 64)
     whole = torch.randn(50, dtype=torch.float64) + 1e6
     whole[::9] = 0
     spoilt = whole.clone()

@@ -8,17 +8,21 @@ from random import Random
 import pytest
 
 from resilient.errors import ConfigError
-from resilient.format.field import add, coefficient, invert, multiply, solve
 from resilient.format.parity import (
     GROUP_FILES_MAX,
     PARITY_MAX,
+    add,
     check_groups,
     check_parity,
+    coefficient,
     grouped,
+    invert,
+    multiply,
     parity_bytes,
     protect,
+    solve,
 )
-from resilient.format.shard import HostFile
+from resilient.format.safetensors_file import StagedFile
 
 
 def by_hand(one: int, other: int) -> int:
@@ -55,7 +59,7 @@ def test_the_coefficients_are_those_that_the_format_names():
 
 
 def files_of(random, sizes):
-    return [HostFile(f"f{at}.json", random.randbytes(size)) for at, size in enumerate(sizes)]
+    return [StagedFile(f"f{at}.json", random.randbytes(size)) for at, size in enumerate(sizes)]
 
 
 def computed_back(files, parity, lost, rows):
@@ -128,7 +132,7 @@ def test_many_files_are_several_groups():
     assert groups[1].parity == ("parity-1-0.r00000.parity", "parity-1-1.r00000.parity")
     sizes = [10] * GROUP_FILES_MAX + [3]
     assert parity_bytes(sizes, 2) == 2 * (10 + 3)
-    files = [HostFile(name, b"x" * size) for name, size in zip(names, sizes, strict=True)]
+    files = [StagedFile(name, b"x" * size) for name, size in zip(names, sizes, strict=True)]
     assert sum(len(one.data) for one in protect(files, groups)) == parity_bytes(sizes, 2)
     assert grouped(names, 0, 0) == []
     assert parity_bytes(sizes, 0) == 0

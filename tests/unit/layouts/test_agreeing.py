@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from resilient.comparison.proving import prove
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import read_layout
+from resilient.diff.foreign_verify import verify_foreign
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
@@ -24,7 +24,7 @@ def problems_of(path):
     """Return what is found at the deepest level."""
     folder = open_folder(str(path))
     contents = read_layout(folder, folder.list())
-    return contents, (*contents.problems, *prove(folder, folder.list(), contents))
+    return contents, (*contents.problems, *verify_foreign(folder, folder.list(), contents))
 
 
 def look(path):
@@ -32,7 +32,7 @@ def look(path):
     contents, problems = problems_of(path)
     contents = type(contents)(contents.layout, contents.title, problems=problems)
     told = " ".join(f"{one.place}: {one.what}" for one in problems)
-    return judge(contents, str(path)).answer, told
+    return assess_resumability(contents, str(path)).answer, told
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: f"{path.parts[-3]}-{path.name}")

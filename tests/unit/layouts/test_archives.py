@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from resilient.layouts.archives import open_archive
-from resilient.layouts.documents import read_header
-from resilient.layouts.values import Unreadable
+from resilient.layouts.json_files import read_header
+from resilient.layouts.model import Unreadable
+from resilient.layouts.torch_zip import open_archive
 from resilient.storage.folder import open_folder
 
 DTYPES = {

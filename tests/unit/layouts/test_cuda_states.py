@@ -10,12 +10,11 @@ import pytest
 import torch
 from foreign_folders import write_accelerate
 
-from resilient.comparison.proving import prove
-from resilient.layouts.judging import judge
-from resilient.layouts.randoms import OF_DEVICES
-from resilient.layouts.recognizing import read_layout
-from resilient.layouts.remedies import remedy
-from resilient.mending.planning import plan_mending
+from resilient.diff.foreign_verify import verify_foreign
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.detect import read_layout
+from resilient.layouts.resumability import assess_resumability, remedy
+from resilient.layouts.training_state import OF_DEVICES
 from resilient.storage.folder import open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
@@ -55,8 +54,8 @@ def on_cuda(file):
 def look(path):
     at = open_folder(str(path))
     contents = read_layout(at, at.list())
-    problems = (*contents.problems, *prove(at, at.list(), contents))
-    return judge(contents, str(path)), problems
+    problems = (*contents.problems, *verify_foreign(at, at.list(), contents))
+    return assess_resumability(contents, str(path)), problems
 
 
 def test_states_of_cuda_that_are_there_are_no_finding(folder):
@@ -109,11 +108,11 @@ def test_a_repair_keeps_what_is_whole_of_the_file_and_says_what_is_not(folder, t
     copy = Path(shutil.copytree(folder, tmp_path / "copy" / folder.name))
     last = files(folder)[-1]
     change(last, cuda=DEVICE[:3])
-    plan = plan_mending(str(folder))
+    plan = plan_layout_repair(str(folder))
     assert (plan.steps, plan.is_whole) == ((), False)
     assert "a resume on CPUs takes none of it" in plan.refused[last.name]
     assert last.name in plan.draft.list().sizes
-    mended = plan_mending(str(folder), [str(copy)])
+    mended = plan_layout_repair(str(folder), [str(copy)])
     assert mended.is_whole, mended
     assert b"".join(mended.draft.blocks(last.name)) == (copy / last.name).read_bytes()
 

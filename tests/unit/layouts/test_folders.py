@@ -13,9 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from sharded_folders import write_fsdp, write_zero
 
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import checkpoints_in, read_layout
-from resilient.layouts.values import MODEL, OPTIMIZER
+from resilient.layouts.detect import checkpoints_in, read_layout
+from resilient.layouts.model import MODEL, OPTIMIZER
+from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
@@ -29,7 +29,7 @@ def look(path):
 
 
 def verdict(path):
-    return judge(look(path), str(path))
+    return assess_resumability(look(path), str(path))
 
 
 def shapes(contents, part):
@@ -52,7 +52,7 @@ def check_trainer(path):
     assert found.schedule.rates == tuple(schedule["_last_lr"])
     ranks = sorted(one.name for one in path.glob("rng_state*"))
     assert len(found.rng.ranks) == len(ranks) == found.world
-    assert judge(found, str(path)).answer == ("partly" if is_stream(path) else "yes")
+    assert assess_resumability(found, str(path)).answer == ("partly" if is_stream(path) else "yes")
     return found
 
 
@@ -178,7 +178,7 @@ def test_a_distributed_checkpoint_is_what_its_reader_says(distributed):
     assert (found.layout, found.world) == ("dcp", 1)
     assert {one.name: one.dtype for one in found.tensors}["model.b"] == "BF16"
     assert found.optimizer.step == 9
-    assert judge(found, "there").why == ("the random state", "the place in the data")
+    assert assess_resumability(found, "there").why == ("the random state", "the place in the data")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_training_state_of_a_script_is_understood_by_its_names(tmp_path):
     found = look(path)
     assert (found.step, found.epoch, found.optimizer.step, found.schedule.step) == (1, 0.0, 1, 1)
     assert set(shapes(found, MODEL)) == {"model.weight", "model.bias"}
-    assert judge(found, str(path)).why == ("the random state",)
+    assert assess_resumability(found, str(path)).why == ("the random state",)
 
 
 def test_weights_alone_are_no_training(tmp_path):

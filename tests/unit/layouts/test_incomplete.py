@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilient.layouts.judging import judge
-from resilient.layouts.randoms import OLDER
-from resilient.layouts.recognizing import checkpoints_in, read_layout
-from resilient.layouts.remedies import is_costly, remedy
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.detect import checkpoints_in, read_layout
+from resilient.layouts.resumability import assess_resumability, is_costly, remedy
+from resilient.layouts.training_state import OLDER
 from resilient.storage.folder import open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
@@ -30,7 +29,7 @@ def checkpoint(tmp_path):
 def read(path):
     folder = open_folder(str(path))
     contents = read_layout(folder, folder.list())
-    return contents, judge(contents, str(path))
+    return contents, assess_resumability(contents, str(path))
 
 
 def without(path, *names):
@@ -63,7 +62,7 @@ def test_weights_in_a_folder_of_another_name_stay_a_model(checkpoint):
 
 def test_repair_of_incomplete_save_changes_nothing(checkpoint):
     (checkpoint / SENTINEL).touch()
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     assert (plan.steps, plan.is_mended, plan.is_damaged) == ((), False, True)
     assert "incomplete" in plan.refused[SENTINEL]
     assert plan.verdict.answer == "no"
@@ -72,13 +71,13 @@ def test_repair_of_incomplete_save_changes_nothing(checkpoint):
 def test_repair_of_incomplete_save_rebuilds_no_state(checkpoint):
     (checkpoint / SENTINEL).touch()
     without(checkpoint, STATE)
-    assert plan_mending(str(checkpoint)).steps == ()
+    assert plan_layout_repair(str(checkpoint)).steps == ()
 
 
 def test_repair_of_incomplete_save_takes_a_whole_copy(checkpoint, tmp_path):
     copy = shutil.copytree(GOLDEN, tmp_path / "copy" / GOLDEN.name)
     without(checkpoint, *LATER)
-    plan = plan_mending(str(checkpoint), [str(copy)])
+    plan = plan_layout_repair(str(checkpoint), [str(copy)])
     assert plan.is_whole
     assert plan.verdict.answer == "yes"
 
@@ -110,7 +109,7 @@ def test_pointer_of_git_lfs_is_fetched_and_not_repaired(checkpoint, name):
     assert remedy(problem, str(checkpoint)) == f"cd {checkpoint} && git lfs pull"
     if problem.is_fatal:
         assert verdict.command == f"cd {checkpoint} && git lfs pull"
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     assert (plan.steps, list(plan.refused)) == ((), [name])
 
 
@@ -131,7 +130,7 @@ def test_fp16_update_skipped_by_scaler_is_healthy(checkpoint):
         lambda one: [each["step"].sub_(1) for each in one["state"].values()],
     )
     assert read(checkpoint)[1].answer == "yes"
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     assert (plan.steps, plan.after) == ((), ())
 
 
@@ -145,7 +144,7 @@ def test_repair_after_skipped_update_keeps_the_step(checkpoint):
     test_fp16_update_skipped_by_scaler_is_healthy(checkpoint)
     held = json.loads((checkpoint / STATE).read_text())
     (checkpoint / STATE).write_text(json.dumps(held)[:400])
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     made = json.loads(b"".join(plan.draft.blocks(STATE)))
     assert made["global_step"] == held["global_step"] == 8
     assert plan.draft.url.endswith("checkpoint-8")
@@ -163,7 +162,7 @@ def test_schedule_by_metric_counts_evaluations(checkpoint):
     contents, verdict = read(checkpoint)
     assert (verdict.answer, contents.problems) == ("yes", ())
     assert (contents.schedule.step, contents.schedule.evaluations) == (None, 1)
-    assert plan_mending(str(checkpoint)).steps == ()
+    assert plan_layout_repair(str(checkpoint)).steps == ()
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -177,4 +176,4 @@ def test_cuda_state_of_older_torch_is_named(checkpoint, is_list):
     assert problem.what == OLDER
     assert remedy(problem, str(checkpoint)).startswith("none: every copy")
     assert is_costly([problem])
-    assert plan_mending(str(checkpoint)).refused[name] == OLDER
+    assert plan_layout_repair(str(checkpoint)).refused[name] == OLDER

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.layouts.judging import Alternatives, Outcome, judge
-from resilient.layouts.values import Contents, Cure, Problem
+from resilient.layouts.model import Contents, Problem, Remedy
+from resilient.layouts.resumability import Alternatives, Outcome, assess_resumability
 
 STOCK = "trainer.train(resume_from_checkpoint='{path}')"
 FIX = "resilient ckpt repair '/my run'"
 OTHER = "resilient ckpt inspect /run/checkpoint-4"
 CUT = Problem("a.bin", "it is cut", is_fatal=True, help="resilient ckpt repair {path}")
-NAN = Problem("a.bin", "it has 3 NaN", is_fatal=True, cure=Cure.EARLIER)
+NAN = Problem("a.bin", "it has 3 NaN", is_fatal=True, cure=Remedy.EARLIER)
 LOST = Problem("o.pt", "it is missing", "the optimizer's state")
 RANDOM = Problem(".", "rank 1 has none", "random state")
 SIBLING = "/run/checkpoint-4"
@@ -19,7 +19,7 @@ SIBLING = "/run/checkpoint-4"
 
 def verdict(*problems, **others):
     contents = Contents("hf-trainer", "Trainer", STOCK, problems=problems)
-    return judge(contents, "/my run", Alternatives(**others))
+    return assess_resumability(contents, "/my run", Alternatives(**others))
 
 
 def test_judge_whole_checkpoint_is_resumable():

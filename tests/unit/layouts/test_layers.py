@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.layouts.layers import odd_layers
-from resilient.layouts.values import MODEL, OPTIMIZER, Tensor
+from resilient.layouts.consistency import check_layer_names
+from resilient.layouts.model import MODEL, OPTIMIZER, Tensor
 
 OWN = {"attn.weight": (4, 4), "ln_1.weight": (4,), "mlp.weight": (4, 8)}
 
@@ -23,13 +23,13 @@ def model(count, *changes):
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_layers_that_are_alike_are_not_odd(count):
-    assert odd_layers(model(count)) == []
+    assert check_layer_names(model(count)) == []
 
 
 def test_a_name_with_a_flipped_bit_is_told():
     change = ("transformer.h.0.ln_1.weight", "transformer.h.0.ln_9.weight")
     for count in (2, 5):
-        (found,) = odd_layers(model(count, change))
+        (found,) = check_layer_names(model(count, change))
         assert "ln_9.weight" in found.what
         assert "`ln_1.weight`" in found.what
         assert (found.place, found.severity) == ("model.safetensors", "warning")
@@ -37,21 +37,23 @@ def test_a_name_with_a_flipped_bit_is_told():
 
 def test_two_layers_may_be_of_different_kinds():
     change = ("transformer.h.0.attn.weight", "transformer.h.0.mixer.weight")
-    assert odd_layers(model(2, change)) == []
-    assert len(odd_layers(model(3, change))) == 1
+    assert check_layer_names(model(2, change)) == []
+    assert len(check_layer_names(model(3, change))) == 1
 
 
 def test_a_layer_that_has_more_or_less_is_not_taken_for_one_with_another_name():
     tensors = model(4)
-    assert odd_layers([*tensors, Tensor("h.2.gate", MODEL, "F32", (2,), ("m",))]) == []
-    assert odd_layers(tensors[:-1]) == []
+    assert check_layer_names([*tensors, Tensor("h.2.gate", MODEL, "F32", (2,), ("m",))]) == []
+    assert check_layer_names(tensors[:-1]) == []
 
 
 def test_another_shape_is_no_weight_with_another_name():
     tensors = model(4)[1:]
-    assert odd_layers([*tensors, Tensor("transformer.h.0.x", MODEL, "F32", (2,), ("m",))]) == []
+    assert (
+        check_layer_names([*tensors, Tensor("transformer.h.0.x", MODEL, "F32", (2,), ("m",))]) == []
+    )
 
 
 def test_names_of_the_optimizer_are_none_of_the_model():
     tensors = [Tensor(one.name, OPTIMIZER, one.dtype, one.shape, one.files) for one in model(3)]
-    assert odd_layers(tensors[1:]) == []
+    assert check_layer_names(tensors[1:]) == []

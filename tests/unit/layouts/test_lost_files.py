@@ -13,7 +13,7 @@ import torch
 from foreign_folders import verdict
 from transformers import TrainingArguments
 
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import plan_layout_repair
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 
@@ -63,7 +63,7 @@ def test_a_best_checkpoint_that_is_gone_is_a_loss_and_one_beside_it_is_none(sing
     best_at(single, 4)
     found = verdict(single)
     assert (found.answer, found.why) == ("partly", ("the best checkpoint",))
-    plan = plan_mending(str(single))
+    plan = plan_layout_repair(str(single))
     assert "best checkpoint" in plan.losses
     assert json.loads(plan.draft.read("trainer_state.json", 0, 1 << 20))["best_global_step"] == 4
     shutil.copytree(single, single.with_name("checkpoint-4"))
@@ -80,14 +80,14 @@ def test_a_best_checkpoint_that_is_where_it_is_said_to_be_is_not_gone(single, mo
 
 def test_random_states_that_are_gone_are_told_by_a_repair(single):
     (single / "rng_state.pth").unlink()
-    (why,) = plan_mending(str(single)).refused.values()
+    (why,) = plan_layout_repair(str(single)).refused.values()
     assert why.startswith("no random states are saved, and they are lost")
     assert "Python, NumPy, torch and each GPU are made anew" in why
 
 
 def test_the_random_state_of_a_rank_that_is_gone_is_told_with_its_rank(single):
     (single / "rng_state.pth").rename(single / "rng_state_0.pth")
-    (why,) = plan_mending(str(single)).refused.values()
+    (why,) = plan_layout_repair(str(single)).refused.values()
     assert why.startswith("ranks without a random state: 1, and they are lost")
     assert "dropout, augmentation and samplers draw other numbers" in why
 

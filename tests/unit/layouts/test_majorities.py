@@ -10,10 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from resilient.comparison.stale_copies import STALE
-from resilient.comparison.verification import verify_folder
-from resilient.layouts.remedies import is_costly
-from resilient.mending.planning import plan_mending
+from resilient.diff.stale_copies import STALE
+from resilient.diff.verification import verify_folder
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.resumability import is_costly
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 WEIGHTS, CONFIG, STATE = "model.safetensors", "config.json", "trainer_state.json"
@@ -74,7 +74,7 @@ def test_weight_that_config_and_optimizer_contradict_is_damaged(checkpoint, olde
     assert f"`{name}` has the shape" in problems[WEIGHTS].what
     assert "the weight is damaged" in problems[WEIGHTS].what
     assert not {"optimizer.pt", CONFIG} & set(problems)
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     assert "optimizer.pt" in plan.draft.list().sizes
     assert plan.is_damaged
 
@@ -154,7 +154,7 @@ def test_file_of_the_older_step_is_told(checkpoint, older, name, loses):
     assert (answer, problems[name].loses) == ("partly", loses)
     assert problems[name].what == f"{STALE}checkpoint-4 beside it, and each step changes it"
     assert is_costly(problems.values())
-    assert name in plan_mending(str(checkpoint)).draft.list().sizes
+    assert name in plan_layout_repair(str(checkpoint)).draft.list().sizes
     assert name not in told(older)[1]
 
 
@@ -190,7 +190,7 @@ def test_configuration_lost_beside_a_step_that_has_one_comes_back(checkpoint, ol
     (checkpoint / CONFIG).unlink()
     answer, problems = told(checkpoint)
     assert (answer, problems[CONFIG].loses) == ("partly", "the model's configuration")
-    plan = plan_mending(str(checkpoint))
+    plan = plan_layout_repair(str(checkpoint))
     assert plan.is_whole
     assert plan.draft.read(CONFIG, 0, 1 << 20) == (older / CONFIG).read_bytes()
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from resilient.layouts.plain import ALONE
+from resilient.layouts.single_file import ALONE
 
 STATE = {"a.weight": torch.arange(20.0).view(5, 4), "w": torch.arange(12.0).view(3, 4)}
 AXES = {"a.weight": 0, "w": 1}

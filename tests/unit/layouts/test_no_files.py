@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from foreign_folders import look
 
-from resilient.layouts.scanning import scan
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.security_scan import scan
 from resilient.storage.folder import open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
@@ -81,4 +81,4 @@ def test_a_name_in_an_index_that_leads_out_is_not_called_missing(run, name):
 def test_a_repair_says_of_a_pipe_what_it_is(run):
     (run / "model.safetensors").unlink()
     os.mkfifo(run / "model.safetensors")
-    assert "a pipe is no file" in plan_mending(str(run)).refused["model.safetensors"]
+    assert "a pipe is no file" in plan_layout_repair(str(run)).refused["model.safetensors"]

@@ -9,11 +9,10 @@ from collections import OrderedDict
 
 import pytest
 
-from resilient.layouts import pickles
-from resilient.layouts.pickled import Made, Name
-from resilient.layouts.pickles import leaves, read_pickle
-from resilient.layouts.rebuilding import is_data, rebuild
-from resilient.layouts.values import Unreadable
+from resilient.layouts import pickle_reader
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_names import is_data, rebuild
+from resilient.layouts.pickle_reader import PickledCall, PickledGlobal, leaves, read_pickle
 
 PLAIN = {
     "none": None,
@@ -42,7 +41,7 @@ def test_what_is_shared_in_it_stays_shared(protocol):
 def test_an_ordered_dict_is_a_dict():
     found = read_pickle(pickle.dumps(OrderedDict(a=1, b=2), 2), rebuild)
     assert found.value == {"a": 1, "b": 2}
-    assert found.names == {Name("collections", "OrderedDict")}
+    assert found.names == {PickledGlobal("collections", "OrderedDict")}
 
 
 class Bomb:
@@ -58,7 +57,7 @@ def test_what_it_would_call_is_named_and_not_called(protocol, tmp_path):
     mark = str(tmp_path / "executed")
     found = read_pickle(pickle.dumps({"weights": Bomb(mark)}, protocol), rebuild)
     made = found.value["weights"]
-    assert (type(made), made.name.name, made.args) == (Made, "mkdir", (mark,))
+    assert (type(made), made.name.name, made.args) == (PickledCall, "mkdir", (mark,))
     assert not any(is_data(name) for name in found.names if name.name == "mkdir")
     assert not (tmp_path / "executed").exists()
 
@@ -106,14 +105,14 @@ def test_a_value_that_holds_itself_is_cut_short():
 
 
 def test_more_opcodes_than_any_checkpoint_are_refused(monkeypatch):
-    monkeypatch.setattr(pickles, "OPCODES_MAX", 100)
+    monkeypatch.setattr(pickle_reader, "OPCODES_MAX", 100)
     assert read_pickle(b"N" + b"\x85" * 98 + b".")
     with pytest.raises(Unreadable, match="opcodes"):
         read_pickle(b"N" + b"\x85" * 99 + b".")
 
 
 def test_more_bytes_than_any_checkpoint_are_refused(monkeypatch):
-    monkeypatch.setattr(pickles, "BYTES_MAX", 100)
+    monkeypatch.setattr(pickle_reader, "BYTES_MAX", 100)
     with pytest.raises(Unreadable, match="bytes"):
         read_pickle(pickle.dumps("a" * 100))
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.layouts.remedies import remedy
-from resilient.layouts.values import Cure, Problem
+from resilient.layouts.model import Problem, Remedy
+from resilient.layouts.resumability import remedy
 
 
 @pytest.mark.parametrize(
     ("problem", "expected"),
     [
         (Problem("a", "cut", is_fatal=True), "resilient ckpt repair '/my run'"),
-        (Problem("a", "cut", cure=Cure.COPY), "resilient ckpt repair '/my run' --from COPY"),
+        (Problem("a", "cut", cure=Remedy.COPY), "resilient ckpt repair '/my run' --from COPY"),
         (Problem("a", "cut", help="resilient ckpt scan {path}"), "resilient ckpt scan '/my run'"),
     ],
 )
@@ -20,13 +20,13 @@ def test_a_command_names_the_place_as_a_shell_takes_it(problem, expected):
     assert remedy(problem, "/my run") == expected
 
 
-@pytest.mark.parametrize("cure", [Cure.UNKEPT, Cure.NEEDLESS, Cure.EARLIER])
+@pytest.mark.parametrize("cure", [Remedy.UNKEPT, Remedy.NEEDLESS, Remedy.EARLIER])
 def test_where_nothing_helps_that_is_said(cure):
     assert remedy(Problem("a", "so", cure=cure), "/run").startswith("none")
 
 
 def test_what_was_saved_so_is_helped_by_another_step_where_one_is_whole():
-    problem = Problem("a", "it has 3 NaN", is_fatal=True, cure=Cure.EARLIER)
+    problem = Problem("a", "it has 3 NaN", is_fatal=True, cure=Remedy.EARLIER)
     assert remedy(problem, "/r/c-8", "/r/c 4") == "resilient ckpt inspect '/r/c 4'"
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilient.layouts.runs import checkpoints_of, pointed_at, referred, with_last
-from resilient.storage.folder import Listing, open_folder
+from resilient.layouts.detect import checkpoints_of, pointed_at, referred, with_last
+from resilient.storage.folder import DirectoryListing, open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 
 
 def run_of(*names):
-    return checkpoints_of(Listing(dict.fromkeys(names, 10)))
+    return checkpoints_of(DirectoryListing(dict.fromkeys(names, 10)))
 
 
 def found(*names):

@@ -8,8 +8,8 @@ import struct
 import pytest
 from safetensors import SafetensorError, safe_open
 
-from resilient.layouts.documents import read_header
-from resilient.layouts.values import Unreadable
+from resilient.layouts.json_files import read_header
+from resilient.layouts.model import Unreadable
 from resilient.storage.folder import open_folder
 
 DTYPES = (

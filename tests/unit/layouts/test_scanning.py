@@ -17,10 +17,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
-from resilient.layouts.callables import Effect, effect_of
-from resilient.layouts.pickled import Name
-from resilient.layouts.scanning import Risk, scan
-from resilient.layouts.windows import READ_MAX
+from resilient.layouts.pickle_names import Effect, effect_of
+from resilient.layouts.pickle_reader import PickledGlobal
+from resilient.layouts.security_scan import Risk, scan
+from resilient.layouts.torch_zip import READ_MAX
 from resilient.storage.folder import open_folder
 
 
@@ -256,7 +256,7 @@ def test_code_that_comes_along_is_a_note(tmp_path):
     ],
 )
 def test_what_a_name_can_do(module, name, effect):
-    assert effect_of(Name(module, name)) is effect
+    assert effect_of(PickledGlobal(module, name)) is effect
 
 
 def test_memory_is_bounded_by_the_largest_pickle_and_a_huge_claim_is_not_believed(tmp_path):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from resilient.layouts.judging import judge
-from resilient.layouts.recognizing import read_layout
-from resilient.layouts.values import MODEL
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.detect import read_layout
+from resilient.layouts.model import MODEL
+from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run"
@@ -53,7 +53,11 @@ def look(path):
     folder = open_folder(str(path))
     found = read_layout(folder, folder.list())
     told = [f"{one.place}: {one.what}" for one in found.problems]
-    return judge(found, str(path)).answer, told, sum(one.part == MODEL for one in found.tensors)
+    return (
+        assess_resumability(found, str(path)).answer,
+        told,
+        sum(one.part == MODEL for one in found.tensors),
+    )
 
 
 def test_whole_shards_are_whole(sharded):
@@ -66,7 +70,7 @@ def test_shards_without_an_index_are_read_and_their_index_is_made(sharded):
     answer, told, count = look(sharded)
     assert (answer, count) == ("no", 28)
     assert told == [f"{INDEX}: it is missing, and its tool finds the 2 shards by it alone"]
-    plan = plan_mending(str(sharded))
+    plan = plan_layout_repair(str(sharded))
     assert plan.is_whole
     made = json.loads(plan.draft.read(INDEX, 0, 1 << 20))
     assert made["weight_map"] == before["weight_map"]
@@ -102,7 +106,7 @@ def test_an_index_that_says_else_than_its_shards_is_told_and_made_anew(sharded, 
     assert (answer, len(told), count) == ("yes", 1, 28)
     assert told[0].startswith(INDEX)
     assert why in told[0]
-    plan = plan_mending(str(sharded))
+    plan = plan_layout_repair(str(sharded))
     assert (plan.is_whole, plan.after) == (True, ())
 
 
@@ -111,7 +115,7 @@ def test_a_shard_that_no_index_names_is_told_and_left_out(sharded):
     answer, told, count = look(sharded)
     assert (answer, count) == ("yes", 28)
     assert "model-00003-of-00003.safetensors: a shard that no index names" in told[0]
-    plan = plan_mending(str(sharded))
+    plan = plan_layout_repair(str(sharded))
     assert (plan.is_whole, plan.after) == (True, ())
 
 
@@ -120,5 +124,5 @@ def test_an_index_beside_one_file_is_told_and_left_out(whole):
     answer, told, count = look(whole)
     assert (answer, count) == ("yes", 28)
     assert told == [f"{INDEX}: it is of shards, and nothing reads it: the weights are in one file"]
-    plan = plan_mending(str(whole))
+    plan = plan_layout_repair(str(whole))
     assert (plan.is_whole, plan.after) == (True, ())

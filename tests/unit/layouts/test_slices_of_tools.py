@@ -25,9 +25,9 @@ from foreign_folders import (
     write_universal,
 )
 
-from resilient.layouts.judging import judge
-from resilient.layouts.places import settled
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.resumability import assess_resumability
+from resilient.layouts.torch_zip import resolve_pieces
 from resilient.storage.folder import open_folder
 
 DATA, RANDOM = "the place in the data", "the random state"
@@ -37,7 +37,7 @@ def values_of(folder, contents):
     """Return the numbers where each tensor is said to be, by what DeepSpeed calls its file."""
     place, found = open_folder(str(folder)), {}
     for one in contents.tensors:
-        piece = settled(place, place.list(), one.pieces[0], one.dtype)
+        piece = resolve_pieces(place, place.list(), one.pieces[0], one.dtype)
         data = place.read(piece.file, piece.start + 4 * piece.first, one.size_bytes)
         name, kind = one.name, "fp32"
         if one.part == OPTIMIZER:
@@ -63,7 +63,7 @@ def test_a_universal_checkpoint_is_what_torch_loads_of_its_files(tmp_path, stage
     assert found.optimizer.step == (told["step"] if stage == 2 else None)
     assert found.versions == {"deepspeed": told["version"]}
     assert values_of(folder, found) == told["values"]
-    assert judge(found, "there").why == (RANDOM,)
+    assert assess_resumability(found, "there").why == (RANDOM,)
     assert look(tmp_path).tensors[0].files[0].startswith("global_step3/zero/")
 
 
@@ -122,7 +122,7 @@ def test_a_step_of_torchtitan_is_what_torch_reads(tmp_path):
     assert (found.optimizer.step, found.schedule.step) == (STEP, STEP)
     assert found.schedule.rates == (0.25,)
     assert found.data == {"loaders": 2, "tokens": 4096}
-    assert judge(found, "there").why == (RANDOM,)
+    assert assess_resumability(found, "there").why == (RANDOM,)
 
 
 def rewritten(folder, change):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from foreign_folders import write_slices
 
-from resilient.layouts.scanning import Risk, scan
+from resilient.layouts.security_scan import Risk, scan
 from resilient.storage.folder import open_folder
 
 ESCAPE, TURN = "\x1b[2J\nresumable yes", "w\u202eteews"

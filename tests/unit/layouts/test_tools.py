@@ -17,10 +17,10 @@ from foreign_folders import (
 )
 from sharded_folders import optimizer, values
 
-from resilient.comparison import theirs
-from resilient.comparison.values import GROUPS, SCHEDULE, TRAINER
-from resilient.layouts.judging import judge
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
+from resilient.diff import foreign
+from resilient.diff.model import GROUPS, SCHEDULE, TRAINER
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 
 DATA, RANDOM = "the place in the data", "the random state"
@@ -56,8 +56,8 @@ def test_a_folder_of_accelerate_is_what_accelerate_loads(accelerated):
     assert found.schedule.rates == tuple(schedule.get_last_lr())
     assert (found.rng.ranks, found.world) == ((0,), 1)
     assert shapes(found, OTHER) == {"held": (3,)}
-    assert judge(found, "there").why == (DATA,)
-    assert judge(found, "there").command == "accelerator.load_state('there')"
+    assert assess_resumability(found, "there").why == (DATA,)
+    assert assess_resumability(found, "there").command == "accelerator.load_state('there')"
 
 
 def again(folder, name, **options):
@@ -137,8 +137,8 @@ def test_a_file_of_lightning_is_what_torch_loads_for_it(lit):
     assert found.optimizer.rates == (state["param_groups"][0]["lr"],)
     assert found.schedule.rates == tuple(value["lr_schedulers"][0]["_last_lr"])
     assert found.versions == {"lightning": value["pytorch-lightning_version"]}
-    assert judge(found, "there").why == (RANDOM,)
-    assert judge(found, "there").command == "trainer.fit(model, ckpt_path='there')"
+    assert assess_resumability(found, "there").why == (RANDOM,)
+    assert assess_resumability(found, "there").command == "trainer.fit(model, ckpt_path='there')"
 
 
 def within(value):
@@ -197,7 +197,7 @@ def test_a_folder_of_lightning_has_what_is_not_sharded_in_one_file(lit, tmp_path
     found = look(folder)
     assert (found.layout, found.step, found.world) == ("lightning", 6, 1)
     assert found.optimizer.step == 6
-    assert judge(found, "there").why == (RANDOM,)
+    assert assess_resumability(found, "there").why == (RANDOM,)
     torch.save([], folder / "meta.pt")
     assert verdict(folder).answer == "no"
     (folder / ".metadata").unlink()
@@ -206,7 +206,7 @@ def test_a_folder_of_lightning_has_what_is_not_sharded_in_one_file(lit, tmp_path
 
 def side(path):
     folder = open_folder(str(path))
-    return theirs.side_of(folder, folder.list(), look(path))
+    return foreign.open_foreign(folder, folder.list(), look(path))
 
 
 def test_both_can_be_compared_value_by_value(accelerated, lit):

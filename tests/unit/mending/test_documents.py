@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import plan_layout_repair
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 
@@ -26,7 +26,7 @@ def change(path, **fields):
 
 def test_a_configuration_of_another_model_is_that_of_another_step_again(run):
     change(run / "checkpoint-8" / "config.json", n_embd=64)
-    plan = plan_mending(str(run / "checkpoint-8"))
+    plan = plan_layout_repair(str(run / "checkpoint-8"))
     assert [one.file for one in plan.steps] == ["config.json"]
     assert plan.is_whole
     assert json.loads(plan.draft.read("config.json", 0, 1 << 20))["n_embd"] == 32
@@ -35,7 +35,7 @@ def test_a_configuration_of_another_model_is_that_of_another_step_again(run):
 def test_one_that_is_as_wrong_in_the_other_step_is_not_taken(run):
     for step in (4, 8):
         change(run / f"checkpoint-{step}" / "config.json", n_embd=64)
-    plan = plan_mending(str(run / "checkpoint-8"))
+    plan = plan_layout_repair(str(run / "checkpoint-8"))
     assert "config.json" not in plan.draft.list().sizes
     assert "the model's configuration" in plan.losses
     assert len(plan.steps) == 1, "what is left out was not put there first"
@@ -45,7 +45,7 @@ def test_a_weight_under_another_name_is_not_called_mended(run):
     shutil.rmtree(run / "checkpoint-4")
     path = run / "checkpoint-8" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"h.0.ln_1.weight", b"h.0.ln_9.weight", 1))
-    plan = plan_mending(str(run / "checkpoint-8"))
+    plan = plan_layout_repair(str(run / "checkpoint-8"))
     assert not plan.is_whole
     assert "--from" in plan.refused["model.safetensors"]
 
@@ -57,6 +57,6 @@ def test_a_document_with_a_mark_before_it_is_read_and_written_without(run, name,
     path = run / "checkpoint-8" / name
     before = path.read_text()
     path.write_text(before, encoding=encoding)
-    plan = plan_mending(str(run / "checkpoint-8"))
+    plan = plan_layout_repair(str(run / "checkpoint-8"))
     assert plan.is_whole
     assert plan.draft.read(name, 0, 1 << 20) == before.encode()

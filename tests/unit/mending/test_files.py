@@ -13,14 +13,17 @@ import torch
 from foreign_folders import write_titan
 from safetensors.torch import load_file, save_file
 
-from resilient.layouts.pickled import Name
-from resilient.layouts.pickles import read_pickle
-from resilient.layouts.values import Unreadable
-from resilient.mending.bits import BYTES_MAX, with_bit_back
-from resilient.mending.drafts import Draft, sliced
-from resilient.mending.pickling import dump, torch_file
-from resilient.mending.planning import plan_mending
-from resilient.mending.zips import mended_zip
+from resilient.layout_repair.case import VirtualFolder, sliced
+from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layout_repair.zip_repair import (
+    BYTES_MAX,
+    dump,
+    flip_bit_back,
+    mended_zip,
+    torch_file,
+)
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_reader import PickledGlobal, read_pickle
 from resilient.storage.folder import open_folder
 
 STATE = {"w": torch.arange(300.0), "v": torch.ones(7), "step": 3, "name": "x" * 40}
@@ -34,7 +37,7 @@ def saved(tmp_path):
 
 def draft_of(path):
     folder = open_folder(str(path))
-    return Draft(folder, folder.list())
+    return VirtualFolder(folder, folder.list())
 
 
 def mended(path):
@@ -51,14 +54,14 @@ def test_each_flipped_bit_is_found_by_the_checksum_alone():
     for place in range(60 * 8):
         spoiled = bytearray(data)
         spoiled[place // 8] ^= 1 << place % 8
-        assert with_bit_back(bytes(spoiled), zlib.crc32(data)) == data
+        assert flip_bit_back(bytes(spoiled), zlib.crc32(data)) == data
 
 
 def test_two_flipped_bits_are_not_taken_for_one_and_much_content_is_left_alone():
     data = bytes(40)
-    assert with_bit_back(b"\3" + data[1:], zlib.crc32(data)) is None
+    assert flip_bit_back(b"\3" + data[1:], zlib.crc32(data)) is None
     long = bytes(BYTES_MAX + 1)
-    assert with_bit_back(b"\1" + long[1:], zlib.crc32(long)) is None
+    assert flip_bit_back(b"\1" + long[1:], zlib.crc32(long)) is None
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
@@ -86,7 +89,7 @@ def test_a_flipped_bit_in_a_tensor_and_in_the_pickle_come_back(saved):
 def test_a_zip_that_lost_a_member_is_not_called_whole(saved):
     saved.write_bytes(saved.read_bytes()[:1500])
     assert mended(saved) is None
-    plan = plan_mending(str(saved))
+    plan = plan_layout_repair(str(saved))
     assert not plan.is_mended
     saved.write_bytes(b"")
     assert mended(saved) is None
@@ -96,7 +99,7 @@ def test_plain_values_are_a_file_that_torch_loads(tmp_path):
     value = {"a": 1, "b": [0.5, None, True], "c": (2**40, "text"), "d": {3: -1}}
     (tmp_path / "s.pt").write_bytes(torch_file(value, "s"))
     assert torch.load(tmp_path / "s.pt", weights_only=True) == value
-    for strange in (b"bytes", Name("os", "system"), object()):
+    for strange in (b"bytes", PickledGlobal("os", "system"), object()):
         with pytest.raises(Unreadable):
             torch_file({"a": strange}, "s")
 
@@ -117,9 +120,9 @@ def test_headers_of_safetensors_lose_doubles_and_what_is_behind(tmp_path):
     for extra, is_mended in ((entry, True), (other, False)):
         text = f"{whole[8 : 8 + length].decode().rstrip()[:-1]},{extra}}}".encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
-        assert plan_mending(str(path)).is_mended == is_mended, extra
+        assert plan_layout_repair(str(path)).is_mended == is_mended, extra
     path.write_bytes(whole + b"tail")
-    plan = plan_mending(str(path))
+    plan = plan_layout_repair(str(path))
     path.write_bytes(b"".join(plan.draft.blocks(path.name)))
     assert path.read_bytes() == whole
     assert load_file(path)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from resilient.layout_repair.training_logs import entries_of, woven
+from resilient.layouts.model import Unreadable
 from resilient.layouts.tfevents import FILE_BYTES_MAX, masked_sum, read_scalars
-from resilient.layouts.values import Unreadable
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.histories import entries_of, woven
-from resilient.mending.planning import plan_mending
 from resilient.storage.folder import open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
@@ -48,7 +47,7 @@ def write_board(folder, entries, *, new_style=False):
 
 
 def mended(run, *others):
-    plan = plan_mending(str(run), [str(one) for one in others])
+    plan = plan_layout_repair(str(run), [str(one) for one in others])
     return plan, json.loads(b"".join(plan.draft.blocks(STATE)))
 
 
@@ -170,7 +169,7 @@ def test_a_run_of_transformers_that_logs_to_tensorboard_gets_its_state_back_and_
     assert close(state["log_history"], whole["log_history"])
     for key in ("best_global_step", "best_model_checkpoint", "global_step", "max_steps"):
         assert state[key] == whole[key], key
-    made = write_mended(plan, place_of(plan))
+    made = write_repaired(plan, place_of(plan))
     resumed = trainer(tmp_path / "on", 6)
     resumed.train(resume_from_checkpoint=str(made))
     assert resumed.state.global_step == 6

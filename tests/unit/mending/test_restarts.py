@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.planning import plan_mending
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 
 SHARED = Path(__file__).parents[4] / "shared" / "fixtures" / "hf"
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the fixtures of Transformers")
@@ -27,7 +26,7 @@ def sharded(tmp_path, request):
 @pytest.mark.parametrize("sharded", ["gpt2_fsdp1_sharded", "gpt2_fsdp2_sharded"], indirect=True)
 def test_lost_slice_of_fsdp_optimizer_leaves_the_weights(sharded):
     next((sharded / "optimizer_0").glob("*_1_0.distcp")).unlink()
-    plan = plan_mending(str(sharded))
+    plan = plan_layout_repair(str(sharded))
     names = set(plan.draft.list().sizes)
     assert (plan.is_mended, plan.verdict.answer) == (True, "partly")
     assert set(plan.losses) == {"the optimizer's state", "the schedule"}
@@ -38,10 +37,10 @@ def test_lost_slice_of_fsdp_optimizer_leaves_the_weights(sharded):
 @pytest.mark.parametrize("sharded", ["gpt2_ds_z1", "gpt2_ds_z2"], indirect=True)
 def test_lost_shard_of_deepspeed_leaves_a_model_to_begin_from(sharded):
     next((sharded / "global_step4").glob("*rank_1*optim_states.pt")).unlink()
-    plan = plan_mending(str(sharded))
+    plan = plan_layout_repair(str(sharded))
     assert plan.is_mended
     assert {"the optimizer's state", "the schedule", "random state"} <= set(plan.losses)
-    made = write_mended(plan, place_of(plan))
+    made = write_repaired(plan, place_of(plan))
     assert made.name == "weights-4"
     assert json.loads((made / "repaired.json").read_text())["losses"]
     pytest.importorskip("transformers")

@@ -14,10 +14,9 @@ from foreign_folders import write_accelerate, write_megatron, write_slices, writ
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError
+from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from resilient.layout_repair.trainer_state_repair import parse_truncated_json
 from resilient.layouts.hf_trainer import KEYS
-from resilient.mending.applying import place_of, write_mended
-from resilient.mending.cut import cut_document
-from resilient.mending.planning import plan_mending
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 STATE, SCHEDULE = "trainer_state.json", "scheduler.pt"
@@ -29,8 +28,8 @@ def run(tmp_path):
 
 
 def mend(path, *others):
-    plan = plan_mending(str(path), [str(one) for one in others])
-    return plan, write_mended(plan, place_of(plan))
+    plan = plan_layout_repair(str(path), [str(one) for one in others])
+    return plan, write_repaired(plan, place_of(plan))
 
 
 def contents(path):
@@ -63,7 +62,7 @@ def test_a_schedule_is_what_it_was_to_the_bit(run, step):
 
 def test_a_schedule_of_which_nothing_says_the_kind_is_not_made_up(run):
     (run / SCHEDULE).unlink()
-    plan = plan_mending(str(run))
+    plan = plan_layout_repair(str(run))
     assert not plan.is_mended
     assert "which kind it was" in plan.refused[SCHEDULE]
 
@@ -83,8 +82,8 @@ def test_the_arguments_say_the_kind(tmp_path):
     assert {**found, "lr_lambdas": whole["lr_lambdas"]} == whole
     arguments.lr_scheduler_type = "reduce_lr_on_plateau"
     torch.save(arguments, path / "training_args.bin")
-    assert "reduce_lr_on_plateau" in plan_mending(str(path)).refused.get(SCHEDULE, "") or (
-        "the schedule" in plan_mending(str(path)).losses
+    assert "reduce_lr_on_plateau" in plan_layout_repair(str(path)).refused.get(SCHEDULE, "") or (
+        "the schedule" in plan_layout_repair(str(path)).losses
     )
 
 
@@ -131,9 +130,9 @@ def test_every_cut_of_a_document_is_a_part_of_it():
     value = {"a": [1, {"b": 'c\\"'}, 22], "n": 123, "z": {"y": None}}
     text = json.dumps(value)
     for end in range(len(text)):
-        for key, one in cut_document(text[:end]).items():
+        for key, one in parse_truncated_json(text[:end]).items():
             assert one == value[key] or one == value[key][: len(one)]
-    assert cut_document(text) == value
+    assert parse_truncated_json(text) == value
 
 
 def test_a_broken_random_state_is_left_out_and_told(run):
@@ -148,7 +147,7 @@ def test_the_best_pointer_leads_to_its_step_again_or_nowhere(run):
     for step, is_there in ((8, True), (4, False)):
         moved = {"best_model_checkpoint": "/old/checkpoint-3", "best_global_step": step}
         (run / STATE).write_text(json.dumps(state | moved))
-        plan = plan_mending(str(run))
+        plan = plan_layout_repair(str(run))
         best = json.loads(b"".join(plan.draft.blocks(STATE)))["best_model_checkpoint"]
         assert best == (str(run) if is_there else None)
         assert ("best checkpoint" in plan.losses) != is_there
@@ -176,19 +175,19 @@ def test_an_index_is_not_made_of_slices_that_are_damaged_or_another_model(tmp_pa
     whole = slices.read_bytes()
     at = whole.find(struct.pack("<f", 14.0))
     slices.write_bytes(whole[:at] + bytes([whole[at] ^ 3]) + whole[at + 1 :])
-    plan = plan_mending(str(path))
+    plan = plan_layout_repair(str(path))
     assert not plan.is_mended
     assert "does not fit" in plan.refused[".metadata"]
     slices.write_bytes(whole)
     shutil.rmtree(other)
-    assert "stood in it alone" in plan_mending(str(path)).refused[".metadata"]
+    assert "stood in it alone" in plan_layout_repair(str(path)).refused[".metadata"]
 
 
 def test_an_index_of_another_model_is_not_taken(tmp_path):
     for step, shape in ((8, 3), (9, 4)):
         write_slices({"model": {"w": torch.ones(shape)}}, tmp_path / f"step-{step}")
     (tmp_path / "step-9" / ".metadata").unlink()
-    plan = plan_mending(str(tmp_path / "step-9"))
+    plan = plan_layout_repair(str(tmp_path / "step-9"))
     assert not plan.is_mended
     assert "has no `model.w` at its place" in plan.refused[".metadata"]
 
@@ -205,7 +204,7 @@ def test_another_copy_gives_what_is_damaged_and_only_if_it_is_the_same(run, tmp_
         one.name: data for one, data in contents(made).items() if one.name != "repaired.json"
     } == {one.name: data for one, data in whole.items()}
     (copy / "config.json").write_text("{}")
-    other = plan_mending(str(run), [str(copy)])
+    other = plan_layout_repair(str(run), [str(copy)])
     assert not other.is_mended
     assert "two checkpoints" in other.refused["config.json"]
 
@@ -224,14 +223,14 @@ def test_what_nothing_mends_is_saved_tensor_by_tensor(run):
     assert all(torch.equal(one, whole[name]) for name, one in found.items())
     assert not (made / "model.safetensors").exists()
     with pytest.raises(ConfigError, match="is there already"):
-        write_mended(plan, made)
+        write_repaired(plan, made)
 
 
 def test_of_slices_and_torch_files_the_whole_tensors_are_saved(tmp_path):
     path = write_titan(tmp_path)
     slices = path / "__0_0.distcp"
     slices.write_bytes(slices.read_bytes()[:-9000])
-    plan = plan_mending(str(path))
+    plan = plan_layout_repair(str(path))
     (one,) = plan.salvaged
     assert one.saved
     assert one.lost
@@ -261,7 +260,7 @@ def test_a_broken_configuration_comes_from_another_step_or_is_left_out(run):
     assert not (Path(made) / "config.json").exists()
     other = beside(run, 12)
     (other / "config.json").write_bytes(whole)
-    plan = plan_mending(str(run))
+    plan = plan_layout_repair(str(run))
     assert (plan.is_whole, plan.losses) == (True, {})
 
 
@@ -282,12 +281,12 @@ def test_a_folder_with_a_file_of_another_step_is_not_named_for_that_one(tmp_path
     path, other = write(tmp_path, files=2), write(tmp_path, 8, files=2)
     copy = Path(shutil.copytree(path, tmp_path / "copy" / path.name))
     shutil.copy(other / file, path / file)
-    plan = plan_mending(str(path))
+    plan = plan_layout_repair(str(path))
     assert not plan.is_mended
     assert plan.refused["."]
-    mended = plan_mending(str(path), [str(copy)])
+    mended = plan_layout_repair(str(path), [str(copy)])
     assert mended.is_whole, mended
     assert b"".join(mended.draft.blocks(file)) == (copy / file).read_bytes()
     shutil.rmtree(other)
     # All that counts steps in Megatron is in this one file, so that the name is right is a guess.
-    assert plan_mending(str(path)).is_mended == (file == "common.pt")
+    assert plan_layout_repair(str(path)).is_mended == (file == "common.pt")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from resilient.errors import UnsavableState
-from resilient.state.asking import state_of
-from resilient.state.capture import Part, capture
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.spelling import text_of
+from resilient.state_dict.capture_cache import fast_state_dict
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.planner import tree_to_json
+from resilient.state_dict.snapshot import Part, capture
 
 
 class Tagged(nn.Parameter):
@@ -124,7 +124,7 @@ def whole(value):
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_module_says_what_its_own_state_dict_says(way):
     torch.manual_seed(0)
-    asked = state_of(way(Odd()))
+    asked = fast_state_dict(way(Odd()))
     torch.manual_seed(0)
     own = way(Odd()).state_dict()
     assert type(asked) is type(own) is OrderedDict
@@ -134,7 +134,7 @@ def test_a_module_says_what_its_own_state_dict_says(way):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_module_says_what_its_own_state_dict_says():
     module = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
-    assert whole(state_of(module)) == whole(module.state_dict())
+    assert whole(fast_state_dict(module)) == whole(module.state_dict())
 
 
 def test_a_parameter_of_a_class_of_its_own_is_stored_as_the_plain_tensor_that_torch_says():
@@ -171,7 +171,7 @@ def made(kind, **more):
 
 def text(model, optimizer):
     (part,) = capture(1, {"o": Part(NamedOptimizer(model, optimizer))}, 0).parts
-    return text_of(part.tree), {name: one.tolist() for name, one in part.tensors.items()}
+    return tree_to_json(part.tree), {name: one.tolist() for name, one in part.tensors.items()}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def text(model, optimizer):
 def test_an_optimizer_says_by_name_what_torch_says_by_number(kind, more, monkeypatch):
     model, optimizer = made(kind, **more)
     asked = text(model, optimizer)
-    monkeypatch.setattr("resilient.state.optimizer._is_plain", lambda _: False)
+    monkeypatch.setattr("resilient.state_dict.optimizer._is_plain", lambda _: False)
     assert text(model, optimizer) == asked
 
 

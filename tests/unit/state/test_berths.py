@@ -8,19 +8,18 @@ from manifests import Values
 from one_rank import open_one
 from torch import nn
 
-from resilient.checkpointer import About
+from resilient.checkpoint.restore import read as reading
+from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import IncompatibleCheckpoint
-from resilient.format.extents import view_of
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import Manifest, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId
+from resilient.format.partial_read import view_of
 from resilient.format.regions import Region
-from resilient.state.berths import berths_of, fitting
-from resilient.state.capture import Part
-from resilient.state.changes import ChangePolicy
-from resilient.state.landing import Landing
-from resilient.state.optimizer import NamedOptimizer
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading import read as reading
+from resilient.state_dict.changes import ChangePolicy
+from resilient.state_dict.load import LoadPlan, in_place_targets, matching_targets
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 ROWS = 300
 CHECKPOINT = CheckpointId(1, 1)
@@ -56,7 +55,9 @@ def test_a_module_and_its_optimizer_are_filled_where_they_are():
     for one in model.parameters():
         one.grad = torch.ones_like(one)
     optimizer.step()
-    found = berths_of({"model": Part(model), "optimizer": Part(NamedOptimizer(model, optimizer))})
+    found = in_place_targets(
+        {"model": Part(model), "optimizer": Part(NamedOptimizer(model, optimizer))}
+    )
     assert found["model"] == {"model/a": model.a, "model/b": model.b}
     assert found["model"]["model/a"] is model.a, "so that loading it copies nothing"
     moments = {id(state["momentum_buffer"]) for state in optimizer.state.values()}
@@ -74,42 +75,42 @@ def test_a_module_and_its_optimizer_are_filled_where_they_are():
     ],
 )
 def test_what_may_keep_something_of_a_damaged_checkpoint_is_not_touched(part):
-    assert berths_of({"model": part}) == {}
+    assert in_place_targets({"model": part}) == {}
 
 
 def test_tensors_with_gaps_are_not_read_into():
     model = Model()
     model.a = nn.Parameter(torch.ones(100, ROWS).t())
-    assert berths_of({"model": Part(model)}) == {}
+    assert in_place_targets({"model": Part(model)}) == {}
 
 
 def test_parts_that_share_memory_are_not_touched():
     model, other = Model(), Model()
     other.a = model.a
     parts = {"model": Part(model), "other": Part(other), "third": Part(Model())}
-    assert berths_of(parts).keys() == {"third"}
+    assert in_place_targets(parts).keys() == {"third"}
     other.a = nn.Parameter(model.a.detach()[10:])
-    assert berths_of({"model": Part(model), "other": Part(other)}) == {}
+    assert in_place_targets({"model": Part(model), "other": Part(other)}) == {}
 
 
 def test_only_what_is_stored_as_it_is_here_is_read_in_place():
     model = Model()
-    here = berths_of({"model": Part(model)})
-    assert fitting(here, manifest_of(model)) == here["model"]
+    here = in_place_targets({"model": Part(model)})
+    assert matching_targets(here, manifest_of(model)) == here["model"]
     more = Model()
     more.c = nn.Parameter(torch.ones(2, 2))
-    assert fitting(here, manifest_of(more)) == {}
-    assert fitting(berths_of({"model": Part(more)}), manifest_of(model)) == {}
-    half = berths_of({"model": Part(Model(dtype=torch.float16))})
-    assert fitting(half, manifest_of(model)) == {}
-    tied = berths_of({"model": Part(Model(tied=True))})
-    assert fitting(tied, manifest_of(model)) == {}, "both would be read into one"
+    assert matching_targets(here, manifest_of(more)) == {}
+    assert matching_targets(in_place_targets({"model": Part(more)}), manifest_of(model)) == {}
+    half = in_place_targets({"model": Part(Model(dtype=torch.float16))})
+    assert matching_targets(half, manifest_of(model)) == {}
+    tied = in_place_targets({"model": Part(Model(tied=True))})
+    assert matching_targets(tied, manifest_of(model)) == {}, "both would be read into one"
 
 
 def test_regions_that_overlap_in_a_file_have_no_place():
     model = Model()
     manifest = manifest_of(model)
-    landing = Landing({"model": Part(model)}, in_place=True)
+    landing = LoadPlan({"model": Part(model)}, in_place=True)
     (places,) = landing.places(manifest).values()
     assert [(one.start, one.stop) for one in places] == [(0, 120_000), (120_000, 240_000)]
     first, second = manifest.tensors
@@ -129,11 +130,11 @@ def test_live_memory_is_all_the_memory_that_large_tensors_take():
     store, model = MemoryStore(), Model()
     one = open_one(store)
     one.resume({"model": Part(model)})
-    one.save(1, {"model": Part(model)}, About())
+    one.save(1, {"model": Part(model)}, CheckpointInfo())
     one.close()
     there = Model()
-    landing = Landing({"model": Part(there)}, in_place=True)
-    proved = reading.read_wanted(store, CHECKPOINT, reading.Wanted(places=landing.places))
+    landing = LoadPlan({"model": Part(there)}, in_place=True)
+    proved = reading.read_wanted(store, CHECKPOINT, reading.ReadRequest(places=landing.places))
     large = [one for one in proved.manifest.tensors if one.name in ("model/a", "model/b")]
     for entry, live in zip(large, (there.a, there.b), strict=True):
         (stored,) = entry.regions
@@ -151,7 +152,7 @@ def test_tied_tensors_come_back_as_they_do_without(stored, live):
     store, model = MemoryStore(), Model(tied=stored)
     one = open_one(store)
     one.resume({"model": Part(model)})
-    one.save(1, {"model": Part(model)}, About())
+    one.save(1, {"model": Part(model)}, CheckpointInfo())
     one.close()
     there = Model(tied=live)
     with torch.no_grad():
@@ -173,7 +174,7 @@ def test_what_parity_gives_back_comes_to_the_live_memory():
     store, model = MemoryStore(), Model()
     one = open_one(store, parity=1)
     one.resume({"model": Part(model)})
-    one.save(1, {"model": Part(model)}, About())
+    one.save(1, {"model": Part(model)}, CheckpointInfo())
     one.close()
     key = CHECKPOINT.key("model.r00000.safetensors")
     store.objects[key] = store.objects[key][:-1] + b"\1"

@@ -8,21 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import Values, empty_manifest
 
-from resilient.format.names import CheckpointId, is_file_name, shard_name
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.launch_env import World
+from resilient.format.keys import CheckpointId, is_file_name, shard_name
 from resilient.format.regions import whole
-from resilient.state import bundles
-from resilient.state.arena import Arena
-from resilient.state.bundles import FILE_BYTES_MAX, FILE_BYTES_MIN, FILES_MIN, bundled
-from resilient.state.capture import Part, capture
-from resilient.state.load import load
-from resilient.state.partition import TensorSpec
-from resilient.state.shares import Piece
-from resilient.state.stage import stage
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict import planner
+from resilient.state_dict.load import load
+from resilient.state_dict.planner import (
+    FILE_BYTES_MAX,
+    FILE_BYTES_MIN,
+    FILES_MIN,
+    TensorSpec,
+    WriteItem,
+    split_into_files,
+)
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.testing.memory_store import MemoryStore
 
 MIB = 1 << 20
 
@@ -30,7 +34,7 @@ MIB = 1 << 20
 def piece(name, *shape):
     """A piece of any size that takes no memory."""
     data = torch.zeros(()).expand(shape)
-    return Piece(TensorSpec(name, "F32", shape), whole(shape), data)
+    return WriteItem(TensorSpec(name, "F32", shape), whole(shape), data)
 
 
 def rows(name, mib):
@@ -44,29 +48,29 @@ def sizes(files):
 
 def test_a_small_share_is_one_file():
     share = [rows(str(number), 5) for number in range(6)]
-    assert bundled(share) == [share]
-    assert bundled([]) == []
+    assert split_into_files(share) == [share]
+    assert split_into_files([]) == []
 
 
 def test_a_large_share_is_cut_in_files_of_equal_bytes_between_its_regions():
     share = [rows(str(number), 4) for number in range(40)]
-    files = bundled(share)
+    files = split_into_files(share)
     assert sizes(files) == [40] * FILES_MIN
     assert [one for file in files for one in file] == share, "in order, and none of them cut"
 
 
 def test_a_very_large_share_is_cut_in_more_files():
-    files = bundled([rows(str(number), 64) for number in range(64)])
+    files = split_into_files([rows(str(number), 64) for number in range(64)])
     assert sizes(files) == [256] * 16
 
 
 def test_what_follows_a_large_region_is_shared_out_anew():
-    files = bundled([rows("wte", 154), *(rows(f"h.{number}", 29) for number in range(12))])
+    files = split_into_files([rows("wte", 154), *(rows(f"h.{number}", 29) for number in range(12))])
     assert sizes(files) == [154, 116, 116, 116]
 
 
 def test_a_region_larger_than_any_file_is_cut_between_its_rows():
-    files = bundled([rows("wte", 700)])
+    files = split_into_files([rows("wte", 700)])
     regions = [one.region for file in files for one in file]
     assert len(files) == 3
     assert max(sizes(files)) <= FILE_BYTES_MAX / MIB
@@ -75,14 +79,14 @@ def test_a_region_larger_than_any_file_is_cut_between_its_rows():
 
 
 def test_one_row_is_never_cut():
-    assert sizes(bundled([piece("flat", 1, 100 * MIB)])) == [400]
+    assert sizes(split_into_files([piece("flat", 1, 100 * MIB)])) == [400]
 
 
 @settings(max_examples=200)
 @given(st.lists(st.integers(0, 400), max_size=60))
 def test_every_region_is_in_one_file_and_no_file_is_larger_than_it_must_be(mibs):
     share = [rows(str(number), mib) for number, mib in enumerate(mibs)]
-    files = bundled(share)
+    files = split_into_files(share)
     assert all(files)
     held = [(one.spec.name, row) for file in files for one in file for row in _rows(one)]
     assert held == [(one.spec.name, row) for one in share for row in _rows(one)]
@@ -103,7 +107,7 @@ def test_names_of_several_files_are_names_of_files():
 
 
 def saved(store, part):
-    staged = stage(capture(1, {"model": Part(part)}, 0), World(), Arena())
+    staged = stage(capture(1, {"model": Part(part)}, 0), World(), StagingBuffers())
     checkpoint = CheckpointId(1, 1)
     receipt = write(store, checkpoint, 0, staged.files, staged.parts)
     commit(store, gather_receipts(empty_manifest(checkpoint), [receipt]))
@@ -112,8 +116,8 @@ def saved(store, part):
 
 @pytest.mark.parametrize("max_mib", [1, 2])
 def test_a_state_in_several_files_loads_to_the_bit(monkeypatch, max_mib):
-    monkeypatch.setattr(bundles, "FILE_BYTES_MAX", max_mib * MIB)
-    monkeypatch.setattr(bundles, "FILE_BYTES_MIN", MIB // 4)
+    monkeypatch.setattr(planner, "FILE_BYTES_MAX", max_mib * MIB)
+    monkeypatch.setattr(planner, "FILE_BYTES_MIN", MIB // 4)
     shapes = {"a": (700, 1024), "b": (3,), "c": (), "d": (0, 4), "e": (257, 1000), "f": (900, 300)}
     torch.manual_seed(0)
     before = {name: torch.randn(shape) for name, shape in shapes.items()}

@@ -9,11 +9,10 @@ import pytest
 import torch
 from manifests import Values
 
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.drafts import Drafts
-from resilient.state.stage import stage
-from resilient.world.world import World
+from resilient.distributed.launch_env import World
+from resilient.state_dict.planner import SavePlanner
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
 
 
 def snapshot(step=1, **tensors):
@@ -21,7 +20,7 @@ def snapshot(step=1, **tensors):
 
 
 def staged(snapshot, world, drafts=None):
-    arena = Arena()
+    arena = StagingBuffers()
     arena.drafts = drafts or arena.drafts
     made = stage(snapshot, world, arena)
     return [(one.name, bytes(one.data), one.tensors) for one in made.files]
@@ -40,7 +39,7 @@ def state(seed, *, width=300):
 
 @pytest.mark.parametrize("world", [World(), World(0, 2), World(1, 2)], ids=str)
 def test_a_plan_gives_the_bytes_of_the_state_at_hand(world):
-    drafts = Drafts()
+    drafts = SavePlanner()
     for seed in range(3):
         now = snapshot(seed, **state(seed))
         assert staged(now, world, drafts) == staged(now, world)
@@ -57,21 +56,21 @@ def test_a_plan_gives_the_bytes_of_the_state_at_hand(world):
     ids=["shape", "type", "another type of that size", "name"],
 )
 def test_a_state_that_is_not_alike_is_planned_anew(change):
-    drafts = Drafts()
+    drafts = SavePlanner()
     staged(snapshot(**state(1)), World(), drafts)
     now = snapshot(**{**state(2), **change})
     assert staged(now, World(), drafts) == staged(now, World())
 
 
 def test_two_parts_of_the_same_shapes_are_two():
-    drafts = Drafts()
+    drafts = SavePlanner()
     parts = {name: Part(Values(**state(number))) for number, name in enumerate(("one", "other"))}
     now = capture(1, parts, 0)
     assert staged(now, World(), drafts) == staged(now, World()) == staged(now, World(), drafts)
 
 
 def test_a_plan_is_made_once_and_holds_no_tensor():
-    drafts = Drafts()
+    drafts = SavePlanner()
     weight = torch.ones(64, 64)
     first = drafts.of(snapshot(weight=weight), World())
     held = weakref.ref(weight.untyped_storage())
@@ -88,7 +87,7 @@ def test_an_arena_used_again_gives_the_bytes_of_the_state_at_hand(world):
     memory = [bytearray(2 << 20) for _ in range(3)]
     turns = iter([0, 0, 1, 1, 2])
     given = {}
-    arena = Arena(lambda name, _: memoryview(given[name]))
+    arena = StagingBuffers(lambda name, _: memoryview(given[name]))
     for seed in (1, 2, 3, 4, 5):
         turn = next(turns)
         # The keeper gives other memory when it had to take back what it gave.

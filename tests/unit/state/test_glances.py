@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.recall import Recall
-from resilient.state.rng import RandomState
+from resilient.state_dict.capture_cache import CaptureCache
+from resilient.state_dict.rng_state import RandomState
 from tests.helpers.statefuls import anew, answer, first_state, model, trained
 
 
@@ -235,7 +235,7 @@ RANDOM = [
 )
 def test_what_is_known_at_a_glance_is_what_asking_anew_gives(make, change):
     torch.manual_seed(0)
-    stateful, recall = make(), Recall()
+    stateful, recall = make(), CaptureCache()
     for _ in range(3):
         assert answer(recall.take_apart("part", stateful)) == anew(stateful)
     assert recall._looks["part"].has_proved, "it was never known at a glance"
@@ -248,7 +248,7 @@ def test_what_is_known_at_a_glance_is_what_asking_anew_gives(make, change):
 
 
 def test_a_class_that_is_given_a_way_of_its_own_is_asked(monkeypatch):
-    stateful, recall = model(), Recall()
+    stateful, recall = model(), CaptureCache()
     for _ in range(3):
         recall.take_apart("part", stateful)
     monkeypatch.setattr(nn.Linear, "get_extra_state", lambda _: {"n": 3})
@@ -256,7 +256,7 @@ def test_a_class_that_is_given_a_way_of_its_own_is_asked(monkeypatch):
 
 
 def test_numbers_that_changed_in_place_are_in_what_is_known():
-    stateful, recall = trained(), Recall()
+    stateful, recall = trained(), CaptureCache()
     for _ in range(3):
         recall.take_apart("part", stateful)
     first_state(stateful)["exp_avg"].add_(1)
@@ -265,7 +265,7 @@ def test_numbers_that_changed_in_place_are_in_what_is_known():
 
 
 def test_another_stateful_under_the_name_is_asked():
-    recall = Recall()
+    recall = CaptureCache()
     first = model()
     for _ in range(3):
         recall.take_apart("part", first)
@@ -275,7 +275,7 @@ def test_another_stateful_under_the_name_is_asked():
 
 
 def test_what_differs_each_time_is_not_looked_at_for_ever():
-    recall, generators = Recall(), RandomState()
+    recall, generators = CaptureCache(), RandomState()
     for _ in range(4):
         random.getrandbits(8)
         assert answer(recall.take_apart("part", generators)) == anew(generators)
@@ -283,7 +283,7 @@ def test_what_differs_each_time_is_not_looked_at_for_ever():
 
 
 def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
-    recall, generators = Recall(), RandomState()
+    recall, generators = CaptureCache(), RandomState()
     for _ in range(4):
         torch.rand(1)
         assert answer(recall.take_apart("part", generators)) == anew(generators)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.recall import Recall
-from resilient.state.rng import RandomState
+from resilient.state_dict.capture_cache import CaptureCache
+from resilient.state_dict.rng_state import RandomState
 from tests.helpers.statefuls import anew, answer, first_state, model, trained
 
 
@@ -23,7 +23,7 @@ def another_shape(one):
 
 def known(stateful):
     """Return what has asked a stateful until it was known at a glance."""
-    recall = Recall()
+    recall = CaptureCache()
     for _ in range(3):
         assert answer(recall.take_apart("part", stateful)) == anew(stateful)
     assert recall._looks["part"].has_proved
@@ -70,7 +70,7 @@ def test_what_counts_changes_is_looked_at():
 
 
 def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
-    stateful, recall = trained(), Recall()
+    stateful, recall = trained(), CaptureCache()
     stateful.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
     for _ in range(3):
         assert answer(recall.take_apart("part", stateful)) == anew(stateful)
@@ -79,7 +79,7 @@ def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
 
 
 def test_what_was_taken_apart_is_compared_and_not_what_came_a_moment_later(monkeypatch):
-    recall, generators = Recall(), RandomState()
+    recall, generators = CaptureCache(), RandomState()
     ask, asked = RandomState.state_dict, []
 
     def draw_once_behind(self):

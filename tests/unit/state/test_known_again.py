@@ -9,18 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from resilient.distributed.launch_env import World
 from resilient.errors import SaveFailed
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.copying import Copies, Copy, HostCopies, target_in
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.recall import Kept, Recall
-from resilient.state.rng import RandomState
-from resilient.state.spelling import text_of
-from resilient.state.stage import stage
-from resilient.state.steady import state_memory, steady_memory
-from resilient.state.tree import flatten
-from resilient.world.world import World
+from resilient.state_dict.capture_cache import CachedTensors, CaptureCache
+from resilient.state_dict.flatten import flatten
+from resilient.state_dict.host_copy import DeferredCopies, HostCopyBatch, TensorCopy, target_in
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.planner import tree_to_json
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stable_storages, stage, state_memory
 
 BASE = torch.arange(12.0).reshape(3, 4)
 OTHER = torch.ones(3, 4)
@@ -36,10 +34,10 @@ def a_value():
     }
 
 
-def same_as_anew(recall: Recall, value) -> None:
+def same_as_anew(recall: CaptureCache, value) -> None:
     tree, tensors = recall.flatten("p", value)
     expected, named = flatten("p", value)
-    assert text_of(tree) == text_of(expected)
+    assert tree_to_json(tree) == tree_to_json(expected)
     assert list(tensors) == list(named)
     for name, one in named.items():
         assert tensors[name].dtype == one.dtype
@@ -47,15 +45,15 @@ def same_as_anew(recall: Recall, value) -> None:
 
 
 def test_the_same_memory_is_the_same_object_though_plain_values_changed():
-    recall = Recall()
+    recall = CaptureCache()
     _, before = recall.flatten("p", a_value())
-    assert isinstance(before, Kept)
+    assert isinstance(before, CachedTensors)
     value = a_value()
     value["groups"][0]["lr"] = 0.2
     value["state"]["two"]["n"] = 4
     tree, after = recall.flatten("p", value)
     assert after is before
-    assert text_of(tree) == text_of(flatten("p", value)[0])
+    assert tree_to_json(tree) == tree_to_json(flatten("p", value)[0])
 
 
 def of_other_memory(value):
@@ -155,7 +153,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
 def test_what_changed_is_seen_and_seen_again_when_it_is_back(change):
-    recall = Recall()
+    recall = CaptureCache()
     same_as_anew(recall, a_value())
     changed = a_value()
     change(changed)
@@ -166,7 +164,7 @@ def test_what_changed_is_seen_and_seen_again_when_it_is_back(change):
 
 
 def test_places_of_tensors_in_lists_are_seen():
-    recall = Recall()
+    recall = CaptureCache()
     for value in ({"a": [BASE[0], 1, [BASE[1]]]}, {"a": [1, BASE[0], [BASE[1]]]},
                   {"a": [BASE[0], [BASE[1]], 1]}, {"a": [BASE[0], BASE[1]]},
                   {"a": (BASE[0], BASE[1])}, {"a": [[BASE[0]], BASE[1]]}):  # fmt: skip
@@ -175,7 +173,7 @@ def test_places_of_tensors_in_lists_are_seen():
 
 
 def test_changes_are_counted_by_the_live_tensor():
-    recall, live = Recall(), nn.Parameter(torch.ones(4))
+    recall, live = CaptureCache(), nn.Parameter(torch.ones(4))
     recall.flatten("p", {"a": live, "b": BASE})
     # Of the same memory, but torch counts its changes apart.
     other = nn.Parameter(live.data)
@@ -193,7 +191,7 @@ def test_changes_are_counted_by_the_live_tensor():
     ids=["sparse", "meta", "meta again"],
 )
 def test_what_has_no_bytes_is_refused_though_bytes_were_there(odd):
-    recall = Recall()
+    recall = CaptureCache()
     recall.flatten("p", {"a": BASE})
     with pytest.raises(Exception, match="no plain bytes"):
         recall.flatten("p", {"a": odd})
@@ -222,7 +220,7 @@ class Trained:
     def files(self, arena, world, recall=None) -> dict[str, bytes]:
         snapshot = capture(1, self.parts, world.rank, recall)
         small = state_memory(self.parts) if recall is not None else ()
-        staged = stage(snapshot, world, arena, steady_memory(self.parts), small)
+        staged = stage(snapshot, world, arena, stable_storages(self.parts), small)
         staged.rest.make(modestly=recall is not None)
         staged.rest.require_unchanged()
         return {one.name: bytes(one.data) for one in staged.files}
@@ -263,31 +261,31 @@ def no_state(trained):
     ids=lambda one: one.__name__,
 )  # fmt: skip
 def test_what_is_staged_step_by_step_is_what_is_staged_anew(change, world):
-    trained, recall, slots = Trained(), Recall(), [Arena(), Arena()]
+    trained, recall, slots = Trained(), CaptureCache(), [StagingBuffers(), StagingBuffers()]
     for turn in range(8):
         if turn == 4:
             change(trained)
         if turn != 4 or change is not no_state:
             trained.step()
         held = trained.files(slots[turn % 2], world, recall)
-        assert held == trained.files(Arena(), world)
+        assert held == trained.files(StagingBuffers(), world)
 
 
 def test_nothing_is_remembered_of_memory_that_a_file_no_longer_has():
-    trained, recall, arena = Trained(), Recall(), Arena()
+    trained, recall, arena = Trained(), CaptureCache(), StagingBuffers()
     trained.step()
     trained.files(arena, World(), recall)
     trained.files(arena, World(), recall)
     assert len(arena.splits._known) > 0
     arena.close()
     assert len(arena.splits._known) == 0
-    assert trained.files(arena, World(), recall) == trained.files(Arena(), World())
+    assert trained.files(arena, World(), recall) == trained.files(StagingBuffers(), World())
 
 
 def test_a_copy_is_made_again_of_what_is_there_then():
     source = torch.arange(6.0)
     buffer = memoryview(bytearray(source.nbytes))
-    copy = HostCopies([Copy("x", source, target_in(buffer, 0, source))])
+    copy = HostCopyBatch([TensorCopy("x", source, target_in(buffer, 0, source))])
     copy.make(modestly=True)
     source.add_(1)
     assert copy.changed() == ["x"]
@@ -300,7 +298,7 @@ def test_a_copy_is_made_again_of_what_is_there_then():
 def test_a_copy_is_made_again_from_where_the_storage_is_then():
     source = torch.arange(6.0)
     buffer = memoryview(bytearray(source.nbytes))
-    copy = HostCopies([Copy("x", source, target_in(buffer, 0, source))])
+    copy = HostCopyBatch([TensorCopy("x", source, target_in(buffer, 0, source))])
     copy.make(modestly=True)
     source.share_memory_()
     source.add_(1)
@@ -313,7 +311,9 @@ def test_a_change_that_is_counted_after_the_copy_was_made_is_seen():
     """torch counts a change in place once it is made."""
     source = torch.arange(6.0)
     buffer = memoryview(bytearray(source.nbytes))
-    copies = Copies([HostCopies([Copy("x", source, target_in(buffer, 0, source))])])
+    copies = DeferredCopies(
+        [HostCopyBatch([TensorCopy("x", source, target_in(buffer, 0, source))])]
+    )
     copies.make()
     copies.require_unchanged()
     source.add_(1)
@@ -322,8 +322,8 @@ def test_a_change_that_is_counted_after_the_copy_was_made_is_seen():
 
 
 def test_what_is_no_longer_steady_is_copied_at_once():
-    trained, recall, arena = Trained(), Recall(), Arena()
+    trained, recall, arena = Trained(), CaptureCache(), StagingBuffers()
     trained.step()
-    for steady in (steady_memory(trained.parts), frozenset(), steady_memory(trained.parts)):
+    for steady in (stable_storages(trained.parts), frozenset(), stable_storages(trained.parts)):
         rest = stage(capture(1, trained.parts, 0, recall), World(), arena, steady).rest
         assert bool(len(rest)) == bool(steady)

@@ -7,10 +7,10 @@ import torch
 from manifests import Values
 from one_rank import open_one
 
-from resilient.checkpointer import About
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.memory import MemoryStore
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 NUMBERS = torch.complex(torch.arange(3.0), torch.arange(3.0) + 1)
 
@@ -25,7 +25,7 @@ def test_the_same_bytes_seen_as_other_numbers_have_a_name_of_their_own(one, othe
     store, found = MemoryStore(), Values()
     checkpointer = open_one(store)
     checkpointer.resume({})
-    checkpointer.save(1, {"p": Part(Values(one=one, other=other))}, About())
+    checkpointer.save(1, {"p": Part(Values(one=one, other=other))}, CheckpointInfo())
     checkpointer.load_part(CheckpointId(1, 1), "p", Part(found))
     checkpointer.close()
     assert torch.equal(found.state["one"], one)

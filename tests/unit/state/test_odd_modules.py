@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.recall import Recall
+from resilient.state_dict.capture_cache import CaptureCache
 from tests.helpers.statefuls import anew, answer
 
 
@@ -45,7 +45,7 @@ class Scripted(nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", [Hidden, Attribute, Scripted], ids=lambda one: one.__name__)
 def test_modules_of_other_ways_are_known_as_they_are_saved(kind):
-    stateful, recall = kind(), Recall()
+    stateful, recall = kind(), CaptureCache()
     for _ in range(3):
         assert answer(recall.take_apart("part", stateful)) == anew(stateful)
     with torch.no_grad():

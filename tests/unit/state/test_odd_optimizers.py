@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Checkpointer
 from resilient.errors import IncompatibleCheckpoint
-from resilient.state.optimizer import NamedOptimizer, is_same
+from resilient.state_dict.optimizer import NamedOptimizer, is_same
 from tests.helpers.round_trip import require_same_state
 
 

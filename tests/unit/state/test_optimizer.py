@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from resilient.errors import ConfigError
-from resilient.state.optimizer import NamedOptimizer
+from resilient.state_dict.optimizer import NamedOptimizer
 
 
 def trained(names, groups=1):

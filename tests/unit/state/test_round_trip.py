@@ -16,8 +16,8 @@ from resilient import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, UnsavableState
 from resilient.events import Emitter
-from resilient.state.capture import Part
-from resilient.state.round_trip import RoundTripCheck
+from resilient.state_dict.round_trip import RoundTripCheck
+from resilient.state_dict.snapshot import Part
 from tests.helpers.round_trip import require_same_state
 
 QUIET = Emitter(SystemClock(), ())

@@ -10,13 +10,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from resilient.distributed.launch_env import World
 from resilient.errors import IncompatibleCheckpoint, UnsavableState
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import Manifest, TensorEntry
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part, capture
-from resilient.state.landing import Landing
-from resilient.state.shares import share_of
-from resilient.world.world import World
+from resilient.state_dict.load import LoadPlan
+from resilient.state_dict.planner import write_items
+from resilient.state_dict.snapshot import Part, capture
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_memory_that_is_not_what_the_placements_say_is_refused(mesh):
         stride=(4, 1),
     )
     with pytest.raises(UnsavableState, match=r"holds \(5, 4\) here"):
-        share_of({"m/w": odd}, World(0, 4))
+        write_items({"m/w": odd}, World(0, 4))
 
 
 def test_a_shard_that_two_ranks_hold_is_split_between_them(mesh):
     large = placed(mesh, Replicate(), Shard(0), shape=(4096, 64))
-    (piece,) = share_of({"m/w": large}, World(0, 4))
+    (piece,) = write_items({"m/w": large}, World(0, 4))
     assert piece.region.offsets == (0, 0)
     assert piece.region.lengths == (1024, 64)
 
@@ -69,7 +69,7 @@ def test_tied_shards_are_written_once(mesh):
 
 
 def test_another_shape_is_refused_before_anything_is_read(mesh):
-    landing = Landing({"m": Part(Values(w=placed(mesh, Replicate(), Shard(0))))})
+    landing = LoadPlan({"m": Part(Values(w=placed(mesh, Replicate(), Shard(0))))})
     entry = TensorEntry("m/w", "m", "F32", (6, 5), ())
     manifest = Manifest("r", CheckpointId(1, 1), None, "", {}, (), (entry,), ())
     with pytest.raises(IncompatibleCheckpoint, match=r"shape \[6, 5\] in the checkpoint"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.format.rows import Rows
-from resilient.state.spelling import document_of, is_spelled_alike, text_of
+from resilient.format.state_json import JsonRows
+from resilient.state_dict.planner import document_to_json, is_same_json, tree_to_json
 
 PLAIN = (
     st.none()
@@ -25,22 +25,22 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_a_document_is_what_json_says_of_it(tree):
-    assert document_of(tree) == json.dumps(tree, sort_keys=True, indent=2) + "\n"
+    assert document_to_json(tree) == json.dumps(tree, sort_keys=True, indent=2) + "\n"
 
 
 @given(st.dictionaries(st.text(), TREES))
 def test_a_document_with_rows_is_what_json_says_of_their_trees(tree):
     rows = [{"step": 1, "loss": 0.5}, {"step": 2}]
     text = json.dumps(rows, sort_keys=True, indent=2)[2:-2]
-    shown = Rows("\n".join("  " + line for line in text.split("\n")))
+    shown = JsonRows("\n".join("  " + line for line in text.split("\n")))
     whole = json.dumps({**tree, "log": rows}, sort_keys=True, indent=2)
-    assert document_of({**tree, "log": shown}) == whole + "\n"
+    assert document_to_json({**tree, "log": shown}) == whole + "\n"
 
 
 @given(TREES, TREES)
 def test_what_is_alike_has_one_text(one, other):
-    assert is_spelled_alike(one, json.loads(text_of(one)))
-    assert is_spelled_alike(one, other) == (text_of(one) == text_of(other))
+    assert is_same_json(one, json.loads(tree_to_json(one)))
+    assert is_same_json(one, other) == (tree_to_json(one) == tree_to_json(other))
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_what_is_alike_has_one_text(one, other):
     ids=str,
 )
 def test_what_is_equal_and_spelled_otherwise_is_not_alike(one, other):
-    assert not is_spelled_alike(one, other)
-    assert is_spelled_alike(one, json.loads(json.dumps(one)))
+    assert not is_same_json(one, other)
+    assert is_same_json(one, json.loads(json.dumps(one)))

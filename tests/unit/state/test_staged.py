@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.state.capture import Part, capture
-from resilient.state.flat import FlatShard
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.staged import StagedModel, StagedOptimizer, elsewhere
-from resilient.state.steady import address_of, steady_memory
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.pipeline import PipelineModel, PipelineOptimizer, remote_tensor
+from resilient.state_dict.sharding import FlatShard
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import address_of, stable_storages
 
 
 class Two(nn.Module):
@@ -64,7 +64,7 @@ def pair():
     models = [stage_of(number) for number in range(2)]
     optimizers = [trained(model) for model in models]
     kept = [
-        StagedOptimizer(model, optimizer, writes=True, exchange=exchange(shown, number))
+        PipelineOptimizer(model, optimizer, writes=True, exchange=exchange(shown, number))
         for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
     ]
     for optimizer in optimizers:
@@ -89,8 +89,8 @@ def held(tree):
 
 def test_every_name_is_said_and_each_tensor_is_held_once():
     models, _, _ = pair()
-    first = StagedModel(models[0], writes=True).state_dict()
-    second = StagedModel(models[1], writes=True, but=("both",)).state_dict()
+    first = PipelineModel(models[0], writes=True).state_dict()
+    second = PipelineModel(models[1], writes=True, but=("both",)).state_dict()
     expected, _ = whole()
     assert list(first) == list(second) == list(expected.state_dict())
     assert all(isinstance(one, FlatShard) for one in (*first.values(), *second.values()))
@@ -103,8 +103,8 @@ def test_every_name_is_said_and_each_tensor_is_held_once():
 
 def test_of_what_several_ranks_hold_one_writes():
     models, optimizers, _ = pair()
-    assert held(StagedModel(models[0], writes=False).state_dict()) == {}
-    other = StagedOptimizer(models[0], optimizers[0], writes=False, exchange=lambda one: [one])
+    assert held(PipelineModel(models[0], writes=False).state_dict()) == {}
+    other = PipelineOptimizer(models[0], optimizers[0], writes=False, exchange=lambda one: [one])
     state = other.state_dict()["state"]
     assert all(held(one) == {} for one in state.values())
     assert state["first.weight"]["exp_avg"].shape == (4, 3)
@@ -135,8 +135,8 @@ def test_a_stage_takes_its_own_from_a_state_of_the_whole():
     for number in range(2):
         mine = stage_of(number, seed=2)
         other = trained(mine)
-        kept = StagedOptimizer(mine, other, writes=True, exchange=lambda one: [one])
-        StagedModel(mine, writes=True).load_state_dict(model.state_dict())
+        kept = PipelineOptimizer(mine, other, writes=True, exchange=lambda one: [one])
+        PipelineModel(mine, writes=True).load_state_dict(model.state_dict())
         kept.load_state_dict(NamedOptimizer(model, optimizer).state_dict())
         for name, one in mine.named_parameters():
             expected = model.get_parameter(name)
@@ -150,7 +150,7 @@ def test_a_stage_takes_its_own_from_a_state_of_the_whole():
 
 def test_only_what_is_here_is_read():
     models, _, kept = pair()
-    here = StagedModel(models[0], writes=True)
+    here = PipelineModel(models[0], writes=True)
     assert here.like("first.weight") is None, "wanted whole"
     assert here.like("second.weight").memory.numel() == 0
     assert kept[0].like("state/first.weight/exp_avg") is None
@@ -162,12 +162,12 @@ def test_only_what_is_here_is_read():
 def test_another_model_is_refused():
     model, optimizer = whole()
     mine = stage_of(0)
-    staged = StagedModel(mine, writes=True)
+    staged = PipelineModel(mine, writes=True)
     with pytest.raises(ValueError, match="parameters differ: both"):
         staged.load_state_dict({k: v for k, v in model.state_dict().items() if k != "both"})
     with pytest.raises(RuntimeError, match=r"shape \(2,\) of `first.bias` was saved"):
         staged.load_state_dict({**model.state_dict(), "first.bias": torch.zeros(2)})
-    kept = StagedOptimizer(mine, trained(mine), writes=True, exchange=lambda one: [one])
+    kept = PipelineOptimizer(mine, trained(mine), writes=True, exchange=lambda one: [one])
     state = NamedOptimizer(model, optimizer).state_dict()
     state["param_groups"][0]["params"] = ["first.weight"]
     with pytest.raises(ValueError, match="parameters differ: second"):
@@ -177,7 +177,7 @@ def test_another_model_is_refused():
 def test_an_optimizer_of_the_model_as_it_was_is_refused():
     optimizer = trained(whole()[0])
     with pytest.raises(ConfigError, match="4 of the optimizer's 4 parameters are not the model"):
-        StagedOptimizer(stage_of(0), optimizer, writes=True, exchange=lambda one: [one])
+        PipelineOptimizer(stage_of(0), optimizer, writes=True, exchange=lambda one: [one])
 
 
 def test_a_group_that_comes_later_is_cut_as_the_first_were():
@@ -185,7 +185,7 @@ def test_a_group_that_comes_later_is_cut_as_the_first_were():
     kept = []
     for number, model in enumerate(models):
         optimizer = torch.optim.AdamW(model.first.parameters(), lr=0.1)
-        one = StagedOptimizer(model, optimizer, writes=True, exchange=exchange(shown, number))
+        one = PipelineOptimizer(model, optimizer, writes=True, exchange=exchange(shown, number))
         step(optimizer)
         one.state_dict()
         optimizer.add_param_group({"params": list(model.second.parameters())})
@@ -201,7 +201,7 @@ def test_a_group_that_comes_later_is_cut_as_the_first_were():
         assert held == ([2, 0] if number == 0 else [0, 2])
         mine = stage_of(number, seed=2)
         fresh = torch.optim.AdamW(mine.first.parameters(), lr=0.1)
-        other = StagedOptimizer(mine, fresh, writes=True, exchange=lambda one: [one])
+        other = PipelineOptimizer(mine, fresh, writes=True, exchange=lambda one: [one])
         fresh.add_param_group({"params": list(mine.second.parameters())})
         other.load_state_dict({**state, "state": {}})
     optimizer.add_param_group({"params": list(nn.Linear(1, 1).parameters())})
@@ -216,7 +216,7 @@ def test_tied_parameters_stay_one_wherever_they_are():
         if number:
             moved = nn.Parameter(model["a"].weight.detach().to("meta"))
             model["a"].weight = model["b"].weight = moved
-        snapshot = capture(1, {"model": Part(StagedModel(model, writes=True))}, 0)
+        snapshot = capture(1, {"model": Part(PipelineModel(model, writes=True))}, 0)
         names = set(snapshot.parts[0].tensors)
         assert "model/a.weight" in names
         assert "model/b.weight" not in names
@@ -224,11 +224,11 @@ def test_tied_parameters_stay_one_wherever_they_are():
 
 def test_what_a_step_alone_changes_is_said():
     models, optimizers, kept = pair()
-    steady = steady_memory({"optimizer": Part(kept[0])})
+    steady = stable_storages({"optimizer": Part(kept[0])})
     own = [models[0].first.weight, optimizers[0].state[models[0].first.weight]["exp_avg"]]
     assert {address_of(one) for one in own} <= steady
 
 
 def test_nothing_is_held_of_what_is_elsewhere():
-    one = elsewhere((2, 3), torch.bfloat16)
+    one = remote_tensor((2, 3), torch.bfloat16)
     assert (one.shape, one.dtype, one.memory.numel()) == ((2, 3), torch.bfloat16, 0)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.capture import Part, capture
-from resilient.state.optimizer import NamedOptimizer
-from resilient.state.recall import Recall
-from resilient.state.steady import (
-    Steadiness,
+from resilient.state_dict.capture_cache import CaptureCache
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import (
+    StableStorageCache,
     address_of,
-    may_wait,
+    is_deferrable,
+    stable_storages,
     state_memory,
-    steady_memory,
 )
 
 
@@ -24,7 +24,7 @@ from resilient.state.steady import (
 def test_steady_memory_is_told_by_its_storage(offset):
     parameter = nn.Parameter(torch.ones(5)[offset:])
     part = Part(torch.optim.SGD([parameter], lr=0.1))
-    assert steady_memory({"optimizer": part}) == {address_of(parameter)}
+    assert stable_storages({"optimizer": part}) == {address_of(parameter)}
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -35,12 +35,12 @@ def test_a_small_parameter_is_copied_at_once_and_its_moments_wait_where_that_is_
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     part = Part(NamedOptimizer(model, optimizer) if is_named else optimizer)
-    steady, small = steady_memory({"optimizer": part}), state_memory({"optimizer": part})
+    steady, small = stable_storages({"optimizer": part}), state_memory({"optimizer": part})
     moment = optimizer.state[model.weight]["exp_avg"]
-    assert not may_wait(model.weight, steady, small)
-    assert may_wait(moment, steady, small)
-    assert not may_wait(moment, steady)
-    assert not may_wait(moment, frozenset(), small)
+    assert not is_deferrable(model.weight, steady, small)
+    assert is_deferrable(moment, steady, small)
+    assert not is_deferrable(moment, steady)
+    assert not is_deferrable(moment, frozenset(), small)
 
 
 def test_a_number_of_a_model_that_its_optimizer_keeps_too_is_copied_at_once():
@@ -56,7 +56,7 @@ def test_a_number_of_a_model_that_its_optimizer_keeps_too_is_copied_at_once():
 
 def test_what_is_only_called_steady_is_not_asked():
     model = nn.Sequential(OrderedDict(steady=nn.Linear(2, 2)))
-    assert steady_memory({"model": Part(model)}) == frozenset()
+    assert stable_storages({"model": Part(model)}) == frozenset()
 
 
 class Calm(nn.Linear):
@@ -65,7 +65,7 @@ class Calm(nn.Linear):
 
 
 def test_what_a_module_calls_steady_is_its_own():
-    assert steady_memory({"model": Part(Calm(2, 2))}) == frozenset()
+    assert stable_storages({"model": Part(Calm(2, 2))}) == frozenset()
 
 
 class Pace:
@@ -80,7 +80,7 @@ class Pace:
 
 
 def test_a_number_that_somebody_calls_steady_is_not_asked():
-    assert steady_memory({"pace": Part(Pace())}) == frozenset()
+    assert stable_storages({"pace": Part(Pace())}) == frozenset()
 
 
 class Trained:
@@ -141,16 +141,16 @@ CHANGES = [
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
 def test_what_is_steady_is_what_would_be_found_anew_whatever_changed(change, is_named):
-    one, recall, steadiness = Trained(is_named), Recall(), Steadiness()
+    one, recall, steadiness = Trained(is_named), CaptureCache(), StableStorageCache()
     for turn in range(6):
         if turn == 3:
             change(one)
         found = steadiness.of(one.parts, capture(1, one.parts, 0, recall))
-        assert found == (steady_memory(one.parts), state_memory(one.parts))
+        assert found == (stable_storages(one.parts), state_memory(one.parts))
 
 
 def test_what_is_steady_is_the_same_object_as_long_as_nothing_moved():
-    one, recall, steadiness = Trained(), Recall(), Steadiness()
+    one, recall, steadiness = Trained(), CaptureCache(), StableStorageCache()
     found = []
     for _ in range(4):
         found.append(steadiness.of(one.parts, capture(1, one.parts, 0, recall)))
@@ -160,9 +160,9 @@ def test_what_is_steady_is_the_same_object_as_long_as_nothing_moved():
 
 def test_what_is_not_known_again_is_looked_for_anew():
     """Another tensor may lie at the same address."""
-    one, recall, steadiness = Trained(), Recall(), Steadiness()
+    one, recall, steadiness = Trained(), CaptureCache(), StableStorageCache()
     snapshot = capture(1, one.parts, 0, recall)
     found = steadiness.of(one.parts, snapshot)
-    again = capture(1, one.parts, 0, Recall())
+    again = capture(1, one.parts, 0, CaptureCache())
     assert steadiness.of(one.parts, again) == found
     assert steadiness.of(one.parts, again) is not found

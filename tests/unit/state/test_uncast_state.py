@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from resilient.state.optimizer import NamedOptimizer
+from resilient.state_dict.optimizer import NamedOptimizer
 from tests.helpers.round_trip import require_same_state
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError, UnsavableState
-from resilient.state.flat import FlatShard
-from resilient.state.things import gather_things
-from resilient.state.zero import ZeroOptimizer
+from resilient.state_dict.deepspeed import ZeroOptimizer
+from resilient.state_dict.sharding import FlatShard
+from resilient.state_dict.statefuls import collect_parts
 
 
 class DeepSpeedOptimizer:
@@ -182,8 +182,8 @@ def test_an_optimizer_whose_places_are_not_known_is_refused():
 def test_the_engine_is_found_by_either_of_its_optimizers():
     engine = DeepSpeedEngine()
     for optimizer in (engine.optimizer, engine.basic_optimizer):
-        things = gather_things({"model": engine, "optimizer": optimizer}, 1, rng=False)
+        things = collect_parts({"model": engine, "optimizer": optimizer}, 1, rng=False)
         assert isinstance(things.parts["optimizer"].stateful, ZeroOptimizer)
         assert things.strategy == "zero-1"
     with pytest.raises(ConfigError, match="none of the modules given is its engine"):
-        gather_things({"model": nn.Linear(1, 1), "optimizer": engine.optimizer}, 1, rng=False)
+        collect_parts({"model": nn.Linear(1, 1), "optimizer": engine.optimizer}, 1, rng=False)

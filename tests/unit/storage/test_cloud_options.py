@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from resilient.storage.cloud_options import for_cloud
-from resilient.storage.fs_exclusive import create_for
+from resilient.storage.fsspec_store import create_for
+from resilient.storage.options import for_cloud
 
 
 def test_the_names_of_s3_mean_the_same_where_there_is_such_a_thing():

@@ -14,13 +14,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from manifests import begin, save
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.verify import verify
 from resilient.errors import KeyNotFound
-from resilient.format.names import CheckpointId
-from resilient.storage.fs import FsspecStore
+from resilient.format.keys import CheckpointId
+from resilient.storage.fsspec_store import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
 
 
 def test_pt_142396_a_remote_file_needs_no_descriptor_to_be_durable(monkeypatch):

@@ -8,9 +8,9 @@ import shutil
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
-from resilient.storage.retrying import RetryingStore
-from resilient.storage.space import free_bytes, free_bytes_at
-from resilient.testing.memory import MemoryStore
+from resilient.storage.retry import RetryingStore
+from resilient.storage.store import free_bytes, free_bytes_at
+from resilient.testing.memory_store import MemoryStore
 
 
 def test_a_folder_has_what_its_disk_has_also_before_it_is_made(tmp_path):

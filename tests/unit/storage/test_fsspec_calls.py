@@ -14,9 +14,9 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from resilient.storage.errors import code_of, is_missing, status_of
 from resilient.storage.folder import open_folder
-from resilient.storage.fs import FsspecStore
-from resilient.storage.fs_errors import code_of, is_missing, status_of
+from resilient.storage.fsspec_store import FsspecStore
 
 
 @pytest.fixture
@@ -115,10 +115,10 @@ def test_a_cached_listing_is_switched_off_where_there_is_one():
 
 def test_an_old_client_that_would_ignore_the_condition_is_not_exclusive(monkeypatch):
     pytest.importorskip("s3fs")
-    from resilient.storage import fs_exclusive
+    from resilient.storage import fsspec_store
 
     assert FsspecStore("s3://bucket/run", anon=True).exclusive
-    monkeypatch.setattr(fs_exclusive, "version", lambda _: "1.35.19")
+    monkeypatch.setattr(fsspec_store, "version", lambda _: "1.35.19")
     store = FsspecStore("s3://bucket/run", anon=True)
     assert not store.exclusive
     with pytest.raises(NotExclusive):

@@ -10,8 +10,8 @@ import os
 import pytest
 from seeds import drawn_bytes
 
-from resilient.storage.handle import PosixHandle
 from resilient.storage.local import LocalStore
+from resilient.storage.posix import PosixWritableFile
 
 SIZE_BYTES = (20 << 20) + 12345
 PIECES = (0, 1, 4095, 4096, 4097, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, SIZE_BYTES)
@@ -110,7 +110,7 @@ def test_an_error_of_the_disk_is_no_reason_to_try_another_way(tmp_path, memory, 
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "write", failing)
-    handle = PosixHandle(descriptor)
+    handle = PosixWritableFile(descriptor)
     with pytest.raises(OSError, match="Input/output error"):
         handle.write(memory)
     handle.close()
@@ -129,7 +129,7 @@ def test_what_follows_a_short_write_is_written_where_that_ended(
         return write(descriptor, data[:length])
 
     monkeypatch.setattr(os, "write", stingy)
-    handle = PosixHandle(os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT))
+    handle = PosixWritableFile(os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT))
     rest = memory[: 5 << 20]
     handle.write(memoryview(b"x" * 10))
     while rest.nbytes:

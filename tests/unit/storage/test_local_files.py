@@ -16,16 +16,16 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
-from resilient.storage.retrying import RetryingStore
+from resilient.storage.posix import PosixFileSystem
+from resilient.storage.retry import RetryingStore
 
 
 def everything(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-class Failing(PosixFiles):
+class Failing(PosixFileSystem):
     """One operation raises."""
 
     def __init__(self, operation, error):
@@ -35,7 +35,7 @@ class Failing(PosixFiles):
         setattr(self, operation, fail)
 
 
-class Stingy(PosixFiles):
+class Stingy(PosixFileSystem):
     """A file that takes a few bytes at a time, and at some point none, or an error."""
 
     def __init__(self, step=3, limit=1 << 40, error=None):
@@ -186,7 +186,7 @@ def test_a_list_does_not_walk_where_the_prefix_cannot_be(tmp_path):
         store.put(key, b"x")
     walked = []
 
-    class Watched(PosixFiles):
+    class Watched(PosixFileSystem):
         def items(self, path):
             walked.append(path)
             return super().items(path)
@@ -243,7 +243,7 @@ def test_a_delete_removes_the_folders_that_it_empties_and_never_the_root(tmp_pat
 
 
 def test_a_folder_that_a_delete_takes_away_is_made_again(tmp_path):
-    class Undermined(PosixFiles):
+    class Undermined(PosixFileSystem):
         left = 5
 
         def make_folder(self, path):
@@ -257,7 +257,7 @@ def test_a_folder_that_a_delete_takes_away_is_made_again(tmp_path):
 
 
 def test_a_folder_that_never_stays_is_unavailable_and_not_an_endless_loop(tmp_path):
-    class Undermined(PosixFiles):
+    class Undermined(PosixFileSystem):
         def make_folder(self, path):
             super().make_folder(path)
             path.rmdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilient.errors import ConfigError, StoreUnavailable
-from resilient.storage.fs import FsspecStore
+from resilient.storage.fsspec_store import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.storage.open import local_path, open_store
 from resilient.storage.urls import redacted, redacted_text

@@ -5,9 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from resilient.storage.filling import files_at_once
-from resilient.storage.parts import Lanes, Parts
-from resilient.testing.memory import MemoryStore
+from resilient.storage.transfer import MultipartConfig, TransferLimiter, files_at_once
+from resilient.testing.memory_store import MemoryStore
 
 MIB = 1 << 20
 
@@ -16,7 +15,7 @@ MIB = 1 << 20
     "size_bytes", [0, 1, 5 * MIB, 10 * MIB - 1, 10 * MIB, 10 * MIB + 1, 99 * MIB]
 )
 def test_parts_are_of_equal_size_and_none_is_a_small_rest(size_bytes):
-    parts = Parts(part_bytes=5 * MIB)
+    parts = MultipartConfig(part_bytes=5 * MIB)
     each, count = parts.bytes_for(size_bytes), parts.count_for(size_bytes)
     assert -(-size_bytes // each) <= count
     assert 5 * MIB <= each <= 10 * MIB
@@ -25,14 +24,14 @@ def test_parts_are_of_equal_size_and_none_is_a_small_rest(size_bytes):
 
 
 def test_no_upload_has_more_parts_than_s3_takes():
-    parts = Parts(part_bytes=5 * MIB)
+    parts = MultipartConfig(part_bytes=5 * MIB)
     size_bytes = 5 << 40
     assert parts.count_for(size_bytes) == 10_000
     assert parts.bytes_for(size_bytes) * 10_000 >= size_bytes
 
 
 def test_transfers_of_one_store_together_have_no_more_on_their_way_than_that():
-    lanes, lock = Lanes(8), threading.Lock()
+    lanes, lock = TransferLimiter(8), threading.Lock()
     now, most = 0, 0
 
     def transfer(wanted):
@@ -58,7 +57,7 @@ def test_transfers_of_one_store_together_have_no_more_on_their_way_than_that():
 
 
 def test_a_large_transfer_leaves_room_for_the_next_to_begin():
-    lanes = Lanes(8)
+    lanes = TransferLimiter(8)
     with lanes.take(64) as first, lanes.take(64) as second:
         assert (first, second) == (6, 2)
     with lanes.take(3) as one:
@@ -66,7 +65,7 @@ def test_a_large_transfer_leaves_room_for_the_next_to_begin():
 
 
 def test_what_failed_gives_back_what_it_took():
-    lanes = Lanes(1)
+    lanes = TransferLimiter(1)
     for _ in range(3):
         with suppress(ValueError), lanes.take(4) as taken:
             assert taken == 1
@@ -74,7 +73,7 @@ def test_what_failed_gives_back_what_it_took():
 
 
 class Sharing(MemoryStore):
-    ranges = Parts(part_bytes=1000, in_flight=8, are_shared=True)
+    ranges = MultipartConfig(part_bytes=1000, in_flight=8, are_shared=True)
 
     def fill(self, key, start, room, arrived):
         raise NotImplementedError

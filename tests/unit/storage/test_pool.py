@@ -6,20 +6,20 @@ import threading
 
 import pytest
 
-from resilient.storage.pool import each
-from resilient.testing.faults import Crash
+from resilient.storage.transfer import map_parallel
+from resilient.testing.fault_store import Crash
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7])
 def test_results_come_in_the_order_of_the_items(at_once):
-    assert each(lambda number: number * number, range(40), at_once) == tuple(
+    assert map_parallel(lambda number: number * number, range(40), at_once) == tuple(
         number * number for number in range(40)
     )
-    assert each(len, (), at_once) == ()
+    assert map_parallel(len, (), at_once) == ()
 
 
 def test_one_at_a_time_needs_no_thread():
-    assert set(each(lambda _: threading.current_thread(), range(5), 1)) == {
+    assert set(map_parallel(lambda _: threading.current_thread(), range(5), 1)) == {
         threading.current_thread()
     }
 
@@ -33,7 +33,7 @@ def test_so_many_work_at_once_and_no_more():
         meeting.wait()
         inside.discard(number)
 
-    each(work, range(9), 3)
+    map_parallel(work, range(9), 3)
     assert max(most) == 3
 
 
@@ -52,7 +52,7 @@ def test_the_first_error_in_the_order_of_items_is_raised_whole_after_all_have_en
         return number
 
     with pytest.raises(KeyError, match="of the first") as caught:
-        each(work, range(100), 2)
+        map_parallel(work, range(100), 2)
     assert caught.traceback[-1].name == "work"
     assert ended == [0], "what had begun ended, and nothing else was begun"
 
@@ -67,7 +67,7 @@ def test_a_death_in_another_thread_is_a_death_here():
         return number
 
     with pytest.raises(Crash, match="in a lane"):
-        each(work, range(2), 2)
+        map_parallel(work, range(2), 2)
 
 
 def test_a_machine_without_more_threads_only_makes_it_slower(monkeypatch):
@@ -75,4 +75,4 @@ def test_a_machine_without_more_threads_only_makes_it_slower(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert each(str, range(5), 4) == ("0", "1", "2", "3", "4")
+    assert map_parallel(str, range(5), 4) == ("0", "1", "2", "3", "4")

@@ -4,9 +4,14 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyExists, KeyNotFound, StoreDenied, StoreFull, StoreUnavailable
-from resilient.storage.retrying import RetryingStore, StoreAnswered, StoreSilent, telling
-from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
-from resilient.testing.memory import MemoryStore
+from resilient.storage.retry import (
+    RetryingStore,
+    StoreRecovered,
+    StoreUnresponsive,
+    with_retry_events,
+)
+from resilient.testing.fault_store import FaultPlan, FaultyStore, StoreFault, StoreFaultKind
+from resilient.testing.memory_store import MemoryStore
 
 
 class StillClock(SystemClock):
@@ -26,11 +31,13 @@ def faulty(*faults, inner=None):
 
 
 def always(kind, count=10_000):
-    return tuple(Fault(at, kind) for at in range(count))
+    return tuple(StoreFault(at, kind) for at in range(count))
 
 
 def test_a_store_that_comes_back_is_asked_again():
-    inner = faulty(Fault(0, Kind.ERROR_ONCE), Fault(1, Kind.ERROR_AFTER))
+    inner = faulty(
+        StoreFault(0, StoreFaultKind.ERROR_ONCE), StoreFault(1, StoreFaultKind.ERROR_AFTER)
+    )
     RetryingStore(inner, StillClock()).put("a", b"x")
     assert inner.get("a") == b"x"
     assert [name for name, _ in inner.trace] == ["put", "put", "put", "get"]
@@ -48,11 +55,15 @@ def test_every_operation_is_retried():
     ):
         inner = MemoryStore()
         inner.put("a", b"x")
-        run(RetryingStore(faulty(Fault(0, Kind.ERROR_ONCE), inner=inner), StillClock()))
+        run(
+            RetryingStore(
+                faulty(StoreFault(0, StoreFaultKind.ERROR_ONCE), inner=inner), StillClock()
+            )
+        )
 
 
 def test_it_gives_up_at_the_deadline_and_says_how_often_it_tried():
-    clock, inner = StillClock(), faulty(*always(Kind.ERROR_ONCE))
+    clock, inner = StillClock(), faulty(*always(StoreFaultKind.ERROR_ONCE))
     with pytest.raises(StoreUnavailable, match=r"tries in (5\d\.\d|60\.0) s") as caught:
         RetryingStore(inner, clock, within_seconds=60).get("a")
     assert 50 < clock.seconds <= 60
@@ -61,7 +72,7 @@ def test_it_gives_up_at_the_deadline_and_says_how_often_it_tried():
 
 
 def test_no_time_means_one_try():
-    inner = faulty(*always(Kind.ERROR_ONCE))
+    inner = faulty(*always(StoreFaultKind.ERROR_ONCE))
     with pytest.raises(StoreUnavailable):
         RetryingStore(inner, StillClock(), within_seconds=0).get("a")
     assert inner.operations == 1
@@ -72,7 +83,7 @@ def test_the_pauses_grow_to_a_limit_and_differ_between_ranks():
     for jitter in (Random(1), Random(2)):
         clock = StillClock()
         with pytest.raises(StoreUnavailable):
-            RetryingStore(faulty(*always(Kind.ERROR_ONCE)), clock, 60, jitter).get("a")
+            RetryingStore(faulty(*always(StoreFaultKind.ERROR_ONCE)), clock, 60, jitter).get("a")
         pauses.append(clock.pauses)
     assert pauses[0] != pauses[1]
     for one in pauses:
@@ -82,10 +93,10 @@ def test_the_pauses_grow_to_a_limit_and_differ_between_ranks():
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [(Kind.FULL, StoreFull)], ids=["a full store stays full"]
+    ("kind", "error"), [(StoreFaultKind.FULL, StoreFull)], ids=["a full store stays full"]
 )
 def test_an_error_that_time_does_not_heal_passes_at_once(kind, error):
-    inner, clock = faulty(Fault(0, kind)), StillClock()
+    inner, clock = faulty(StoreFault(0, kind)), StillClock()
     with pytest.raises(error):
         RetryingStore(inner, clock).put("a", b"x")
     assert (inner.operations, clock.pauses) == (1, [])
@@ -99,13 +110,13 @@ def test_a_missing_object_is_not_waited_for():
 
 
 def test_an_exclusive_create_without_an_answer_is_recognised_as_our_own():
-    inner = faulty(Fault(0, Kind.ERROR_AFTER))
+    inner = faulty(StoreFault(0, StoreFaultKind.ERROR_AFTER))
     RetryingStore(inner, StillClock()).put_new("a", b"ours")
     assert [name for name, _ in inner.trace] == ["put_new", "put_new", "get"]
 
 
 def test_an_exclusive_create_is_recognised_in_any_form_of_the_data():
-    inner = faulty(Fault(0, Kind.ERROR_AFTER))
+    inner = faulty(StoreFault(0, StoreFaultKind.ERROR_AFTER))
     RetryingStore(inner, StillClock()).put_new("a", memoryview(bytearray(b"ours")))
     assert inner.get("a") == b"ours"
 
@@ -119,7 +130,7 @@ def test_an_exclusive_create_that_another_won_meanwhile_is_lost():
                 memory.put_new(key, b"theirs")
             super().put_new(key, data)
 
-    raced = Raced(memory, FaultPlan(0, (Fault(0, Kind.ERROR_ONCE),)))
+    raced = Raced(memory, FaultPlan(0, (StoreFault(0, StoreFaultKind.ERROR_ONCE),)))
     with pytest.raises(KeyExists):
         RetryingStore(raced, StillClock()).put_new("a", b"ours")
     assert memory.get("a") == b"theirs"
@@ -140,13 +151,15 @@ def test_a_taken_key_that_vanished_before_it_could_be_read_is_lost():
             memory.delete(key)
             return super().get(key)
 
-    vanishing = Vanishing(memory, FaultPlan(0, (Fault(0, Kind.ERROR_AFTER),)))
+    vanishing = Vanishing(memory, FaultPlan(0, (StoreFault(0, StoreFaultKind.ERROR_AFTER),)))
     with pytest.raises(KeyExists):
         RetryingStore(vanishing, StillClock()).put_new("a", b"ours")
 
 
 def test_the_reading_back_is_retried_too():
-    inner = faulty(Fault(0, Kind.ERROR_AFTER), Fault(2, Kind.ERROR_ONCE))
+    inner = faulty(
+        StoreFault(0, StoreFaultKind.ERROR_AFTER), StoreFault(2, StoreFaultKind.ERROR_ONCE)
+    )
     RetryingStore(inner, StillClock()).put_new("a", b"ours")
     assert inner.get("a") == b"ours"
 
@@ -178,20 +191,22 @@ def test_denied_is_final():
 
 def test_a_store_that_is_silent_is_told_of_once_and_that_it_answers_again():
     told = []
-    silent = faulty(*always(Kind.ERROR_ONCE, 12))
-    store = telling(RetryingStore(silent, StillClock()), told.append)
+    silent = faulty(*always(StoreFaultKind.ERROR_ONCE, 12))
+    store = with_retry_events(RetryingStore(silent, StillClock()), told.append)
     store.put("a", b"x")
     store.put("b", b"x")
     began, ended = told
-    assert type(began) is StoreSilent
+    assert type(began) is StoreUnresponsive
     assert 5.0 <= began.waited_seconds < 10.0 < ended.waited_seconds < 60.0
-    assert (began.within_seconds, type(ended)) == (60.0, StoreAnswered)
+    assert (began.within_seconds, type(ended)) == (60.0, StoreRecovered)
     assert began.line().startswith(f"{store.url} has not answered for ")
 
 
 def test_an_answer_that_comes_a_little_late_is_told_to_nobody():
     told = []
-    store = telling(RetryingStore(faulty(*always(Kind.ERROR_ONCE, 4)), StillClock()), told.append)
+    store = with_retry_events(
+        RetryingStore(faulty(*always(StoreFaultKind.ERROR_ONCE, 4)), StillClock()), told.append
+    )
     store.put("a", b"x")
     assert told == []
-    assert isinstance(telling(MemoryStore(), told.append), MemoryStore)
+    assert isinstance(with_retry_events(MemoryStore(), told.append), MemoryStore)

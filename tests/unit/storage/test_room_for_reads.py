@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.format.digest import RunningDigest, digest_bytes
-from resilient.storage.buffers import Room
-from resilient.storage.files import PosixFiles
+from resilient.storage.posix import PosixFileSystem
+from resilient.storage.transfer import ScatterBuffer
 
 LENGTHS = st.lists(st.integers(0, 7), max_size=6)
 
 
 def room_of(lengths):
     pieces = [bytearray(length) for length in lengths]
-    return pieces, Room(map(memoryview, pieces))
+    return pieces, ScatterBuffer(map(memoryview, pieces))
 
 
 @given(LENGTHS, st.integers(0, 45), st.integers(0, 45), st.data())
@@ -40,7 +40,9 @@ def test_a_file_fills_more_pieces_than_one_call_takes(tmp_path):
     (tmp_path / "file").write_bytes(content)
     pieces, room = room_of([2] * 2500)
     told = []
-    came = PosixFiles().read_into(tmp_path / "file", 7, room, lambda *piece: told.append(piece))
+    came = PosixFileSystem().read_into(
+        tmp_path / "file", 7, room, lambda *piece: told.append(piece)
+    )
     assert came == 5000
     assert b"".join(pieces) == content[7:5007]
     assert told[0][0] == 0

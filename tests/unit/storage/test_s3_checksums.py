@@ -9,7 +9,7 @@ from s3answers import BEGUN, DONE, refused, said, serving
 from seeds import drawn_bytes
 
 from resilient.errors import StoreError, StoreUnavailable
-from resilient.storage.s3_proofs import Sums
+from resilient.storage.s3_client import ChecksumSupport
 
 SUMMED = "x-amz-content-sha256: UNSIGNED-PAYLOAD"
 
@@ -18,7 +18,7 @@ SUMMED = "x-amz-content-sha256: UNSIGNED-PAYLOAD"
 def summing(*answers, **options):
     """Serve as over https, where a checksum may stand for a signature."""
     with serving(*answers, **options) as (server, transfers):
-        transfers._sums = Sums(is_asked=True)
+        transfers._sums = ChecksumSupport(is_asked=True)
         yield server, transfers
 
 
@@ -96,7 +96,7 @@ def test_a_checksum_of_what_arrived_is_no_proof_of_what_was_meant(known):
 
 
 def test_one_server_of_several_that_holds_no_checksum_decides_for_all():
-    sums = Sums(is_asked=True)
+    sums = ChecksumSupport(is_asked=True)
     for holds in (True, False, True):
         sums.end(holds=holds)
     assert not sums.begin()

@@ -2,18 +2,18 @@
 
 import pytest
 
-from resilient.errors import ConfigError
-from resilient.storage.open import open_store
-from resilient.storage.parts import Parts
-from resilient.storage.s3_options import for_obstore, for_s3fs, read_s3_options
-from resilient.world.launch import (
-    Launch,
+from resilient.distributed.launch_env import (
+    LaunchEnv,
+    World,
     parse_storage_options,
     read_launch,
     read_storage_options,
     write_launch,
 )
-from resilient.world.world import World
+from resilient.errors import ConfigError
+from resilient.storage.open import open_store
+from resilient.storage.options import for_obstore, for_s3fs, read_s3_options
+from resilient.storage.transfer import MultipartConfig
 
 CANARY = "canary-secret"
 GIVEN = {
@@ -92,13 +92,13 @@ def test_a_misspelled_option_names_the_one_that_was_meant():
 
 def test_shown_options_tell_nothing():
     assert CANARY not in repr(read_s3_options(GIVEN))
-    assert CANARY not in repr(Launch(World(), storage_options=GIVEN))
+    assert CANARY not in repr(LaunchEnv(World(), storage_options=GIVEN))
 
 
 def test_a_worker_is_told_what_its_launcher_was_told():
-    launch = Launch(World(), storage_options=GIVEN)
+    launch = LaunchEnv(World(), storage_options=GIVEN)
     assert read_launch(write_launch(launch)).storage_options == GIVEN
-    assert "RESILIENT_STORAGE_OPTIONS" not in write_launch(Launch(World()))
+    assert "RESILIENT_STORAGE_OPTIONS" not in write_launch(LaunchEnv(World()))
 
 
 @pytest.mark.parametrize("text", ['{"secret": "canary-secret"', '["canary-secret"]', "[" * 99999])
@@ -116,4 +116,4 @@ def test_no_options_are_no_error():
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 160 << 30, (160 << 30) + 1, 5 << 40])
 def test_an_upload_never_has_more_parts_than_s3_takes(size_bytes):
-    assert -(-size_bytes // Parts().bytes_for(size_bytes)) <= 10_000
+    assert -(-size_bytes // MultipartConfig().bytes_for(size_bytes)) <= 10_000

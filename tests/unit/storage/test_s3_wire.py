@@ -9,17 +9,17 @@ from seeds import drawn_bytes
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
-from resilient.storage.buffers import Room
-from resilient.storage.obstore import ObstoreStore
-from resilient.storage.s3_options import read_s3_options
-from resilient.storage.s3_transfers import Redirected
-from resilient.storage.s3_wire import wire_of
+from resilient.storage.options import read_s3_options
+from resilient.storage.s3_client import connect_s3
+from resilient.storage.s3_store import ObstoreStore
+from resilient.storage.s3_transfer import Redirected
+from resilient.storage.transfer import ScatterBuffer
 
 
 def fill(transfers, size, start=0):
     memory = bytearray(size)
     told = []
-    room = Room([memoryview(memory)[: size // 2], memoryview(memory)[size // 2 :]])
+    room = ScatterBuffer([memoryview(memory)[: size // 2], memoryview(memory)[size // 2 :]])
     came = transfers.fill("a b", start, room, lambda *span: told.append(span))
     return came, bytes(memory), told
 
@@ -150,7 +150,9 @@ def test_what_only_the_library_knows_is_left_to_it(monkeypatch, bucket, options,
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     given = {"endpoint": "http://10.0.0.1:9", "key": "k", "secret": "s", **options}
-    assert bucket != "bucket" or options or wire_of(bucket, read_s3_options(given), SystemClock())
+    assert (
+        bucket != "bucket" or options or connect_s3(bucket, read_s3_options(given), SystemClock())
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert wire_of(bucket, read_s3_options(given), SystemClock()) is None
+    assert connect_s3(bucket, read_s3_options(given), SystemClock()) is None

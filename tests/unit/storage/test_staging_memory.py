@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.storage.memory import private
-from resilient.storage.shared import map_file
+from resilient.storage.shared_memory import map_file, private
 
 SIZE_BYTES = 4 << 20
 

@@ -2,16 +2,16 @@ import os
 
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.events import Emitter
-from resilient.state.capture import Part
-from resilient.storage.local import LocalStore
-from resilient.storage.temporaries import sweep_temporaries
-from resilient.vault.desk import Desk, Limits
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part
+from resilient.storage.local import LocalStore, sweep_temporaries
 
 
 def test_only_old_temporary_files_are_swept(tmp_path):
@@ -36,12 +36,18 @@ def test_a_missing_store_has_nothing_to_sweep(tmp_path):
 
 def live(store, steps):
     """Live one life; return what it resumed from and its number."""
-    desk = Desk(store, Comms(MemoryBoard(), World(), "life"), Limits(), CLOCK, Emitter(CLOCK))
-    checkpointer = Checkpointer(desk)
+    desk = CheckpointContext(
+        store,
+        ControlGroup(InMemoryKVStore(), World(), "life"),
+        CheckpointOptions(),
+        CLOCK,
+        Emitter(CLOCK),
+    )
+    checkpointer = CheckpointEngine(desk)
     parts = {"model": Part(Values(word="x"))}
     resumed = checkpointer.resume(parts)
     for step in steps:
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
     checkpointer.close()
     return resumed, checkpointer.generation
 

@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 from resilient.errors import ConfigError
-from resilient.showing import cleared, without_secrets, without_users
+from resilient.redaction import redact_json, redact_secrets, redact_userinfo
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
 from resilient.storage.urls import fit_to_show, redacted, redacted_text
@@ -38,7 +38,7 @@ def test_a_user_is_not_shown_whatever_the_secret_holds(url, shown):
     if "://" in url:
         assert redacted(url) == shown
     assert redacted_text(f"GET {url} refused") == f"GET {shown} refused"
-    assert without_users(shown) == shown
+    assert redact_userinfo(shown) == shown
 
 
 def test_of_a_refusal_the_code_and_the_message_are_shown():
@@ -86,5 +86,5 @@ def test_a_secret_that_would_be_a_bucket_is_refused_before_anybody_is_asked(open
     ],
 )
 def test_nothing_of_a_query_is_shown_and_what_is_none_stays(said, shown):
-    assert without_secrets(said) == shown
-    assert cleared({"a": [said, 1, (said,)]}) == {"a": [shown, 1, [shown]]}
+    assert redact_secrets(said) == shown
+    assert redact_json({"a": [said, 1, (said,)]}) == {"a": [shown, 1, [shown]]}

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.canonical.exchange import add_gradients
-from resilient.strategies.canonical.reducer import Reducer
+from resilient.strategies.canonical.reducer import GradientReducer
+from resilient.strategies.canonical.tree_reduce import add_gradients
 
 
 def numbers(*values):
@@ -32,7 +32,7 @@ def test_what_is_missing_counts_as_the_zeros_that_another_rank_would_send(swappe
 def test_a_step_leaves_the_mean_and_its_loss():
     weight = nn.Parameter(torch.zeros(3))
     unused = nn.Parameter(torch.zeros(2))
-    reducer = Reducer([weight, unused], leaves=3, rank=0, ranks=1, window_bytes=1 << 20)
+    reducer = GradientReducer([weight, unused], leaves=3, rank=0, ranks=1, window_bytes=1 << 20)
     for leaf in reducer.leaves:
         weight.grad = torch.full((3,), float(leaf))
         reducer.take(leaf, torch.tensor(leaf * 2.0))
@@ -43,7 +43,7 @@ def test_a_step_leaves_the_mean_and_its_loss():
 
 def test_a_sparse_gradient_is_refused():
     weight = nn.Parameter(torch.zeros(3))
-    reducer = Reducer([weight], leaves=1, rank=0, ranks=1, window_bytes=1 << 20)
+    reducer = GradientReducer([weight], leaves=1, rank=0, ranks=1, window_bytes=1 << 20)
     weight.grad = torch.zeros(3).to_sparse()
     with pytest.raises(ConfigError, match="sparse"):
         reducer.take(0, torch.tensor(0.0))

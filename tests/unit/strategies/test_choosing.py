@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilient.errors import ConfigError
-from resilient.strategies.choosing import MachineFacts, ModelFacts, choose
+from resilient.strategies.auto import MachineFacts, ModelFacts, choose
 from resilient.train.arguments import TrainingArguments
 
 GIB = 1 << 30

@@ -8,9 +8,16 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from resilient.errors import ConfigError
-from resilient.strategies.compression import Compression, OwnErrors, SharedPower, compress
+from resilient.strategies.gradient_compression import (
+    Compression,
+    ErrorFeedback,
+    compress,
+)
+from resilient.strategies.gradient_compression import (
+    PowerSGDState as SharedPower,
+)
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.distribution import compression_of
+from resilient.train.arguments.derived import compression_of
 
 
 def worn_state():
@@ -25,7 +32,7 @@ def worn_state():
 
 def carried_over(layout):
     old, new = worn_state(), PowerSGDState(None, start_powerSGD_iter=2)
-    for part in (SharedPower, OwnErrors):
+    for part in (SharedPower, ErrorFeedback):
         part(new, layout).load_state_dict(part(old, "one").state_dict())
     return old, new
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from resilient import TrainingArguments
 from resilient.errors import ConfigError
-from resilient.strategies.deepspeed_config import Told, complete, read_config, stage_in
-from resilient.train.parallel import hidden_size_of
+from resilient.strategies.deepspeed_config import DeepSpeedInputs, complete, read_config, stage_in
+from resilient.train.strategy_selection import hidden_size_of
 
 
 def told(ranks=3, hidden_size=0, **more):
@@ -25,7 +25,7 @@ def told(ranks=3, hidden_size=0, **more):
         **more,
     )
     values = {**args.to_dict(), "adam_betas": [args.adam_beta1, args.adam_beta2]}
-    return Told(values, ranks, hidden_size)
+    return DeepSpeedInputs(values, ranks, hidden_size)
 
 
 AUTO = {

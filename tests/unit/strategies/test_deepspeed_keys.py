@@ -6,8 +6,13 @@ import pytest
 
 from resilient.errors import ConfigError
 from resilient.strategies.deepspeed import refusing_config
-from resilient.strategies.deepspeed_config import Told, complete
-from resilient.strategies.deepspeed_keys import TOP, ZERO, misspelt
+from resilient.strategies.deepspeed_config import (
+    TOP,
+    ZERO,
+    DeepSpeedInputs,
+    complete,
+    find_misspelt_keys,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,14 +25,17 @@ from resilient.strategies.deepspeed_keys import TOP, ZERO, misspelt
     ],
 )
 def test_a_misspelt_key_is_named_with_what_was_meant(config, said):
-    (found,) = misspelt(config)
+    (found,) = find_misspelt_keys(config)
     assert said in found
 
 
 def test_keys_that_are_right_and_those_of_other_tools_are_let_be():
-    assert list(misspelt(dict.fromkeys(TOP))) == []
-    assert list(misspelt({"zero_optimization": dict.fromkeys(ZERO)})) == []
-    assert list(misspelt({"my_launcher": 1, "_comment": "", "zero_optimization": None})) == []
+    assert list(find_misspelt_keys(dict.fromkeys(TOP))) == []
+    assert list(find_misspelt_keys({"zero_optimization": dict.fromkeys(ZERO)})) == []
+    assert (
+        list(find_misspelt_keys({"my_launcher": 1, "_comment": "", "zero_optimization": None}))
+        == []
+    )
 
 
 class Asked(dict):
@@ -69,7 +77,7 @@ def test_the_keys_are_those_of_the_deepspeed_that_is_installed(monkeypatch):
 def test_all_misspelt_keys_are_refused_at_once():
     config = {"gradient_cliping": 5.0, "zero_optimization": {"stag": 2}}
     with pytest.raises(ConfigError, match=r"`gradient_clipping`\?; zero_optimization.stag is no"):
-        complete(config, Told({}, 1))
+        complete(config, DeepSpeedInputs({}, 1))
 
 
 @pytest.mark.parametrize(

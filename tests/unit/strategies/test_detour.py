@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.strategies.detour import Detour, detour_of, named_in, stateful_of
+from resilient.strategies.module_wrapper import (
+    ForwardRedirect,
+    find_redirect,
+    named_in,
+    stateful_of,
+)
 
 
 class Doubling(nn.Module):
@@ -25,7 +30,7 @@ class Doubling(nn.Module):
 def make():
     module = nn.Identity()
     wrapper = Doubling(module)
-    return module, wrapper, Detour(module, wrapper, [])
+    return module, wrapper, ForwardRedirect(module, wrapper, [])
 
 
 def test_whoever_calls_the_module_calls_the_wrapper_once_and_each_hook_once():
@@ -48,9 +53,9 @@ def test_an_error_does_not_close_the_detour():
 
 def test_a_module_knows_its_way():
     module, wrapper, detour = make()
-    assert detour_of(module) is detour
+    assert find_redirect(module) is detour
     assert (detour.wrapper, detour.numbers) == (wrapper, 0)
-    assert detour_of(wrapper) is None
+    assert find_redirect(wrapper) is None
     assert stateful_of(wrapper) is wrapper
 
 
@@ -60,7 +65,7 @@ def test_the_module_has_the_names_that_it_had():
     module[0].bias.requires_grad_(False)
     before = named_in(module)
     assert [one.name for one in before] == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    detour = Detour(module, Doubling(module), before)
+    detour = ForwardRedirect(module, Doubling(module), before)
     module[0].weight = nn.Parameter(torch.zeros(1))
     assert named_in(module) == before
     assert detour.numbers == 4 + 2

@@ -11,7 +11,7 @@ from resilient.errors import ConfigError
 from resilient.strategies.fsdp1 import Fsdp1Strategy
 from resilient.strategies.fsdp_options import Dtypes, FsdpOptions, read_fsdp
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.distribution import fsdp_options
+from resilient.train.arguments.derived import fsdp_options
 
 FLAT = {"fsdp": True, "fsdp_config": {"version": 1}}
 

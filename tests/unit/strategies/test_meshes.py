@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from resilient.errors import ConfigError
-from resilient.strategies.meshes import mesh_sizes
+from resilient.strategies.parallelism_options import mesh_sizes
 from resilient.strategies.tensor_parallel import Replicated, whole_plan
 from resilient.train.arguments import TrainingArguments
 

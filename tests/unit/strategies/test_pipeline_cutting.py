@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.pipeline.cutting import beside, cut_model
-from resilient.strategies.pipeline.options import PipelineOptions
+from resilient.strategies.parallelism_options import PipelineOptions
+from resilient.strategies.pipeline.partition import beside, split_model
 
 
 class Embeddings(nn.Module):
@@ -32,7 +32,7 @@ class Deep(nn.Module):
 
 
 def cut(model, ranks, points=(), **more):
-    return cut_model(model, PipelineOptions(ranks, split_points=tuple(points)), **more)
+    return split_model(model, PipelineOptions(ranks, split_points=tuple(points)), **more)
 
 
 def test_layers_are_dealt_evenly_and_what_is_before_and_after_goes_with_them():

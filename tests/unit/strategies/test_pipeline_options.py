@@ -6,13 +6,13 @@ import pytest
 from torch.distributed.pipelining import ScheduleGPipe, ScheduleLoopedBFS
 
 from resilient.errors import ConfigError
-from resilient.strategies.meshes import mesh_sizes
-from resilient.strategies.pipeline.options import (
+from resilient.strategies.parallelism_options import (
     PipelineOptions,
+    mesh_sizes,
     micro_batches_fit,
     read_pipeline,
 )
-from resilient.strategies.pipeline.schedules import class_for
+from resilient.strategies.pipeline.runtime import class_for
 from resilient.train.arguments import TrainingArguments
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from resilient.strategies.pipeline.place import Place, StageRandom
+from resilient.strategies.pipeline.runtime import PipelineRank, StageRandom
 
 
 def stream(number, seed=5):
     torch.manual_seed(seed)
-    return StageRandom(Place(torch.device("cpu"), number, (0, 1), None, (number,), None))
+    return StageRandom(PipelineRank(torch.device("cpu"), number, (0, 1), None, (number,), None))
 
 
 def drawn(random):

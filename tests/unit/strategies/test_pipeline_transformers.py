@@ -9,7 +9,7 @@ from stages import passed
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from resilient.errors import ConfigError
-from resilient.strategies.recomputing import Recomputing, recompute
+from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
 
 IDS = torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(1))
 BATCH = {"input_ids": IDS, "labels": IDS, "attention_mask": (IDS > 5).long()}
@@ -47,7 +47,7 @@ def gpt2():
 
 def recomputing():
     model = llama().train()
-    recompute(model, Recomputing(options={"use_reentrant": False}))
+    recompute(model, ActivationCheckpointing(options={"use_reentrant": False}))
     return model
 
 

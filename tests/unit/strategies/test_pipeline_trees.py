@@ -10,7 +10,7 @@ from stages import NTH, parts, passed
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.recomputing import Recomputing, recompute
+from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
 
 
 class Layer(nn.Module):
@@ -119,7 +119,7 @@ def test_shapes_are_those_of_autocast():
 def test_layers_that_compute_again_are_cut_like_others():
     model = Words().eval()
     expected = copy.deepcopy(model)(**BATCH)["logits"]
-    recompute(model, Recomputing(options={"use_reentrant": False}))
+    recompute(model, ActivationCheckpointing(options={"use_reentrant": False}))
     made, _ = passed(model, ["layers.2"], run, BATCH)
     assert torch.equal(made["logits"], expected)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.strategies.recomputing import layers_of, read_recomputing, recompute
+from resilient.strategies.activation_checkpointing import layers_of, read_recomputing, recompute
 
 
 class Layer(nn.Module):

@@ -10,8 +10,8 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.testing.chaos import clocks
-from resilient.testing.chaos.clocks import MovableClock, why_not_moving
+from resilient.testing.chaos import clock_shift
+from resilient.testing.chaos.clock_shift import MovableClock, why_not_moving
 
 HOUR = 3600.0
 # Asks whenever a line comes: the time of day, and how long a short sleep and a wait have taken.
@@ -84,5 +84,5 @@ def test_without_a_compiler_it_is_said_and_not_tried(tmp_path, monkeypatch):
 
 
 def test_a_library_that_is_not_preloaded_is_found_out(monkeypatch):
-    monkeypatch.setattr(clocks, "_ASK", "import time; print(1.0)")
+    monkeypatch.setattr(clock_shift, "_ASK", "import time; print(1.0)")
     assert "preloads nothing" in why_not_moving()

@@ -9,29 +9,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from resilient.clock import SystemClock
-from resilient.format.names import CheckpointId
-from resilient.testing.chaos.evidence import Ended, Evidence, HostEnd, Struck
-from resilient.testing.chaos.faults import Kind, Planned, Strike, Target
-from resilient.testing.chaos.honesty import right_codes
-from resilient.testing.chaos.job import Job, Surroundings
-from resilient.testing.chaos.promises import State, judge
-from resilient.testing.chaos.struck_run import began_from, with_lives
-from resilient.testing.chaos.telling import Telling
+from resilient.format.keys import CheckpointId
+from resilient.testing.chaos.job import Job, JobEnvironment, JobEvents
+from resilient.testing.chaos.plan import FaultKind, Injection, PlannedFault, Target
+from resilient.testing.chaos.runner import began_from, with_lives
+from resilient.testing.chaos.verdict import (
+    ExperimentResult,
+    GuaranteeState,
+    HostEnd,
+    InjectionResult,
+    RunResult,
+    evaluate_guarantees,
+    right_codes,
+)
 
 if TYPE_CHECKING:
-    from resilient.testing.chaos.namespaces import Network
+    from resilient.testing.chaos.netns import Network
 
-CUT, LOST = Planned(Kind.CUT, seconds=30.0), Planned(Kind.KILL, Target.HOST, seconds=10.0)
-CALM = Ended(0, step=40, steps=(10, 20, 30, 40), worlds=(2,))
-WELL = Ended(0, step=40, flaws=(), worlds=(2,))
+CUT, LOST = (
+    PlannedFault(FaultKind.CUT, seconds=30.0),
+    PlannedFault(FaultKind.KILL, Target.HOST, seconds=10.0),
+)
+CALM = RunResult(0, step=40, steps=(10, 20, 30, 40), worlds=(2,))
+WELL = RunResult(0, step=40, flaws=(), worlds=(2,))
 
 
 def saved(step, generation=1):
     return CheckpointId(generation, step)
 
 
-STRUCK = Struck(
-    Strike(CUT, 0.5, 0.5, 1),
+STRUCK = InjectionResult(
+    Injection(CUT, 0.5, 0.5, 1),
     "host-1 cut off for 30 s",
     23,
     is_new_life=True,
@@ -45,11 +53,13 @@ STRUCK = Struck(
 
 
 def states(struck=STRUCK, ended=WELL, calm=CALM):
-    return {one.name: one for one in judge(Evidence(calm, ended, (struck,)))}
+    return {one.name: one for one in evaluate_guarantees(ExperimentResult(calm, ended, (struck,)))}
 
 
 def broken(*given, **more):
-    return {name for name, one in states(*given, **more).items() if one.state is State.BROKEN}
+    return {
+        name for name, one in states(*given, **more).items() if one.state is GuaranteeState.BROKEN
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,15 +70,15 @@ def broken(*given, **more):
         (CUT, 0, [(69,), (69,), (69,)]),
         (LOST, 2, [(), (), (137,)]),
         (LOST, 0, [(137,), (69,), (69,)]),
-        (Planned(Kind.KILL, Target.AGENT), 1, [(), (137,), ()]),
-        (Planned(Kind.KILL, Target.JOB), None, [(137,)] * 3),
-        (Planned(Kind.KILL, Target.RANK), 1, [()] * 3),
-        (Planned(Kind.KILL, Target.RANK), 0, [()] * 3),
-        (Planned(Kind.STOP), 0, [()] * 3),
-        (Planned(Kind.PREEMPT), None, [(75,)] * 3),
-        (Planned(Kind.NOTICE), 1, [(75,)] * 3),
-        (Planned(Kind.CLOCK_SKEW), None, [()] * 3),
-        (Planned(Kind.DISK_FULL), None, [(69, 73)] * 3),
+        (PlannedFault(FaultKind.KILL, Target.AGENT), 1, [(), (137,), ()]),
+        (PlannedFault(FaultKind.KILL, Target.JOB), None, [(137,)] * 3),
+        (PlannedFault(FaultKind.KILL, Target.RANK), 1, [()] * 3),
+        (PlannedFault(FaultKind.KILL, Target.RANK), 0, [()] * 3),
+        (PlannedFault(FaultKind.STOP), 0, [()] * 3),
+        (PlannedFault(FaultKind.PREEMPT), None, [(75,)] * 3),
+        (PlannedFault(FaultKind.NOTICE), 1, [(75,)] * 3),
+        (PlannedFault(FaultKind.CLOCK_SKEW), None, [()] * 3),
+        (PlannedFault(FaultKind.DISK_FULL), None, [(69, 73)] * 3),
     ],
 )
 def test_a_code_is_right_for_whom_it_may_come_of_the_fault(fault, struck, codes):
@@ -83,7 +93,7 @@ def test_the_end_of_the_run_is_a_right_end_of_any_host():
 
 def test_hosts_that_tell_the_truth_break_nothing():
     assert not broken()
-    assert states()["exit_codes"].state is State.KEPT
+    assert states()["exit_codes"].state is GuaranteeState.KEPT
 
 
 def test_each_host_is_judged_by_its_own_code():
@@ -91,7 +101,7 @@ def test_each_host_is_judged_by_its_own_code():
     assert broken(wrong) == {"exit_codes"}
     said = states(wrong)["exit_codes"].why
     assert said == "host-1 cut off for 30 s: host-0 ended with 1 and not to go on"
-    assert states(replace(STRUCK, ends=()))["exit_codes"].state is State.UNTESTED
+    assert states(replace(STRUCK, ends=()))["exit_codes"].state is GuaranteeState.UNTESTED
 
 
 def test_a_life_without_the_host_begins_from_what_there_was_then():
@@ -104,17 +114,17 @@ def test_a_life_without_the_host_begins_from_what_there_was_then():
 @pytest.mark.parametrize(
     ("worlds", "is_canonical", "state"),
     [
-        ((2,), False, State.BROKEN),
-        ((2, 1, 2), True, State.BROKEN),
-        ((2, 1, 2), False, State.UNTESTED),
-        ((1,), False, State.UNTESTED),
+        ((2,), False, GuaranteeState.BROKEN),
+        ((2, 1, 2), True, GuaranteeState.BROKEN),
+        ((2, 1, 2), False, GuaranteeState.UNTESTED),
+        ((1,), False, GuaranteeState.UNTESTED),
     ],
 )
 def test_bits_are_compared_only_where_they_are_promised(worlds, is_canonical, state):
     ended = replace(WELL, worlds=worlds, is_canonical=is_canonical, differences=("w: 1 and 2",))
     found = states(ended=ended, calm=replace(CALM, is_canonical=is_canonical))["exact"]
     assert found.state is state
-    if state is State.UNTESTED:
+    if state is GuaranteeState.UNTESTED:
         assert 'only reduction="canonical"' in found.why
         assert ", ".join(map(str, worlds)) in found.why
 
@@ -157,7 +167,7 @@ def test_no_life_need_begin_from_what_was_damaged():
 
 def test_what_rank_0_told_on_any_host_is_heard_in_order_and_once(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
-    telling = Telling(folders)
+    telling = JobEvents(folders)
     assert telling.facts() == []
 
     def tell(folder, at, text="", end="\n"):
@@ -204,7 +214,7 @@ def job(tmp_path):
     network: Network = FakeNetwork()
     words = ("--nnodes", "2", "train.py", "{folder}/{host}")
     options = ("--notice", "file:notice-{host}")
-    around = Surroundings(network=network)
+    around = JobEnvironment(network=network)
     return Job(tmp_path, tmp_path / "repository", options, words, SystemClock(), around)
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from resilient.testing.chaos.orders import Ordered, obeying_orders
+from resilient.testing.chaos.runner import Terminated, obeying_orders
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -22,7 +22,7 @@ def test_an_order_is_raised_once_and_others_disturb_nothing(number):
             signal.raise_signal(signal.SIGTERM)
             steps.append("cleaned up")
 
-    with pytest.raises(Ordered) as caught, obeying_orders():
+    with pytest.raises(Terminated) as caught, obeying_orders():
         ordered()
     after = signal.signal(number, around)
     assert caught.value.number == number
@@ -47,7 +47,7 @@ def test_a_process_of_which_nobody_knows_yet_ends_with_it():
         started.append(subprocess.Popen(["sleep", "60"]))
         signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Ordered), obeying_orders():
+    with pytest.raises(Terminated), obeying_orders():
         ordered()
     (child,) = started
     child.wait(10)

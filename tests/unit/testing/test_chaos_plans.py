@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from resilient.errors import ConfigError
-from resilient.testing.chaos.faults import Kind, Planned, Target, draw_strikes
-from resilient.testing.chaos.feasible import Machine, refuse_impossible, why_not
-from resilient.testing.chaos.plan import parse_plan, read_plan, shipped
+from resilient.testing.chaos.capabilities import MachineCapabilities, require_capabilities, why_not
+from resilient.testing.chaos.plan import (
+    FaultKind,
+    PlannedFault,
+    Target,
+    draw_injections,
+    parse_plan,
+    read_plan,
+    shipped,
+)
 
 TWO = """
 description = "two kinds"
@@ -30,8 +37,8 @@ def test_a_plan_says_what_strikes_whom_when_and_for_how_long():
     plan = parse_plan(TWO, "two")
     assert (plan.name, plan.description) == ("two", "two kinds")
     assert plan.faults == (
-        Planned(Kind.KILL, Target.JOB, in_save=True, at=(0.5, 0.8), count=3),
-        Planned(Kind.STOP, at=(0.25, 0.25), seconds=2.0),
+        PlannedFault(FaultKind.KILL, Target.JOB, in_save=True, at=(0.5, 0.8), count=3),
+        PlannedFault(FaultKind.STOP, at=(0.25, 0.25), seconds=2.0),
     )
 
 
@@ -72,7 +79,7 @@ def test_a_plan_is_shipped_or_a_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TWO, encoding="utf-8")
     assert read_plan(str(path)).name == "mine"
-    assert read_plan("kills").has(Kind.KILL)
+    assert read_plan("kills").has(FaultKind.KILL)
     with pytest.raises(ConfigError, match="no plan `kils`: there are calm"):
         read_plan("kils")
     with pytest.raises(ConfigError, match="no plan"):
@@ -89,13 +96,13 @@ def test_every_shipped_plan_can_be_read_and_says_what_it_is_for():
 
 def test_the_same_seed_strikes_the_same_and_another_one_does_not():
     plan = parse_plan(TWO, "two")
-    assert draw_strikes(plan, 7) == draw_strikes(plan, 7)
-    assert draw_strikes(plan, 7) != draw_strikes(plan, 8)
+    assert draw_injections(plan, 7) == draw_injections(plan, 7)
+    assert draw_injections(plan, 7) != draw_injections(plan, 8)
 
 
 def test_strikes_come_in_the_order_of_the_run_and_inside_their_windows():
-    strikes = draw_strikes(parse_plan(TWO, "two"), 7)
-    assert [one.fault.kind for one in strikes] == [Kind.STOP, *[Kind.KILL] * 3]
+    strikes = draw_injections(parse_plan(TWO, "two"), 7)
+    assert [one.fault.kind for one in strikes] == [FaultKind.STOP, *[FaultKind.KILL] * 3]
     assert all(one.fault.at[0] <= one.share <= one.fault.at[1] for one in strikes)
     assert len({one.share for one in strikes}) == 4
     assert [one.share for one in strikes] == sorted(one.share for one in strikes)
@@ -103,11 +110,11 @@ def test_strikes_come_in_the_order_of_the_run_and_inside_their_windows():
 
 def test_an_entry_more_moves_none_of_the_others():
     more = parse_plan(TWO + '[[fault]]\nkind = "preempt"\n', "more")
-    assert set(draw_strikes(parse_plan(TWO, "two"), 7)) < set(draw_strikes(more, 7))
+    assert set(draw_injections(parse_plan(TWO, "two"), 7)) < set(draw_injections(more, 7))
 
 
 def test_a_strike_comes_before_the_last_step_and_at_a_rank_that_is_there():
-    for strike in draw_strikes(parse_plan('[[fault]]\nkind = "kill"\ncount = 100\n', "many"), 1):
+    for strike in draw_injections(parse_plan('[[fault]]\nkind = "kill"\ncount = 100\n', "many"), 1):
         assert 1 <= strike.step(10) <= 9
         assert strike.step(1) == 1
         assert strike.rank(3) in range(3)
@@ -144,16 +151,18 @@ def test_a_host_is_cut_off_or_away_for_a_time():
 
 def test_a_seed_draws_the_host():
     plan = parse_plan('[[fault]]\nkind = "cut"\ncount = 100\n', "many")
-    drawn = [one.host(3) for one in draw_strikes(plan, 1)]
+    drawn = [one.host(3) for one in draw_injections(plan, 1)]
     assert set(drawn) == {0, 1, 2}
-    assert drawn == [one.host(3) for one in draw_strikes(plan, 1)]
+    assert drawn == [one.host(3) for one in draw_injections(plan, 1)]
 
 
 def test_what_cannot_be_done_here_is_refused_with_all_reasons():
-    machine = Machine(mounting="only root may", tracing="no strace", moving="no compiler")
+    machine = MachineCapabilities(
+        mounting="only root may", tracing="no strace", moving="no compiler"
+    )
     asked = of("kill", "disk_full", "storage_error", "clock_skew", "cut")
     with pytest.raises(ConfigError) as refused:
-        refuse_impossible(asked, {"repo": "x"}, machine)
+        require_capabilities(asked, {"repo": "x"}, machine)
     message = refused.value.message
     assert "`disk_full`: only root may" in message
     assert "`storage_error`: no strace" in message
@@ -165,23 +174,23 @@ def test_what_cannot_be_done_here_is_refused_with_all_reasons():
 
 
 def test_what_the_plan_does_not_ask_for_is_no_reason():
-    machine = Machine(mounting="only root may", tracing="no strace", hosts="no ip")
-    refuse_impossible(of("kill", "notice"), {"max_restarts": 1}, machine)
+    machine = MachineCapabilities(mounting="only root may", tracing="no strace", hosts="no ip")
+    require_capabilities(of("kill", "notice"), {"max_restarts": 1}, machine)
     with pytest.raises(ConfigError, match="a --notice of its own"):
-        refuse_impossible(of("notice"), {"notice": "aws"}, machine)
+        require_capabilities(of("notice"), {"notice": "aws"}, machine)
     with pytest.raises(ConfigError, match="needs /proc"):
-        refuse_impossible(of("kill"), {}, Machine(processes="it needs /proc"))
+        require_capabilities(of("kill"), {}, MachineCapabilities(processes="it needs /proc"))
     assert why_not(of("kill", "cut"), machine) == {"cut": "no ip"}
 
 
 def test_hosts_that_cannot_be_are_refused():
     plan = parse_plan(HOSTS, "hosts")
-    refuse_impossible(plan, {"nnodes": "1:2"}, Machine(), hosts=2)
-    refuse_impossible(of("stop"), {"nnodes": "3"}, Machine(), hosts=3)
+    require_capabilities(plan, {"nnodes": "1:2"}, MachineCapabilities(), hosts=2)
+    require_capabilities(of("stop"), {"nnodes": "3"}, MachineCapabilities(), hosts=3)
     with pytest.raises(ConfigError, match="`kill of a host`: it is about one host of several"):
-        refuse_impossible(plan, {}, Machine())
+        require_capabilities(plan, {}, MachineCapabilities())
     with pytest.raises(ConfigError, match="--hosts 2: only root may"):
-        refuse_impossible(of("stop"), {}, Machine(hosts="only root may"), hosts=2)
+        require_capabilities(of("stop"), {}, MachineCapabilities(hosts="only root may"), hosts=2)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +205,5 @@ def test_hosts_that_cannot_be_are_refused():
 )
 def test_a_command_that_says_otherwise_how_hosts_meet_is_refused(given, said):
     with pytest.raises(ConfigError) as refused:
-        refuse_impossible(of("kill"), given, Machine(), hosts=3)
+        require_capabilities(of("kill"), given, MachineCapabilities(), hosts=3)
     assert said in refused.value.message

@@ -6,22 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.format.names import CheckpointId
-from resilient.testing.chaos.evidence import Ended, Evidence, Struck
-from resilient.testing.chaos.faults import Kind, Planned, Strike, Target
-from resilient.testing.chaos.promises import State, interval_steps, is_proven, judge
+from resilient.format.keys import CheckpointId
+from resilient.testing.chaos.plan import FaultKind, Injection, PlannedFault, Target
+from resilient.testing.chaos.verdict import (
+    ExperimentResult,
+    GuaranteeState,
+    InjectionResult,
+    RunResult,
+    evaluate_guarantees,
+    interval_steps,
+    is_proven,
+)
 
-CALM = Ended(0, step=40, steps=(10, 20, 30, 40))
-WELL = Ended(0, step=40, flaws=())
-AGENT = Strike(Planned(Kind.KILL, Target.AGENT), 0.5, 0.5, 1)
-FLIP = Strike(Planned(Kind.BIT_FLIP), 0.5, 0.5, 1)
+CALM = RunResult(0, step=40, steps=(10, 20, 30, 40))
+WELL = RunResult(0, step=40, flaws=())
+AGENT = Injection(PlannedFault(FaultKind.KILL, Target.AGENT), 0.5, 0.5, 1)
+FLIP = Injection(PlannedFault(FaultKind.BIT_FLIP), 0.5, 0.5, 1)
 
 
 def saved(step, generation=1):
     return CheckpointId(generation, step)
 
 
-KILLED = Struck(
+KILLED = InjectionResult(
     AGENT,
     "SIGKILL to the agent",
     23,
@@ -45,24 +52,26 @@ FLIPPED = replace(
 
 
 def states(*struck, ended=WELL, missed=()):
-    promises = judge(Evidence(CALM, ended, struck, missed))
+    promises = evaluate_guarantees(ExperimentResult(CALM, ended, struck, missed))
     return {one.name: one for one in promises}
 
 
 def broken(*struck, **more):
-    return {name for name, one in states(*struck, **more).items() if one.state is State.BROKEN}
+    return {
+        name for name, one in states(*struck, **more).items() if one.state is GuaranteeState.BROKEN
+    }
 
 
 def test_a_run_that_goes_on_as_it_should_breaks_nothing():
     found = states(KILLED, STOPPED, FLIPPED)
-    assert {one.state for one in found.values()} == {State.KEPT}
+    assert {one.state for one in found.values()} == {GuaranteeState.KEPT}
 
 
 def test_what_nothing_tested_is_not_called_kept():
-    found = states(ended=Ended(0))
-    kept = {name for name, one in found.items() if one.state is State.KEPT}
+    found = states(ended=RunResult(0))
+    kept = {name for name, one in found.items() if one.state is GuaranteeState.KEPT}
     assert kept == {"survival", "atomic", "exact"}
-    assert all(one.why for one in found.values() if one.state is State.UNTESTED)
+    assert all(one.why for one in found.values() if one.state is GuaranteeState.UNTESTED)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +98,11 @@ def test_each_promise_is_broken_by_what_breaks_it_and_by_nothing_else(struck, na
 @pytest.mark.parametrize(
     ("ended", "name"),
     [
-        (Ended(70, flaws=()), "survival"),
-        (Ended(0, "nothing happened within 600 s", flaws=()), "survival"),
-        (Ended(0, damages={"checkpoint-40-g1": "short"}, flaws=()), "atomic"),
-        (Ended(0, differences=("/model: 1 and 2",), flaws=()), "exact"),
-        (Ended(0, flaws=("ledger/x: it was replaced",)), "exactly_once"),
+        (RunResult(70, flaws=()), "survival"),
+        (RunResult(0, "nothing happened within 600 s", flaws=()), "survival"),
+        (RunResult(0, damages={"checkpoint-40-g1": "short"}, flaws=()), "atomic"),
+        (RunResult(0, differences=("/model: 1 and 2",), flaws=()), "exact"),
+        (RunResult(0, flaws=("ledger/x: it was replaced",)), "exactly_once"),
     ],
 )
 def test_the_end_is_judged_as_well(ended, name):
@@ -101,14 +110,14 @@ def test_the_end_is_judged_as_well(ended, name):
 
 
 def test_a_run_that_did_not_get_to_its_end_is_not_compared():
-    assert states(ended=Ended(70))["exact"].state is State.UNTESTED
+    assert states(ended=RunResult(70))["exact"].state is GuaranteeState.UNTESTED
 
 
 def test_as_much_may_be_lost_as_two_intervals_and_with_damage_three():
-    assert interval_steps(Evidence(CALM, CALM)) == 10
+    assert interval_steps(ExperimentResult(CALM, CALM)) == 10
     assert not broken(replace(KILLED, step=40))
     assert not broken(replace(FLIPPED, step=40))
-    assert interval_steps(Evidence(Ended(0), CALM)) == 0
+    assert interval_steps(ExperimentResult(RunResult(0), CALM)) == 0
 
 
 def test_what_was_mended_may_be_resumed_from():
@@ -121,13 +130,13 @@ def test_a_save_that_landed_late_may_be_resumed_from():
 
 
 def test_a_fault_that_did_not_strike_proves_nothing():
-    evidence = Evidence(CALM, Ended(0, flaws=()), (KILLED,), (FLIP,))
-    assert not is_proven(evidence, judge(evidence))
+    evidence = ExperimentResult(CALM, RunResult(0, flaws=()), (KILLED,), (FLIP,))
+    assert not is_proven(evidence, evaluate_guarantees(evidence))
     evidence = replace(evidence, missed=())
-    assert is_proven(evidence, judge(evidence))
-    assert not is_proven(evidence, judge(replace(evidence, ended=Ended(70))))
+    assert is_proven(evidence, evaluate_guarantees(evidence))
+    assert not is_proven(evidence, evaluate_guarantees(replace(evidence, ended=RunResult(70))))
 
 
 def test_many_causes_are_not_all_told():
-    why = states(ended=Ended(0, differences=tuple("abcde")))["exact"].why
+    why = states(ended=RunResult(0, differences=tuple("abcde")))["exact"].why
     assert why == "a; b; c; and 2 more"

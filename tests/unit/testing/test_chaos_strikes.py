@@ -11,10 +11,10 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.testing.chaos.damage import flip_bit
-from resilient.testing.chaos.job import FOLDER, Job, WentWrong
+from resilient.testing.chaos.injectors import flip_bit
+from resilient.testing.chaos.job import FOLDER, Job, JobFailed
 from resilient.testing.chaos.processes import children, descendants, is_running, kill_all
-from resilient.testing.chaos.rehearsal import clear
+from resilient.testing.chaos.runner import clear
 
 FAMILY = """
 import os, sys, time
@@ -90,7 +90,7 @@ def test_a_wait_ends_with_the_job_or_in_time(tmp_path):
     sleeper = Job(tmp_path, tmp_path / "repository", (), (str(script),), SystemClock())
     sleeper.hosts[0]._command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     sleeper.start()
-    with pytest.raises(WentWrong, match=r"within 0\.1 s"):
+    with pytest.raises(JobFailed, match=r"within 0\.1 s"):
         sleeper.wait(0.1)
     sleeper.kill()
     assert sleeper.code() == 137

@@ -5,8 +5,7 @@ from random import Random
 import pytest
 from seeds import draw
 
-from resilient.testing.diskops import Act, Op
-from resilient.testing.diskstates import BLOCK_BYTES, Disk
+from resilient.testing.disk_model import BLOCK_BYTES, Disk, FileOp, FileOpKind
 
 TEMPORARY, FINAL = ("folder", "tmp"), ("folder", "final")
 CONTENT = b"content"
@@ -21,8 +20,11 @@ def left(ops, tree=None, lies=None, limit=1000, seed=1):
 
 
 def written(*, synced=True):
-    ops = [Op(Act.CREATE, TEMPORARY, file=0), Op(Act.WRITE, file=0, data=CONTENT)]
-    return [*ops, Op(Act.SYNC, file=0)] if synced else ops
+    ops = [
+        FileOp(FileOpKind.CREATE, TEMPORARY, file=0),
+        FileOp(FileOpKind.WRITE, file=0, data=CONTENT),
+    ]
+    return [*ops, FileOp(FileOpKind.SYNC, file=0)] if synced else ops
 
 
 def folders(trees):
@@ -44,7 +46,10 @@ def test_unsynced_content_may_be_missing_torn_zero_garbage_or_there():
 
 def test_blocks_reach_the_disk_in_any_order():
     data = b"a" * BLOCK_BYTES + b"b" * BLOCK_BYTES
-    ops = [Op(Act.CREATE, TEMPORARY, file=0), Op(Act.WRITE, file=0, data=data)]
+    ops = [
+        FileOp(FileOpKind.CREATE, TEMPORARY, file=0),
+        FileOp(FileOpKind.WRITE, file=0, data=data),
+    ]
     found = {one.get("tmp", b"") for seed in range(40) for one in folders(left(ops))}
     disk = Disk(MADE)
     for op in ops:
@@ -56,51 +61,61 @@ def test_blocks_reach_the_disk_in_any_order():
 
 
 def test_a_rename_happened_or_not_and_the_creation_before_it_for_itself():
-    ops = [*written(), Op(Act.REPLACE, TEMPORARY, FINAL)]
+    ops = [*written(), FileOp(FileOpKind.REPLACE, TEMPORARY, FINAL)]
     assert names(left(ops)) == {frozenset(), frozenset(["tmp"]), frozenset(["final"])}
 
 
 def test_a_rename_replaces_and_never_loses_both():
-    ops = [*written(), Op(Act.REPLACE, TEMPORARY, FINAL)]
+    ops = [*written(), FileOp(FileOpKind.REPLACE, TEMPORARY, FINAL)]
     trees = folders(left(ops, {"folder": {"final": b"old"}}))
     assert {one["final"] for one in trees} == {b"old", CONTENT}
 
 
 def test_a_renamed_file_without_a_sync_may_be_torn():
-    ops = [*written(synced=False), Op(Act.REPLACE, TEMPORARY, FINAL)]
+    ops = [*written(synced=False), FileOp(FileOpKind.REPLACE, TEMPORARY, FINAL)]
     assert {one.get("final") for one in folders(left(ops))} >= {None, b"", CONTENT[:3], CONTENT}
 
 
 def test_names_are_settled_by_the_sync_of_their_folder():
-    ops = [*written(), Op(Act.REPLACE, TEMPORARY, FINAL), Op(Act.SYNC_FOLDER, ("folder",))]
+    ops = [
+        *written(),
+        FileOp(FileOpKind.REPLACE, TEMPORARY, FINAL),
+        FileOp(FileOpKind.SYNC_FOLDER, ("folder",)),
+    ]
     assert left(ops) == [{"folder": {"final": CONTENT}}]
 
 
 def test_a_sync_of_a_folder_does_not_settle_its_own_name():
-    ops = [Op(Act.MAKE_FOLDER, ("new",)), Op(Act.SYNC_FOLDER, ("new",))]
+    ops = [FileOp(FileOpKind.MAKE_FOLDER, ("new",)), FileOp(FileOpKind.SYNC_FOLDER, ("new",))]
     assert left(ops, {}) == [{}, {"new": {}}]
-    assert left([*ops, Op(Act.SYNC_FOLDER)], {}) == [{"new": {}}]
+    assert left([*ops, FileOp(FileOpKind.SYNC_FOLDER)], {}) == [{"new": {}}]
 
 
 def test_a_sync_of_a_folder_does_not_settle_content():
-    ops = [*written(synced=False), Op(Act.SYNC_FOLDER, ("folder",))]
+    ops = [*written(synced=False), FileOp(FileOpKind.SYNC_FOLDER, ("folder",))]
     assert {one["tmp"] for one in folders(left(ops))} >= {b"", CONTENT}
 
 
 def test_a_removed_name_may_come_back():
-    trees = left([Op(Act.UNLINK, FINAL)], {"folder": {"final": b"old"}})
+    trees = left([FileOp(FileOpKind.UNLINK, FINAL)], {"folder": {"final": b"old"}})
     assert folders(trees) == [{"final": b"old"}, {}]
 
 
 def test_a_link_and_the_end_of_the_other_name_are_two_operations():
-    ops = [*written(), Op(Act.LINK, TEMPORARY, FINAL), Op(Act.UNLINK, TEMPORARY)]
+    ops = [
+        *written(),
+        FileOp(FileOpKind.LINK, TEMPORARY, FINAL),
+        FileOp(FileOpKind.UNLINK, TEMPORARY),
+    ]
     both = frozenset(["tmp", "final"])
     assert names(left(ops)) == {frozenset(), both, frozenset(["tmp"]), frozenset(["final"])}
 
 
 def test_operations_in_two_folders_are_lost_independently():
     tree = {"one": {"x": b"1"}, "two": {"y": b"2"}}
-    trees = left([Op(Act.UNLINK, ("one", "x")), Op(Act.UNLINK, ("two", "y"))], tree)
+    trees = left(
+        [FileOp(FileOpKind.UNLINK, ("one", "x")), FileOp(FileOpKind.UNLINK, ("two", "y"))], tree
+    )
     assert len(trees) == 4
     assert {"one": {"x": b"1"}, "two": {}} in trees
     assert {"one": {}, "two": {"y": b"2"}} in trees
@@ -119,12 +134,15 @@ def test_equal_trees_have_equal_digests_and_others_others():
 def test_the_same_contents_under_other_names_have_another_digest():
     """Digests are sums: those of names and contents that are swapped must not be equal."""
     ops = [
-        Op(Act.MAKE_FOLDER, ("folder",)),
-        *(Op(Act.CREATE, ("folder", f"tmp{number}"), file=number) for number in range(3)),
-        *(Op(Act.WRITE, file=number, data=b"x" * 208) for number in range(3)),
+        FileOp(FileOpKind.MAKE_FOLDER, ("folder",)),
+        *(
+            FileOp(FileOpKind.CREATE, ("folder", f"tmp{number}"), file=number)
+            for number in range(3)
+        ),
+        *(FileOp(FileOpKind.WRITE, file=number, data=b"x" * 208) for number in range(3)),
     ]
     for _ in range(20):
-        ops[2] = Op(Act.CREATE, ("folder", f"tmp-{draw().random()}"), file=1)
+        ops[2] = FileOp(FileOpKind.CREATE, ("folder", f"tmp-{draw().random()}"), file=1)
         assert len(left(ops, {}, limit=4000)) == 1 + (1 + 5) ** 3
 
 
@@ -132,15 +150,15 @@ def test_to_ask_at_every_moment_is_to_ask_at_the_last_one_alone():
     """What was found settled before may have changed since, in any folder of it."""
     top, folder, name = ("top",), ("top", "folder"), ("top", "folder", "tmp")
     ops = [
-        Op(Act.MAKE_FOLDER, top),
-        Op(Act.MAKE_FOLDER, folder),
-        Op(Act.SYNC_FOLDER, top),
-        Op(Act.SYNC_FOLDER, ()),
-        Op(Act.CREATE, name, file=0),
-        Op(Act.SYNC_FOLDER, folder),
-        Op(Act.WRITE, file=0, data=CONTENT),
-        Op(Act.SYNC, file=0),
-        Op(Act.UNLINK, name),
+        FileOp(FileOpKind.MAKE_FOLDER, top),
+        FileOp(FileOpKind.MAKE_FOLDER, folder),
+        FileOp(FileOpKind.SYNC_FOLDER, top),
+        FileOp(FileOpKind.SYNC_FOLDER, ()),
+        FileOp(FileOpKind.CREATE, name, file=0),
+        FileOp(FileOpKind.SYNC_FOLDER, folder),
+        FileOp(FileOpKind.WRITE, file=0, data=CONTENT),
+        FileOp(FileOpKind.SYNC, file=0),
+        FileOp(FileOpKind.UNLINK, name),
     ]
     asked = Disk({})
     for count, op in enumerate(ops, 1):
@@ -161,7 +179,7 @@ def test_a_state_that_is_known_is_told_without_its_tree():
 
 
 def test_too_many_states_are_drawn_and_both_ends_are_among_them():
-    ops = [Op(Act.MAKE_FOLDER, (str(number),)) for number in range(12)]
+    ops = [FileOp(FileOpKind.MAKE_FOLDER, (str(number),)) for number in range(12)]
     trees = left(ops, {}, limit=20)
     assert 12 < len(trees) <= 20
     assert trees[0] == {}
@@ -169,7 +187,11 @@ def test_too_many_states_are_drawn_and_both_ends_are_among_them():
 
 
 def test_a_disk_that_lies_forgets_what_it_said_to_have_synced():
-    ops = [*written(), Op(Act.REPLACE, TEMPORARY, FINAL), Op(Act.SYNC_FOLDER, ("folder",))]
+    ops = [
+        *written(),
+        FileOp(FileOpKind.REPLACE, TEMPORARY, FINAL),
+        FileOp(FileOpKind.SYNC_FOLDER, ("folder",)),
+    ]
     assert {} in folders(left(ops, lies=lambda: True))
     assert {"final": b""} in folders(left(ops, lies=lambda: True))
 
@@ -177,4 +199,4 @@ def test_a_disk_that_lies_forgets_what_it_said_to_have_synced():
 def test_a_rename_between_folders_is_refused_for_the_model_does_not_know_it():
     disk = Disk({"one": {"x": b"1"}, "two": {}})
     with pytest.raises(NotImplementedError):
-        disk.apply(Op(Act.REPLACE, ("one", "x"), ("two", "x")))
+        disk.apply(FileOp(FileOpKind.REPLACE, ("one", "x"), ("two", "x")))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from resilient.testing.endings import differences
+from resilient.testing.run_equality import differences
 
 NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
 

@@ -2,8 +2,15 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, StoreFull, StoreUnavailable
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.testing.memory import MemoryStore
+from resilient.testing.fault_store import (
+    Crash,
+    FaultPlan,
+    FaultyStore,
+    StoreFault,
+    StoreFaultKind,
+    every_crash,
+)
+from resilient.testing.memory_store import MemoryStore
 
 
 def faulty(*faults, clock=None, seed=0):
@@ -13,8 +20,10 @@ def faulty(*faults, clock=None, seed=0):
 
 
 def test_a_plan_is_printed_as_the_call_that_makes_it():
-    plan = FaultPlan(3, (Fault(17, Kind.CRASH_AFTER), Fault(20, Kind.DELAY, 0.5)))
-    names = {"FaultPlan": FaultPlan, "Fault": Fault, "Kind": Kind}
+    plan = FaultPlan(
+        3, (StoreFault(17, StoreFaultKind.CRASH_AFTER), StoreFault(20, StoreFaultKind.DELAY, 0.5))
+    )
+    names = {"FaultPlan": FaultPlan, "Fault": StoreFault, "Kind": StoreFaultKind}
     assert eval(repr(plan), names) == plan  # noqa: S307 - what a person would paste
 
 
@@ -39,9 +48,11 @@ def test_all_operations_are_counted_and_traced():
     ]
 
 
-@pytest.mark.parametrize(("kind", "stored"), [(Kind.CRASH_BEFORE, False), (Kind.CRASH_AFTER, True)])
+@pytest.mark.parametrize(
+    ("kind", "stored"), [(StoreFaultKind.CRASH_BEFORE, False), (StoreFaultKind.CRASH_AFTER, True)]
+)
 def test_after_a_crash_the_process_is_dead(kind, stored):
-    memory, store = faulty(Fault(1, kind))
+    memory, store = faulty(StoreFault(1, kind))
     store.get("old")
     with pytest.raises(Crash):
         store.put("a", b"x")
@@ -57,14 +68,16 @@ def test_a_crash_is_not_an_exception_that_a_handler_could_swallow():
 
 
 def test_a_read_can_crash_too():
-    _, store = faulty(Fault(0, Kind.CRASH_BEFORE))
+    _, store = faulty(StoreFault(0, StoreFaultKind.CRASH_BEFORE))
     with pytest.raises(Crash):
         store.get("old")
 
 
-@pytest.mark.parametrize(("kind", "stored"), [(Kind.ERROR_ONCE, False), (Kind.ERROR_AFTER, True)])
+@pytest.mark.parametrize(
+    ("kind", "stored"), [(StoreFaultKind.ERROR_ONCE, False), (StoreFaultKind.ERROR_AFTER, True)]
+)
 def test_an_error_may_hide_an_effect(kind, stored):
-    memory, store = faulty(Fault(0, kind))
+    memory, store = faulty(StoreFault(0, kind))
     with pytest.raises(StoreUnavailable):
         store.put("a", b"x")
     assert ("a" in memory.objects) is stored
@@ -72,7 +85,7 @@ def test_an_error_may_hide_an_effect(kind, stored):
 
 
 def test_a_full_store_refuses_writes_and_nothing_else():
-    _, store = faulty(*(Fault(at, Kind.FULL) for at in range(4)))
+    _, store = faulty(*(StoreFault(at, StoreFaultKind.FULL) for at in range(4)))
     assert store.get("old") == b"old"
     for write in (store.put, store.put_new):
         with pytest.raises(StoreFull):
@@ -84,7 +97,7 @@ def test_a_full_store_refuses_writes_and_nothing_else():
 def test_a_torn_put_stores_a_first_part_and_is_repeatable():
     parts = set()
     for _ in range(2):
-        memory, store = faulty(Fault(0, Kind.TORN), seed=5)
+        memory, store = faulty(StoreFault(0, StoreFaultKind.TORN), seed=5)
         with pytest.raises(Crash):
             store.put("a", b"0123456789")
         parts.add(memory.get("a"))
@@ -100,13 +113,13 @@ def test_a_delay_takes_its_time_on_the_given_clock():
         def sleep(self, seconds):
             slept.append(seconds)
 
-    _, store = faulty(Fault(0, Kind.DELAY, 9.0), clock=Clock())
+    _, store = faulty(StoreFault(0, StoreFaultKind.DELAY, 9.0), clock=Clock())
     assert store.get("old") == b"old"
     assert slept == [9.0]
 
 
 def test_a_drawn_plan_is_the_same_for_the_same_seed():
-    kinds = list(Kind)
+    kinds = list(StoreFaultKind)
     assert FaultPlan.drawn(1, 100, 10, kinds) == FaultPlan.drawn(1, 100, 10, kinds)
     assert FaultPlan.drawn(1, 100, 10, kinds) != FaultPlan.drawn(2, 100, 10, kinds)
 

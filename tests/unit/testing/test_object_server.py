@@ -3,25 +3,30 @@
 import pytest
 
 from resilient.errors import KeyExists, StoreUnavailable
-from resilient.testing.faults import Crash
-from resilient.testing.objectserver import Mishap, ObjectClient, ObjectServer, Trouble
+from resilient.testing.fault_store import Crash
+from resilient.testing.object_server import (
+    ObjectClient,
+    ObjectServer,
+    PlannedRequestFault,
+    RequestFault,
+)
 
 
 def client(trouble, at=0, after=0, part_bytes=512):
-    server = ObjectServer({"old": b"old"}, [Mishap(at, trouble, after)])
+    server = ObjectServer({"old": b"old"}, [PlannedRequestFault(at, trouble, after)])
     return server, ObjectClient(server, part_bytes)
 
 
 @pytest.mark.parametrize(
     ("trouble", "error", "happened"),
     [
-        (Trouble.BUSY, StoreUnavailable, False),
-        (Trouble.CONFLICT, StoreUnavailable, False),
-        (Trouble.ANSWER_LOST, StoreUnavailable, True),
-        (Trouble.LATE, StoreUnavailable, False),
-        (Trouble.TWICE, KeyExists, True),
-        (Trouble.DIES_BEFORE, Crash, False),
-        (Trouble.DIES_AFTER, Crash, True),
+        (RequestFault.BUSY, StoreUnavailable, False),
+        (RequestFault.CONFLICT, StoreUnavailable, False),
+        (RequestFault.ANSWER_LOST, StoreUnavailable, True),
+        (RequestFault.LATE, StoreUnavailable, False),
+        (RequestFault.TWICE, KeyExists, True),
+        (RequestFault.DIES_BEFORE, Crash, False),
+        (RequestFault.DIES_AFTER, Crash, True),
     ],
 )
 def test_each_trouble_has_the_effect_and_the_answer_that_it_says(trouble, error, happened):
@@ -32,7 +37,7 @@ def test_each_trouble_has_the_effect_and_the_answer_that_it_says(trouble, error,
 
 
 def test_what_is_late_arrives_after_so_many_requests():
-    server, store = client(Trouble.LATE, after=2)
+    server, store = client(RequestFault.LATE, after=2)
     with pytest.raises(StoreUnavailable):
         store.put("new", b"late")
     store.put("new", b"at once")
@@ -42,7 +47,7 @@ def test_what_is_late_arrives_after_so_many_requests():
 
 
 def test_a_late_exclusive_create_respects_who_came_first():
-    server, store = client(Trouble.LATE, after=2)
+    server, store = client(RequestFault.LATE, after=2)
     with pytest.raises(StoreUnavailable):
         store.put_new("new", b"late")
     store.put_new("new", b"first")
@@ -51,7 +56,7 @@ def test_a_late_exclusive_create_respects_who_came_first():
 
 
 def test_a_client_that_dies_between_parts_leaves_an_upload_that_nobody_sees():
-    server, store = client(Trouble.DIES_BEFORE, at=2, part_bytes=10)
+    server, store = client(RequestFault.DIES_BEFORE, at=2, part_bytes=10)
     with pytest.raises(Crash):
         store.put("new", b"0123456789" * 3)
     assert server.objects == {"old": b"old"}
@@ -63,7 +68,7 @@ def test_a_client_that_dies_between_parts_leaves_an_upload_that_nobody_sees():
 
 
 def test_a_trouble_may_last():
-    server = ObjectServer({}, [Mishap(0, Trouble.BUSY, lasting=2)])
+    server = ObjectServer({}, [PlannedRequestFault(0, RequestFault.BUSY, lasting=2)])
     store = ObjectClient(server)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
@@ -72,5 +77,5 @@ def test_a_trouble_may_last():
 
 
 def test_a_mishap_is_printed_as_the_call_that_makes_it():
-    mishap = Mishap(3, Trouble.LATE, 4)
-    assert eval(repr(mishap), {"Mishap": Mishap, "Trouble": Trouble}) == mishap  # noqa: S307
+    mishap = PlannedRequestFault(3, RequestFault.LATE, 4)
+    assert eval(repr(mishap), {"Mishap": PlannedRequestFault, "Trouble": RequestFault}) == mishap  # noqa: S307

@@ -6,16 +6,21 @@ from random import Random
 import pytest
 
 from resilient.errors import KeyExists, StoreFull
-from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
-from resilient.testing.diskops import Act, Op, Record, RecordingFiles
-from resilient.testing.diskstates import Disk
-from resilient.testing.faults import Crash
-from resilient.testing.turns import Turns
+from resilient.storage.posix import PosixFileSystem
+from resilient.testing.disk_model import (
+    Disk,
+    FileOp,
+    FileOpKind,
+    FileOpLog,
+    RecordingFileSystem,
+    ThreadScheduler,
+)
+from resilient.testing.fault_store import Crash
 
 
 def recorded(folder, turns=None):
-    files = RecordingFiles(PosixFiles(), folder.resolve(), Record(), turns)
+    files = RecordingFileSystem(PosixFileSystem(), folder.resolve(), FileOpLog(), turns)
     return files, LocalStore(folder / "store", files)
 
 
@@ -28,7 +33,13 @@ def test_a_put_is_recorded_in_the_order_in_which_it_is_safe(tmp_path):
     store.put("object", b"x")
     files.record.steps.clear()
     store.put("object", b"content")
-    assert acts(files) == [Act.CREATE, Act.WRITE, Act.SYNC, Act.REPLACE, Act.SYNC_FOLDER]
+    assert acts(files) == [
+        FileOpKind.CREATE,
+        FileOpKind.WRITE,
+        FileOpKind.SYNC,
+        FileOpKind.REPLACE,
+        FileOpKind.SYNC_FOLDER,
+    ]
     assert files.record.steps[1].data == b"content"
     assert files.record.steps[3].target == ("store", "object")
 
@@ -39,7 +50,7 @@ def test_what_failed_is_not_recorded(tmp_path):
     files.record.steps.clear()
     with pytest.raises(KeyExists):
         store.put_new("object", b"y")
-    assert acts(files) == [Act.CREATE, Act.WRITE, Act.SYNC, Act.UNLINK]
+    assert acts(files) == [FileOpKind.CREATE, FileOpKind.WRITE, FileOpKind.SYNC, FileOpKind.UNLINK]
 
 
 def test_a_replayed_record_gives_the_disk_as_it_is(tmp_path):
@@ -61,7 +72,7 @@ def test_it_dies_right_after_an_operation_and_stays_dead(tmp_path):
     files.die_in(4)
     with pytest.raises(Crash):
         store.put("object", b"y")
-    assert acts(files)[-1] is Act.REPLACE
+    assert acts(files)[-1] is FileOpKind.REPLACE
     with pytest.raises(Crash):
         store.get("object")
     files.revive()
@@ -81,7 +92,7 @@ def test_a_full_disk_fails_one_write(tmp_path):
 def test_what_is_outside_of_the_machine_is_done_and_not_recorded(tmp_path):
     inside = tmp_path / "inside"
     inside.mkdir()
-    files = RecordingFiles(PosixFiles(), inside, Record())
+    files = RecordingFileSystem(PosixFileSystem(), inside, FileOpLog())
     files.make_folder(tmp_path / "outside")
     assert (tmp_path / "outside").is_dir()
     assert files.record.steps == []
@@ -89,7 +100,7 @@ def test_what_is_outside_of_the_machine_is_done_and_not_recorded(tmp_path):
 
 def run(seed, folder):
     folder.mkdir()
-    turns = Turns(Random(seed))
+    turns = ThreadScheduler(Random(seed))
     files, store = recorded(folder, turns)
 
     def rank(number):
@@ -97,7 +108,11 @@ def run(seed, folder):
             store.put(f"{number}/{at}", b"x" * number)
 
     turns.run([lambda number=number: rank(number) for number in range(3)])
-    named = [one for one in files.record.steps if isinstance(one, Op) and one.act is Act.REPLACE]
+    named = [
+        one
+        for one in files.record.steps
+        if isinstance(one, FileOp) and one.act is FileOpKind.REPLACE
+    ]
     return [one.target[-2:] for one in named]
 
 
@@ -109,7 +124,7 @@ def test_the_same_seed_gives_the_same_interleaving_and_another_another(tmp_path)
 
 
 def test_an_error_of_one_thread_is_raised_and_the_others_end():
-    turns, done = Turns(Random(3)), []
+    turns, done = ThreadScheduler(Random(3)), []
 
     def bad():
         raise ValueError("mine")

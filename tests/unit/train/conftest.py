@@ -16,7 +16,7 @@ from resilient.train import session
 def repository(monkeypatch):
     """Let every trainer of a test save to the same memory."""
     made = MemoryRepository()
-    monkeypatch.setattr(session, "open_checkpointer", made.open)
+    monkeypatch.setattr(session, "open_engine", made.open)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RESILIENT_RESUME"):
         monkeypatch.delenv(name, raising=False)
     return made

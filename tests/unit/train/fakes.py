@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from resilient.checkpoint.resume_selection import ResumeResult
 from resilient.errors import IntegrityError, KeyNotFound, SaveFailed
-from resilient.format.names import CheckpointId, parse_checkpoint
-from resilient.vault.reading.choose import Resumed
+from resilient.format.keys import CheckpointId, parse_checkpoint
 
 
 def frozen(value):
@@ -77,7 +77,7 @@ class MemoryCheckpointer:
         for name, part in parts.items():
             if name in saved:
                 part.stateful.load_state_dict(frozen(saved[name]))
-        return Resumed(
+        return ResumeResult(
             checkpoint,
             checkpoint.step,
             self.repository.abouts[checkpoint].config,

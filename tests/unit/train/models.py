@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from resilient.errors import ResilientError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 

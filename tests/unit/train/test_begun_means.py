@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient.train.run import Run
+from resilient.train.run import TrainingRun
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -22,5 +22,5 @@ def test_it_is_behind_the_copy_of_the_step_before(is_held):
         ),
         meters=SimpleNamespace(begin_mean=done.append),
     )
-    Run.wait_for_copy(run, lambda *_: nullcontext())
+    TrainingRun.wait_for_copy(run, lambda *_: nullcontext())
     assert done == ["copied", "begun"][: 1 + is_held]

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from resilient import Trainer, TrainingArguments
-from resilient.format.names import CheckpointId
-from resilient.train.best import Best
-from resilient.train.data.orders import epoch_order
-from resilient.train.measures.episodes import LOSSES_TO_LEARN, Episodes
+from resilient.format.keys import CheckpointId
+from resilient.train.data.ordering import epoch_order
+from resilient.train.loss_guard import LOSSES_TO_LEARN, BrokenLossEpisodes
+from resilient.train.saver import BestCheckpoint
 
 SAMPLES, BATCH, SEED = 128, 4, 7
 ORDER = epoch_order(SAMPLES, SEED, 0).tolist()
@@ -128,7 +128,7 @@ def test_nothing_is_kept_for_a_spike(tmp_path):
 
 
 def episodes(**options):
-    return Episodes(TrainingArguments(output_dir="x", use_cpu=True, **options))
+    return BrokenLossEpisodes(TrainingArguments(output_dir="x", use_cpu=True, **options))
 
 
 def kinds(found):
@@ -184,7 +184,7 @@ def test_a_loss_that_stays_high_is_told_once_and_judges_later_ones():
 
 
 def test_only_the_checkpoint_before_an_episode_is_held():
-    best, first, later = Best(), CheckpointId(1, 4), CheckpointId(1, 8)
+    best, first, later = BestCheckpoint(), CheckpointId(1, 4), CheckpointId(1, 8)
     best.mind(None, begins=True, is_broken=True)
     best.mind(first, begins=False, is_broken=True)
     assert best.kept == []
@@ -192,7 +192,7 @@ def test_only_the_checkpoint_before_an_episode_is_held():
     best.mind(first, begins=True, is_broken=True)
     best.mind(later, begins=False, is_broken=True)
     assert best.kept == [first]
-    other = Best()
+    other = BestCheckpoint()
     other.load_state_dict(best.state_dict())
     other.mind(later, begins=True, is_broken=True)
     assert other.kept == [first]

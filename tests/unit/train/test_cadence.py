@@ -11,22 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import DieAfter, Dies, make_trainer
 
-from resilient import interval
-from resilient.accounting.every import Every
+from resilient import save_interval
+from resilient.checkpoint.catalog import committed
 from resilient.clock import SystemClock
+from resilient.distributed.launch_env import LaunchEnv, World, read_launch, write_launch
 from resilient.errors import ConfigError
+from resilient.goodput.save_planning import SaveEvery
 from resilient.storage.open import open_store
-from resilient.train import cadence, session
+from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.every import is_planned, memory_steps
-from resilient.train.cadence import Measured, StepTimes, is_told, plan, slowed_seconds
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.vault.registry.catalog import committed
-from resilient.world.launch import Launch, read_launch, write_launch
-from resilient.world.world import World
+from resilient.train.arguments.derived import is_planned, memory_steps
+from resilient.train.callbacks import save_schedule
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.callbacks.save_schedule import (
+    SaveMeasurements,
+    StepTimes,
+    is_told,
+    plan,
+    slowed_seconds,
+)
 
 DAY = 86_400.0
-measured = st.builds(Measured, st.floats(1e-4, 1e3), st.floats(0.0, 1e3), st.floats(0.0, 1e4))
+measured = st.builds(
+    SaveMeasurements, st.floats(1e-4, 1e3), st.floats(0.0, 1e3), st.floats(0.0, 1e4)
+)
 
 
 def steps(repository):
@@ -96,7 +104,7 @@ def test_a_number_of_steps_is_save_steps(tmp_path, repository):
 
 
 def test_the_launchers_word_wins_and_reaches_the_workers(tmp_path):
-    told = write_launch(Launch(World(), every="6steps"))
+    told = write_launch(LaunchEnv(World(), every="6steps"))
     assert read_launch(told).every == "6steps"
     assert read_launch({}).every == ""
     args = TrainingArguments(str(tmp_path), save_every="5m")
@@ -144,9 +152,11 @@ def test_what_contradicts_it_is_refused(tmp_path, options, why):
 @pytest.fixture
 def often(monkeypatch):
     """Let runs be expected to fail every few milliseconds, whatever saves take."""
-    monkeypatch.setattr(interval, "PRIOR_SECONDS", 0.004)
-    monkeypatch.setattr(cadence, "Bounds", partial(interval.Bounds, overhead_max=0.9))
-    monkeypatch.setattr(cadence, "UNMEASURED_SECONDS", 0.001)
+    monkeypatch.setattr(save_interval, "PRIOR_SECONDS", 0.004)
+    monkeypatch.setattr(
+        save_schedule, "IntervalBounds", partial(save_interval.IntervalBounds, overhead_max=0.9)
+    )
+    monkeypatch.setattr(save_schedule, "UNMEASURED_SECONDS", 0.001)
 
 
 def trained(folder, repository, *, dies=None, **options):
@@ -187,7 +197,7 @@ def test_the_reasoning_is_told_and_told_again_when_it_changes(tmp_path, reposito
 
 @given(st.lists(measured, min_size=1, max_size=8), st.floats(1.0, 1e6), st.randoms())
 def test_all_ranks_come_to_one_plan_whoever_rules(shown, mtbf, random):
-    for every in (Every(), Every(seconds=90.0)):
+    for every in (SaveEvery(), SaveEvery(seconds=90.0)):
         found = plan(every, shown, mtbf)
         random.shuffle(shown)
         assert plan(every, shown, mtbf) == found
@@ -196,22 +206,26 @@ def test_all_ranks_come_to_one_plan_whoever_rules(shown, mtbf, random):
 
 @given(st.lists(measured, min_size=1, max_size=4), measured)
 def test_a_slower_rank_makes_fewer_steps_of_the_same_time(shown, other):
-    every = Every(seconds=90.0)
+    every = SaveEvery(seconds=90.0)
     assert plan(every, [*shown, other], DAY).steps <= plan(every, shown, DAY).steps
 
 
 def test_the_slowest_ranks_save_decides_for_auto():
-    ranks = [Measured(1.0, 0.1, 5.0), Measured(2.0, 0.4, 3.0), Measured(1.0, None, None)]
-    found = plan(Every(), ranks, DAY)
+    ranks = [
+        SaveMeasurements(1.0, 0.1, 5.0),
+        SaveMeasurements(2.0, 0.4, 3.0),
+        SaveMeasurements(1.0, None, None),
+    ]
+    found = plan(SaveEvery(), ranks, DAY)
     assert found.chosen is not None
     assert (found.chosen.cost_seconds, found.step_seconds) == (0.4, 2.0)
     assert found.steps == round(found.seconds / 2.0)
-    cheap = plan(Every(), [Measured(1.0, 0.0, 5.0)], DAY)
+    cheap = plan(SaveEvery(), [SaveMeasurements(1.0, 0.0, 5.0)], DAY)
     assert (cheap.seconds, cheap.chosen.bound) == (5.0, "landing")
 
 
 def test_with_no_save_measured_the_first_one_comes_soon():
-    assert plan(Every(), [Measured(2.0)], DAY).steps == 30
+    assert plan(SaveEvery(), [SaveMeasurements(2.0)], DAY).steps == 30
 
 
 def test_a_change_by_more_than_a_quarter_is_told():
@@ -231,7 +245,7 @@ def timed(marks, stalled=None):
 
 def test_the_first_step_is_left_out_and_the_rest_of_the_loop_is_not():
     assert timed([(0, 50)]).measured(None) is None
-    assert timed([(0, 50), (51, 53), (53, 55)]).measured(None) == Measured(2.5)
+    assert timed([(0, 50), (51, 53), (53, 55)]).measured(None) == SaveMeasurements(2.5)
 
 
 def test_waiting_for_a_save_is_no_step_and_is_what_the_save_costs():
@@ -240,7 +254,7 @@ def test_waiting_for_a_save_is_no_step_and_is_what_the_save_costs():
     times.begin(2.5, 0.5)
     times.end(5.5, 2.5)
     times.settle(2.5)
-    assert times.measured(4.0) == Measured(1.0, 2.5, 4.0)
+    assert times.measured(4.0) == SaveMeasurements(1.0, 2.5, 4.0)
 
 
 def test_steps_are_slowed_while_a_save_is_on_its_way():

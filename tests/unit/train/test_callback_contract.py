@@ -7,7 +7,7 @@ from models import DieAfter, Dies, make_trainer
 
 from resilient import EarlyStoppingCallback
 from resilient.errors import ConfigError
-from resilient.train.callbacks.callback import EVENTS, TrainerCallback
+from resilient.train.callbacks.base import EVENTS, TrainerCallback
 from resilient.train.state import TrainerControl
 
 CONTEXT = {

@@ -6,7 +6,7 @@ import pytest
 from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
-from resilient.train.callbacks.callback import (
+from resilient.train.callbacks.base import (
     EVENTS,
     CallbackHandler,
     EarlyStoppingCallback,

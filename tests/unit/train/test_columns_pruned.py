@@ -11,7 +11,7 @@ from torch import nn
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.data.pruning import PruningCollator, prune_dataset, taken_columns
+from resilient.train.data.collate import PruningCollator, prune_dataset, taken_columns
 
 datasets = pytest.importorskip("datasets")
 

@@ -12,7 +12,7 @@ from torch._inductor import cpp_builder, exc
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.model import compiling
+from resilient.train.model import transforms
 
 OPTIONS = {
     "torch_compile_backend": "aot_eager",
@@ -53,7 +53,7 @@ def test_nothing_is_compiled_unless_asked(tmp_path, repository):
 )
 def test_what_torch_does_not_have_is_refused_before_training(options, said):
     with pytest.raises(ConfigError, match=said):
-        compiling.compile_in_place(TrainingArguments(**options), Net())
+        transforms.compile_in_place(TrainingArguments(**options), Net())
 
 
 def test_inductor_without_a_compiler_is_refused_with_what_to_do(monkeypatch):
@@ -62,4 +62,4 @@ def test_inductor_without_a_compiler_is_refused_with_what_to_do(monkeypatch):
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
-        compiling.compile_in_place(TrainingArguments(torch_compile=True), Net())
+        transforms.compile_in_place(TrainingArguments(torch_compile=True), Net())

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from resilient.train.copied import CopiedAgain, copied
+from resilient.train.fast_asdict import CachedAsdict, fast_asdict
 
 
 @dataclass
@@ -59,7 +59,7 @@ CHANGES = [another_number, a_flag_for_a_number, a_list_that_grew, a_dict_that_gr
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
 def test_what_is_taken_again_is_what_is_there_then(change):
-    one, again = Odd(), CopiedAgain()
+    one, again = Odd(), CachedAsdict()
     first = again.of(one, NAMES)
     assert again.of(one, NAMES) is first
     before = repr(first)
@@ -71,7 +71,7 @@ def test_what_is_taken_again_is_what_is_there_then(change):
 
 def test_what_is_copied_shares_nothing_and_is_in_the_order_of_the_names():
     one = Odd()
-    found = copied(one, NAMES)
+    found = fast_asdict(one, NAMES)
     assert repr(found) == repr(asdict(one))
     found["more"]["deep"].clear()
     found["inner"]["sizes"].clear()
@@ -79,6 +79,6 @@ def test_what_is_copied_shares_nothing_and_is_in_the_order_of_the_names():
 
 
 def test_another_object_is_told():
-    again = CopiedAgain()
+    again = CachedAsdict()
     again.of(Odd(), NAMES)
     assert again.of(Odd(text="two"), NAMES)["text"] == "two"

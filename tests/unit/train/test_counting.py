@@ -12,8 +12,8 @@ from test_resume import comparable
 from token_models import LENGTH, Mean, Sentences
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.train.measures.counting import Counter, TokenCount, transformer_flos
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.meters import TokenCount, UsageCounter, transformer_flos
 from resilient.train.state import TrainerState
 from resilient.train.trainer import Trainer
 
@@ -150,7 +150,7 @@ def test_counts_are_exact_and_resumed(tmp_path, repository):
 
 def test_a_counter_that_nobody_wants_is_off():
     state = TrainerState()
-    counter = Counter(state, torch.device("cpu"))
+    counter = UsageCounter(state, torch.device("cpu"))
     assert not counter.is_on
     counter.settle()
     assert state == TrainerState()

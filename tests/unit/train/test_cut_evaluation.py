@@ -6,10 +6,10 @@ import pytest
 from endings import differences, ending
 from models import make_trainer
 
+from resilient.checkpoint.catalog import committed
 from resilient.errors import Preempted
 from resilient.storage.open import open_store
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.vault.registry.catalog import committed
+from resilient.train.callbacks.base import TrainerCallback
 
 KINDS = {
     "steps": {"eval_strategy": "steps", "eval_steps": 5},

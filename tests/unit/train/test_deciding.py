@@ -10,9 +10,9 @@ from models import make_trainer
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.train import deciding
+from resilient.train import strategy_selection
 from resilient.train.arguments import TrainingArguments
-from resilient.train.deciding import model_facts
+from resilient.train.strategy_selection import model_facts
 
 
 class Layers(nn.Module):
@@ -72,7 +72,7 @@ def test_what_is_chosen_is_told_and_trained(tmp_path, repository):
 def test_a_model_that_fits_nowhere_is_refused_before_it_is_trained(
     tmp_path, repository, monkeypatch
 ):
-    monkeypatch.setattr(deciding, "_memory_bytes", lambda *_: 100)
+    monkeypatch.setattr(strategy_selection, "_memory_bytes", lambda *_: 100)
     with pytest.raises(ConfigError, match=r"fits nowhere: .* and there are 1"):
         make_trainer(tmp_path, parallelism="auto", max_steps=2)
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import MemoryCheckpointer
 from models import DieAfter, Dies, make_trainer
 
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 
 
 class Trips(TrainerCallback):

@@ -12,12 +12,12 @@ from models import make_trainer
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.evaluation.evaluate import EvalPrediction, Share, Tally
+from resilient.train.evaluation.loop import EvalAccumulator, EvalPrediction, EvalShard
 from resilient.train.model.batch import find_labels, split_outputs
 from resilient.train.trainer import Trainer
-from resilient.world.world import World
 
 
 def test_the_loss_is_the_mean_over_samples_not_over_batches(tmp_path, repository):
@@ -97,7 +97,7 @@ def test_batches_of_tuples_train_and_evaluate(tmp_path, repository):
 
 
 def test_rows_of_different_length_are_padded_with_the_index_that_losses_ignore():
-    tally = Tally(Share(3, 2, World()), keep_outputs=True)
+    tally = EvalAccumulator(EvalShard(3, 2, World()), keep_outputs=True)
     tally.add(None, {"a": torch.ones(2, 2)}, torch.ones(2, 2))
     tally.add(None, {"a": torch.ones(1, 3)}, torch.ones(1, 3))
     predictions, labels, _ = tally.outputs()
@@ -109,11 +109,11 @@ def test_rows_of_different_length_are_padded_with_the_index_that_losses_ignore()
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("samples", [1, 5, 12])
 def test_shares_cover_a_dataset_once(ranks, samples):
-    share = Share(samples, 2, World(0, ranks))
+    share = EvalShard(samples, 2, World(0, ranks))
     rows = [index for rank in range(ranks) for batch in share.of(rank) for index in batch]
     assert sorted(rows) == list(range(samples))
     for rank in range(ranks):
-        mine = Share(samples, 2, World(rank, ranks))
+        mine = EvalShard(samples, 2, World(rank, ranks))
         assert mine.mine(), "every rank runs a batch, so that all know the shapes"
         assert mine.is_stand_in == (rank >= math.ceil(samples / 2))
 

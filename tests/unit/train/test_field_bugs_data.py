@@ -14,8 +14,8 @@ import torch
 from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ResilientError
-from resilient.state.rng import RandomState
-from resilient.train.data.orders import epoch_order
+from resilient.state_dict.rng_state import RandomState
+from resilient.train.data.ordering import epoch_order
 
 SIZE, BATCH = 50, 4
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from models import DieAfter, Dies, make_trainer
 
+from resilient.checkpoint.catalog import committed, lineage, read_manifest
+from resilient.checkpoint.verify import verify, verify_records
 from resilient.errors import IncompatibleCheckpoint
 from resilient.storage.local import LocalStore
-from resilient.vault.health.records import verify_records
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed, lineage, read_manifest
 
 OPTIONS = {"max_steps": 6, "save_steps": 2, "logging_steps": 2}
 NEWEST = "checkpoint-4-g1"
@@ -120,8 +119,8 @@ def test_what_a_trainer_saves_contradicts_itself_nowhere(dead_after_four):
 
 def test_probe_an_optimizer_that_is_not_in_the_checkpoint_is_refused_and_not_begun_afresh(folder):
     """The part itself is gone, as after an export, and the checkpoint is whole."""
-    from resilient.state.capture import Part
-    from resilient.state.load import absent_parts
+    from resilient.state_dict.load import absent_parts
+    from resilient.state_dict.snapshot import Part
 
     manifest = read_manifest(LocalStore(folder), committed(LocalStore(folder))[0])
     with pytest.raises(IncompatibleCheckpoint, match="start it afresh"):
@@ -147,7 +146,7 @@ def test_probe_with_a_limit_of_one_a_kill_inside_the_save_leaves_one_to_resume_f
     tmp_path, unbroken, monkeypatch
 ):
     """The process dies inside the second save, at each file in turn."""
-    from resilient.testing.faults import Crash
+    from resilient.testing.fault_store import Crash
 
     options = {**OPTIONS, "save_total_limit": 1}
     names = ("model.r", "optimizer.r", "rng_state_", "trainer_state", "state.json", "manifest")

@@ -11,9 +11,9 @@ from models import DieAfter, Dies, Net, Noisy
 from test_resume import comparable
 
 from resilient.errors import ConfigError
-from resilient.train import fitting, session
+from resilient.train import auto_batch_size, session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.data.orders import epoch_order
+from resilient.train.data.ordering import epoch_order
 from resilient.train.trainer import Trainer
 
 # More than any machine has.
@@ -133,7 +133,7 @@ def test_memory_that_runs_out_later_keeps_the_position(tmp_path, repository):
 def through(folder, deaths, **options):
     repository = MemoryRepository()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "open_checkpointer", repository.open)
+        patch.setattr(session, "open_engine", repository.open)
         for step in deaths:
             with pytest.raises(Dies):
                 trainer_of(folder, Tight(5), callbacks=[DieAfter(step)], **options).train()
@@ -186,16 +186,16 @@ def test_what_is_out_of_memory():
         ),
         RuntimeError("MPS backend out of memory"),
     ]
-    assert all(map(fitting.is_out_of_memory, said))
-    assert not fitting.is_out_of_memory(ValueError("out of memory"))
+    assert all(map(auto_batch_size.is_out_of_memory, said))
+    assert not auto_batch_size.is_out_of_memory(ValueError("out of memory"))
 
 
 def test_ranks_that_compute_together_are_refused():
     args = TrainingArguments(auto_find_batch_size=True)
     strategy = type("Sharded", (), {"name": "fsdp"})()
     with pytest.raises(ConfigError, match="and fsdp is neither"):
-        fitting.fitting_for(args, strategy, Net(), None)
+        auto_batch_size.fitting_for(args, strategy, Net(), None)
     args = TrainingArguments(auto_find_batch_size=True, ddp_comm_hook="fp16")
     strategy = type("Replicas", (), {"name": "ddp"})()
     with pytest.raises(ConfigError, match="use one of them"):
-        fitting.fitting_for(args, strategy, Net(), None)
+        auto_batch_size.fitting_for(args, strategy, Net(), None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.train.leaving import SavesTook, Tier, choose_tier, p95
+from resilient.train.saver import SaveDestination, SaveTimings, choose_tier, p95
 
 
 def took(land, copy=0.2, count=20):
-    saves = SavesTook()
+    saves = SaveTimings()
     saves.land_seconds.extend([land] * count)
     saves.copy_seconds.extend([copy] * count)
     return saves
@@ -19,24 +19,24 @@ def chosen(left, saves, *, near=False, keeper=False):
 
 
 def test_with_nothing_measured_everything_is_tried():
-    assert chosen(0.5, SavesTook()) is Tier.DURABLE
+    assert chosen(0.5, SaveTimings()) is SaveDestination.DURABLE
 
 
 @pytest.mark.parametrize(
     ("left", "near", "keeper", "tier"),
     [
-        (60, False, False, Tier.DURABLE),
-        (60, True, True, Tier.DURABLE),
-        (15, True, False, Tier.NEAR),
-        (15, True, True, Tier.NEAR),
-        (15, False, False, Tier.DURABLE),
-        (15, False, True, Tier.DURABLE),
-        (5, False, True, Tier.MEMORY),
-        (5, True, True, Tier.MEMORY),
-        (5, True, False, Tier.IN_FLIGHT),
-        (5, False, False, Tier.IN_FLIGHT),
-        (1.1, False, True, Tier.IN_FLIGHT),
-        (-1, True, True, Tier.IN_FLIGHT),
+        (60, False, False, SaveDestination.DURABLE),
+        (60, True, True, SaveDestination.DURABLE),
+        (15, True, False, SaveDestination.NEAR),
+        (15, True, True, SaveDestination.NEAR),
+        (15, False, False, SaveDestination.DURABLE),
+        (15, False, True, SaveDestination.DURABLE),
+        (5, False, True, SaveDestination.MEMORY),
+        (5, True, True, SaveDestination.MEMORY),
+        (5, True, False, SaveDestination.IN_FLIGHT),
+        (5, False, False, SaveDestination.IN_FLIGHT),
+        (1.1, False, True, SaveDestination.IN_FLIGHT),
+        (-1, True, True, SaveDestination.IN_FLIGHT),
     ],
 )
 def test_the_safest_tier_that_is_reached_in_time(left, near, keeper, tier):
@@ -47,14 +47,14 @@ def test_the_slow_saves_count_and_not_the_mean():
     saves = took(2, count=18)
     saves.land_seconds.extend([30, 30])
     assert saves.land_p95 == 30
-    assert chosen(25, saves, keeper=True) is Tier.MEMORY
+    assert chosen(25, saves, keeper=True) is SaveDestination.MEMORY
 
 
 def test_where_only_a_fast_save_would_make_it_that_is_tried():
     saves = took(2, count=18)
     saves.land_seconds.extend([30, 30])
-    assert chosen(25, saves) is Tier.DURABLE
-    assert chosen(25, saves, near=True) is Tier.NEAR
+    assert chosen(25, saves) is SaveDestination.DURABLE
+    assert chosen(25, saves, near=True) is SaveDestination.NEAR
 
 
 def test_only_the_last_saves_count():
@@ -70,15 +70,15 @@ def test_p95_is_a_value_that_was_seen():
 
 
 def test_of_several_ranks_the_one_that_asks_for_least_decides():
-    assert max(Tier.DURABLE, Tier.MEMORY) is Tier.MEMORY
+    assert max(SaveDestination.DURABLE, SaveDestination.MEMORY) is SaveDestination.MEMORY
 
 
 def test_what_a_save_rested_is_no_time_that_the_last_one_needs():
-    saves = SavesTook()
+    saves = SaveTimings()
     for _ in range(3):
         saves.landed(30.0, 28.0)
     assert saves.land_p95 == 2.0
     assert saves.spread_seconds == 30.0
-    assert chosen(5, saves) is Tier.DURABLE
+    assert chosen(5, saves) is SaveDestination.DURABLE
     saves.landed(1.0, 1.5)
     assert min(saves.land_seconds) == 0.0

@@ -10,17 +10,21 @@ import torch
 from torch import nn
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from resilient.checkpoint.catalog import lineage, read_manifest
+from resilient.checkpoint.ledger_audit import audit
+from resilient.checkpoint.ledger_segments import (
+    expected_digest,
+    order_digest,
+    random_order,
+    read_segment,
+)
 from resilient.errors import SaveFailed
-from resilient.format.ledger import Place
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
+from resilient.format.ledger import LedgerPosition
 from resilient.storage.open import open_store
 from resilient.train import ledger as ledger_module
-from resilient.train.data.orders import epoch_order
+from resilient.train.data.ordering import epoch_order
 from resilient.train.ledger import Ledger
-from resilient.vault.ledger.audit import audit
-from resilient.vault.ledger.orders import expected_digest, order_digest, random_order
-from resilient.vault.ledger.segments import read_segment
-from resilient.vault.registry.catalog import lineage, read_manifest
 
 SIZE = 53
 
@@ -199,7 +203,7 @@ def test_a_ledger_begins_where_an_older_run_goes_on(tmp_path):
     assert not audited(tmp_path).is_proven
     train(tmp_path, max_steps=20)
     found = proven(tmp_path)
-    assert (found.began, found.place.step) == (Place(4, 0, 16), 20)
+    assert (found.began, found.place.step) == (LedgerPosition(4, 0, 16), 20)
     assert found.epochs[0].is_complete
 
 
@@ -210,7 +214,7 @@ def test_the_chain_that_a_checkpoint_names_ends_where_its_data_is(tmp_path):
 
 
 def test_a_save_that_failed_gives_its_rows_to_the_next(tmp_path, monkeypatch):
-    from resilient.vault.saving import persist
+    from resilient.checkpoint.save import persist
 
     commit, failures = persist.commit, []
 
@@ -228,7 +232,7 @@ def test_a_save_that_failed_gives_its_rows_to_the_next(tmp_path, monkeypatch):
 
 
 def test_a_failed_save_that_was_committed_after_all_fits_the_chain(tmp_path, monkeypatch):
-    from resilient.vault.saving import persist
+    from resilient.checkpoint.save import persist
 
     commit = persist.commit
 
@@ -238,7 +242,7 @@ def test_a_failed_save_that_was_committed_after_all_fits_the_chain(tmp_path, mon
             raise SaveFailed("the answer was lost")
 
     monkeypatch.setattr(persist, "commit", doubtful)
-    monkeypatch.setattr(persist, "discard", lambda *_: None)
+    monkeypatch.setattr(persist, "discard_uncommitted", lambda *_: None)
     train(tmp_path, max_steps=8, on_save_failure="continue", save_total_limit=None)
     found = proven(tmp_path)
     assert len(lineage(open_store(str(tmp_path))).candidates) == 4

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from resilient import TrainingArguments
-from resilient.train.data.sampling import worker_options
+from resilient.train.data.sampler import worker_options
 
 FORKS = multiprocessing.get_context("fork")
 

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.resume import PLACES, _Jump, _trainer
 from resilient.errors import IntegrityError
-from resilient.format.rows import Rows, cut_rows
-from resilient.state.spelling import document_of
-from resilient.state.tree import flatten
+from resilient.format.state_json import JsonRows, extract_rows
+from resilient.state_dict.flatten import flatten
+from resilient.state_dict.planner import document_to_json
 from resilient.train.state import TrainerState
 
 ENTRIES = [
@@ -22,7 +22,7 @@ ENTRIES = [
 def document(state: TrainerState) -> str:
     tree, tensors = flatten("trainer_state", state.state_dict())
     assert not tensors
-    return document_of(tree)
+    return document_to_json(tree)
 
 
 def alike(entries: list[dict[str, object]]) -> str:
@@ -38,7 +38,7 @@ def noted(entries: list[dict[str, object]]) -> TrainerState:
 
 
 def resumed(text: str) -> TrainerState:
-    rest, rows = cut_rows(text, "log_history")
+    rest, rows = extract_rows(text, "log_history")
     state = TrainerState()
     state.load_state_dict({**json.loads(rest), "log_history": rows})
     return state
@@ -57,7 +57,7 @@ def test_a_document_is_the_same_bytes_whoever_looked_in_whichever_life(count, fi
     later.global_step = 20
     for entry in ENTRIES[first_life:count]:
         later.history.note(entry)
-    assert isinstance(later.state_dict()["log_history"], Rows)
+    assert isinstance(later.state_dict()["log_history"], JsonRows)
     assert document(later) == expected
     assert alike(later.log_history) == alike(ENTRIES[:count])
     assert document(later) == expected
@@ -104,7 +104,7 @@ def test_what_was_measured_at_a_step_is_found_without_the_rest():
 @pytest.mark.parametrize("text", ["    {", "    1", '    {\n      "a": {"$tensor": "x"}\n    }'])
 def test_rows_that_are_none_say_so_when_somebody_looks(text):
     state = TrainerState()
-    state.load_state_dict({"log_history": Rows(text)})
+    state.load_state_dict({"log_history": JsonRows(text)})
     with pytest.raises(IntegrityError, match="log_history"):
         state.history.copied()
     with pytest.raises(IntegrityError, match="log_history"):
@@ -123,12 +123,12 @@ def test_what_a_document_cannot_hold_is_told_by_whoever_saves():
 
 def test_a_document_of_another_hand_is_left_whole():
     for text in ("{}", '{"log_history": [{}]}', '{\n "log_history": [\n  {}\n ]\n}'):
-        assert cut_rows(text, "log_history") == (text, Rows())
+        assert extract_rows(text, "log_history") == (text, JsonRows())
 
 
 def test_a_list_in_an_entry_is_no_end_of_the_history():
     state = noted([{"a": [{"b": [1]}], "step": 1}, {"c": {"log_history": [1]}}] * 2)
-    _, rows = cut_rows(document(state), "log_history")
+    _, rows = extract_rows(document(state), "log_history")
     assert len(rows.trees()) == len([*rows.newest()]) == 4
     assert [*rows.newest()] == rows.trees()[::-1]
 
@@ -136,7 +136,7 @@ def test_a_list_in_an_entry_is_no_end_of_the_history():
 def test_nobody_looks_at_the_whole_history_in_training(tmp_path, monkeypatch):
     place = PLACES["10"]
     _trainer(place, tmp_path, place.step, [_Jump(place)], save=True).train()
-    monkeypatch.setattr(Rows, "trees", lambda rows: pytest.fail("decoded") if rows.text else [])
+    monkeypatch.setattr(JsonRows, "trees", lambda rows: pytest.fail("decoded") if rows.text else [])
     args = {"logging_steps": 1, "save_steps": 2, "save_strategy": "steps"}
     trainer = _trainer(place, tmp_path, place.step + 5, [], save=True)
     for name, one in args.items():

@@ -11,8 +11,8 @@ import transformers
 from models import Noisy, make_trainer
 
 from resilient import Trainer
-from resilient.adapters.transformers import ResilientCallback
 from resilient.errors import ConfigError, UnsavableState
+from resilient.integrations.transformers import ResilientCallback
 
 NUMBERS = {
     "float64": np.float64(1.5),

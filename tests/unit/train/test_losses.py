@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.model.losses import (
+from resilient.train.model.loss import (
     LabelSmoother,
     accepts_loss_kwargs,
     count_labels,

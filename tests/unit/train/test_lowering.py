@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.model.lowering import require_hardware, to_fp8, weights_in
+from resilient.train.model.precision import require_precision_support, to_fp8, weights_in
 
 
 class Guess(nn.Module):
@@ -110,7 +110,7 @@ def test_weights_that_are_cut_cannot_be_evaluated_in_half():
 )
 def test_what_a_device_cannot_is_refused(asked, capability, said):
     with pytest.raises(ConfigError, match=said):
-        require_hardware(TrainingArguments(**asked), capability)
+        require_precision_support(TrainingArguments(**asked), capability)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_a_device_cannot_is_refused(asked, capability, said):
     ],
 )
 def test_what_a_device_can_is_taken(asked, capability):
-    require_hardware(TrainingArguments(**asked), capability)
+    require_precision_support(TrainingArguments(**asked), capability)
 
 
 def test_a_model_without_fitting_layers_cannot_multiply_in_fp8():

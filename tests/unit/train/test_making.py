@@ -19,7 +19,7 @@ def both(folder, monkeypatch, kind=Trainer, **options):
     """Return the trainers of an unbroken run, and of one that died twice."""
     ended = []
     for deaths in ([], [5, 14]):
-        monkeypatch.setattr(session, "open_checkpointer", MemoryRepository().open)
+        monkeypatch.setattr(session, "open_engine", MemoryRepository().open)
         for step in deaths:
             with pytest.raises(Dies):
                 make_trainer(folder, kind=kind, callbacks=[DieAfter(step)], **options).train()

@@ -15,7 +15,7 @@ from models import DieAfter, Dies, make_trainer
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.choices import OPTIMIZERS
-from resilient.train.arguments.support import NEVER
+from resilient.train.arguments.validation import NEVER
 from resilient.train.optimizers import MAKERS, create_optimizer
 from resilient.train.schedules import SCHEDULES
 

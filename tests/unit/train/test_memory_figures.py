@@ -7,16 +7,16 @@ import torch
 from models import make_trainer
 
 from resilient.errors import ConfigError
+from resilient.train import memory
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks import watching
-from resilient.train.callbacks.watching import (
+from resilient.train.build_run import default_callbacks
+from resilient.train.callbacks import builtin
+from resilient.train.callbacks.builtin import (
     EmptyCacheCallback,
     MemoryWatchCallback,
     ProfilerCallback,
 )
-from resilient.train.default_callbacks import default_callbacks
-from resilient.train.measures import memory
-from resilient.train.measures.memory import MemoryMeter, empty_cache, resident_bytes, used_share
+from resilient.train.memory import MemoryMeter, empty_cache, resident_bytes, used_share
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20
@@ -114,7 +114,7 @@ def test_what_is_unreachable_is_freed():
 def test_the_cache_is_emptied_at_the_steps_that_are_due(tmp_path, repository, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        watching, "empty_cache", lambda device: seen.append(trainer.state.global_step)
+        builtin, "empty_cache", lambda device: seen.append(trainer.state.global_step)
     )
     trainer = make_trainer(tmp_path, torch_empty_cache_steps=3, max_steps=7)
     trainer.train()
@@ -133,7 +133,7 @@ def test_memory_is_watched_and_freed_when_it_is_nearly_used_up(
 
 def test_the_share_that_is_used_is_one(monkeypatch):
     assert 0 < used_share(CPU) < 1
-    monkeypatch.setattr(memory, "memory_left_bytes", lambda: None)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: None)
     assert used_share(CPU) == 0
     with pytest.raises(ConfigError, match="a share from 0 to 1"):
         MemoryWatchCallback(high=1.5)

@@ -6,7 +6,7 @@ from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, mean_
 
 from resilient import EvalPrediction, metrics_for
 from resilient.errors import ConfigError
-from resilient.train.evaluation.entities import entities, entity_report
+from resilient.train.evaluation.metrics import entities, entity_report
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -10,7 +10,7 @@ from fakes import equal
 from models import make_trainer
 
 from resilient.errors import IncompatibleCheckpoint, NothingToResume, RepositoryNotFound
-from resilient.train.model.weights import split_reference
+from resilient.train.model.weights_io import split_reference
 
 
 def run(folder, **options):

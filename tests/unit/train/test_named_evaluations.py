@@ -92,7 +92,7 @@ def test_low_rank_targets_match_as_in_transformers():
     pytest.importorskip("galore_torch")
     from transformers.trainer_utils import check_target_module_exists
 
-    from resilient.train.optimizers.low_rank import target_weights
+    from resilient.train.optimizers.third_party import target_weights
 
     class Block(torch.nn.Module):
         def __init__(self):

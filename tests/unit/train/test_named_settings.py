@@ -10,7 +10,7 @@ from fakes import equal
 from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 

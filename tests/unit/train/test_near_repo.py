@@ -8,8 +8,8 @@ import pytest
 from fakes import equal
 from models import DieAfter, Dies, make_trainer
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 
 @pytest.mark.parametrize("is_near_lost", [False, True])

@@ -14,7 +14,7 @@ from torch import nn
 from resilient.errors import ConfigError
 from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.model.noise import input_embeddings, noisy_embeddings
+from resilient.train.model.transforms import input_embeddings, noisy_embeddings
 from resilient.train.trainer import Trainer
 
 
@@ -46,7 +46,7 @@ def test_training_has_it_and_nothing_of_it_stays(tmp_path, repository):
 def through(folder, deaths):
     repository = MemoryRepository()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "open_checkpointer", repository.open)
+        patch.setattr(session, "open_engine", repository.open)
         for step in [*deaths, None]:
             callbacks = [] if step is None else [DieAfter(step)]
             args = TrainingArguments(

@@ -8,7 +8,7 @@ from models import Net, make_trainer
 from torch import nn
 
 from resilient.errors import ResilientError
-from resilient.train.model.overflow import UnderflowOverflow, looking_at_numbers
+from resilient.train.model.transforms import UnderflowOverflow, looking_at_numbers
 
 
 class Explodes(Net):

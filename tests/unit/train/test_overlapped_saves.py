@@ -9,19 +9,19 @@ from fakes import MemoryCheckpointer, equal
 from manifests import Values
 from models import make_trainer
 
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
-from resilient.state.copying import HostCopies
+from resilient.checkpoint.catalog import committed
+from resilient.engine_factory import open_engine
+from resilient.state_dict.host_copy import HostCopyBatch
+from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.vault.registry.catalog import committed
+from resilient.train.callbacks.base import TrainerCallback
 
 
 def saved(folder):
     """Return what every checkpoint of a repository holds of model and optimizer."""
     found = {}
     for checkpoint in committed(open_store(str(folder))):
-        checkpointer = open_checkpointer(str(folder))
+        checkpointer = open_engine(str(folder))
         model, optimizer = Values(), Values()
         checkpointer.load_part(checkpoint, "model", Part(model))
         checkpointer.load_part(checkpoint, "optimizer", Part(optimizer))
@@ -36,14 +36,14 @@ def test_checkpoints_hold_the_same_bits_with_and_without_overlap(
 ):
     options = {"save_steps": 1, "max_steps": 4, "gradient_accumulation_steps": accumulation}
     make_trainer(tmp_path / "plain", save_overlap=False, **options).train()
-    make = HostCopies.make
+    make = HostCopyBatch.make
 
     def make_late(self, *, modestly=False):
         # Beside training it comes late, so that training comes upon copies that are not made.
         time.sleep(0.02 if modestly else 0)
         make(self, modestly=modestly)
 
-    monkeypatch.setattr(HostCopies, "make", make_late)
+    monkeypatch.setattr(HostCopyBatch, "make", make_late)
     make_trainer(tmp_path / "overlapped", **options).train()
     plain, overlapped = saved(tmp_path / "plain"), saved(tmp_path / "overlapped")
     assert sorted(plain) == [1, 2, 3, 4]
@@ -84,7 +84,7 @@ def notes(repository, monkeypatch):
     monkeypatch.setattr(repository, "open", lambda *_, **__: Watched(repository, _[1]))
     from resilient.train import session
 
-    monkeypatch.setattr(session, "open_checkpointer", repository.open)
+    monkeypatch.setattr(session, "open_engine", repository.open)
     return repository.notes
 
 

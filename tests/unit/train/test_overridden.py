@@ -8,7 +8,7 @@ from models import make_trainer
 
 from resilient import Trainer
 from resilient.errors import ConfigError
-from resilient.train.surface.theirs import ASKED, CALLED, NOT_CALLED
+from resilient.train.hf_compat import ASKED, CALLED, NOT_CALLED
 
 # Of versions before the pinned one, or of their Seq2SeqTrainer.
 ELSEWHERE = {

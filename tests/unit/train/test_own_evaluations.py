@@ -7,10 +7,10 @@ import torch
 from models import Noisy, make_trainer
 from torch.utils.data import DataLoader
 
+from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError
-from resilient.train.evaluation.own_loaders import counted, samples_of
+from resilient.train.evaluation.custom_loader import counted, samples_of
 from resilient.train.trainer import Trainer
-from resilient.world.world import World
 
 
 class Batches:

@@ -11,8 +11,8 @@ from models import DieAfter, Dies, make_trainer
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
 from resilient.errors import ConfigError
-from resilient.train.data.own_loaders import LoaderRebuilt, resumable_loader
-from resilient.train.data.sampling import Cursor, Deal, KeyedDataset, ResumableSampler
+from resilient.train.data.custom_loader import LoaderRebuilt, resumable_loader
+from resilient.train.data.sampler import BatchLayout, DataCursor, KeyedDataset, ResumableSampler
 from resilient.train.trainer import Trainer
 
 
@@ -90,7 +90,7 @@ def test_ranks_share_the_samples_of_a_loader_that_knows_of_no_ranks():
     seen = []
     args = make_args(per_device_train_batch_size=4, dataloader_drop_last=False)
     for rank in range(2):
-        sampler = ResumableSampler(Cursor(16, 0), Deal(16, 4, 2), rank)
+        sampler = ResumableSampler(DataCursor(16, 0), BatchLayout(16, 4, 2), rank)
         plain = DataLoader(Numbered(16), batch_size=4)
         loader = resumable_loader(args, plain, sampler)
         seen += [int(x[0]) for batch in loader for x in batch["x"]]

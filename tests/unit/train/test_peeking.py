@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from manifests import empty_manifest
 
-from resilient.format.names import CheckpointId
+from resilient.checkpoint.daemon.step_slots import StepSlot, read_step_slot
+from resilient.checkpoint.save.persist import SaveJob
+from resilient.format.keys import CheckpointId
 from resilient.train import ledger as ledger_module
 from resilient.train.ledger import Ledger
-from resilient.vault.keeper.slate import Slate, read_slate
-from resilient.vault.saving.persist import Job
 
 if TYPE_CHECKING:
     from resilient.format.ledger import Segment
@@ -81,14 +81,14 @@ def test_the_keeper_puts_the_same_segment_together_from_what_was_said(monkeypatc
         memory[name] = memoryview(bytearray(size_bytes))
         return memory[name]
 
-    ledger, slate = begun(), Slate(reserve, "{}")
+    ledger, slate = begun(), StepSlot(reserve, "{}")
     for number in range(1, 10):
         step(ledger, number)
         said = ledger.peek(AT, "run")
-        slate.say(Job(empty_manifest(AT), (), (), (), False, "", 0.0, float, segment=said))
-        whole = read_slate(lambda name: memory.get(name, memoryview(b"")))
+        slate.say(SaveJob(empty_manifest(AT), (), (), (), False, "", 0.0, float, segment=said))
+        whole = read_step_slot(lambda name: memory.get(name, memoryview(b"")))
         assert whole.segment == said.closed()
     # Rows that came after the last message are none of its own.
     step(ledger, 10)
     slate._rows.put(ledger.peek(AT, "run"))
-    assert read_slate(memory.__getitem__).segment == whole.segment
+    assert read_step_slot(memory.__getitem__).segment == whole.segment

@@ -7,7 +7,7 @@ import torch
 from fakes import equal
 from models import DieAfter, Dies, make_trainer
 
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

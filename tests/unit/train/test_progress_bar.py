@@ -6,9 +6,9 @@ import pytest
 from models import DieAfter, Dies, make_trainer
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.bars import PrinterCallback, ProgressCallback
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.train.default_callbacks import default_callbacks
+from resilient.train.build_run import default_callbacks
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.callbacks.builtin import PrinterCallback, ProgressCallback
 from resilient.train.state import TrainerState
 
 

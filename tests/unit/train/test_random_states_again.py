@@ -10,17 +10,17 @@ from manifests import Values, begin, save
 from models import Noisy
 from torch import nn
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.errors import KeyNotFound
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.state.rng import RandomState
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.train.data.sampling import seed_between_steps
-from resilient.train.interop.reseeding import random_states_of
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.data.sampler import seed_between_steps
+from resilient.train.hf_interop.rebuild import random_states_of
 from resilient.train.trainer import Trainer
-from resilient.vault.registry.catalog import committed, read_manifest
 from resilient_cli.app import main
 
 CANONICAL = {"reduction": "canonical", "global_train_batch_size": 12}

@@ -10,9 +10,14 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.measures.meters import Meters
-from resilient.train.schedules.create import carry_over, create_scheduler
-from resilient.train.schedules.metric import greedy, is_fed_by_metric, plateau
+from resilient.train.meters import Meters
+from resilient.train.schedules.factory import (
+    carry_over,
+    create_scheduler,
+    greedy,
+    is_fed_by_metric,
+    plateau,
+)
 
 
 def tensor_rate():

@@ -10,7 +10,7 @@ from torch import nn
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.data.collate import default_data_collator
-from resilient.train.data.orders import epoch_order
+from resilient.train.data.ordering import epoch_order
 from resilient.train.optimizers import create_optimizer, decay_parameter_names
 from resilient.train.schedules import SCHEDULES, create_scheduler
 

@@ -8,10 +8,10 @@ from models import DieAfter, Dies, Noisy
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.canonical import probing
+from resilient.strategies.canonical import checks
+from resilient.train import canonical_reduction
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.train.reduction import probe
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
 
 CANONICAL = {"reduction": "canonical", "global_train_batch_size": 12}
@@ -199,7 +199,9 @@ def test_a_step_is_one_of_the_mean_over_its_micro_batches(tmp_path):
 def test_the_rehearsal_leaves_no_trace(tmp_path, monkeypatch):
     whole = trainer(tmp_path / "whole")
     whole.train()
-    monkeypatch.setattr("resilient.train.reduction.passes.rehearse", lambda *_: "")
+    monkeypatch.setattr(
+        "resilient.train.canonical_reduction.check_first_micro_batch", lambda *_: ""
+    )
     without = trainer(tmp_path / "without")
     without.train()
     assert torch.equal(weights(without), weights(whole))
@@ -207,7 +209,7 @@ def test_the_rehearsal_leaves_no_trace(tmp_path, monkeypatch):
 
 def test_a_life_on_another_kind_of_host_is_refused_or_told(tmp_path, monkeypatch, capfd):
     trainer(tmp_path, max_steps=2).train()
-    monkeypatch.setattr(probe, "arithmetic_of", lambda *_: "another")
+    monkeypatch.setattr(canonical_reduction, "arithmetic_of", lambda *_: "another")
     with pytest.raises(
         ConfigError, match=r"this life computes other bits.*than the one that saved"
     ):
@@ -219,10 +221,10 @@ def test_a_life_on_another_kind_of_host_is_refused_or_told(tmp_path, monkeypatch
 def test_the_probe_sees_other_arithmetic_and_leaves_random_numbers_alone():
     cpu = torch.device("cpu")
     before = torch.get_rng_state()
-    digest = probing.arithmetic_of(cpu, torch.float32)
+    digest = checks.arithmetic_of(cpu, torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
-    assert probing.arithmetic_of(cpu, torch.float32) == digest
-    assert probing.arithmetic_of(cpu, torch.bfloat16) != digest
+    assert checks.arithmetic_of(cpu, torch.float32) == digest
+    assert checks.arithmetic_of(cpu, torch.bfloat16) != digest
 
 
 def test_a_native_run_goes_on_canonically_and_back(tmp_path):

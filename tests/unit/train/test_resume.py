@@ -36,7 +36,7 @@ def train_through(folder, deaths, **options):
     """Train to the end through the deaths; return the last trainer and its repository."""
     repository = MemoryRepository()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "open_checkpointer", repository.open)
+        patch.setattr(session, "open_engine", repository.open)
         for step in deaths:
             with pytest.raises(Dies):
                 make_trainer(folder, callbacks=[DieAfter(step)], **options).train()

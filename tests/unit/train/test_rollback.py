@@ -11,14 +11,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from resilient import Trainer, TrainingArguments
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.ledger_audit import audit
 from resilient.errors import ConfigError, NumbersBroken, Preempted, SaveFailed
 from resilient.storage.open import open_store
-from resilient.train.data.orders import epoch_order
-from resilient.train.measures.episodes import LOSSES_TO_LEARN
-from resilient.train.measures.spikes import LossBroken, LossWatch
-from resilient.train.stop import StopGate
-from resilient.vault.ledger.audit import audit
-from resilient.vault.registry.catalog import lineage
+from resilient.train.data.ordering import epoch_order
+from resilient.train.loss_guard import LOSSES_TO_LEARN, LossDiverged, LossGuard
+from resilient.train.preemption import StopCoordinator
 
 SAMPLES, BATCH, SEED = 96, 4, 7
 ORDER = epoch_order(SAMPLES, SEED, 0).tolist()
@@ -205,7 +204,7 @@ def test_the_rest_of_an_epoch_is_left_out_too(tmp_path):
 
 
 def test_a_save_that_failed_is_nothing_to_go_back_to(tmp_path, monkeypatch):
-    from resilient.vault.saving import persist
+    from resilient.checkpoint.save import persist
 
     commit = persist.commit
 
@@ -228,9 +227,9 @@ def test_a_save_that_failed_is_nothing_to_go_back_to(tmp_path, monkeypatch):
 
 
 def test_a_stop_that_was_agreed_on_is_not_put_off_by_going_back(tmp_path, monkeypatch):
-    gates, start = [], StopGate.start
+    gates, start = [], StopCoordinator.start
     monkeypatch.setattr(
-        StopGate, "start", lambda gate, *more: gates.append(gate) or start(gate, *more)
+        StopCoordinator, "start", lambda gate, *more: gates.append(gate) or start(gate, *more)
     )
 
     class Asked(Recording):
@@ -298,7 +297,7 @@ def watch(kind="spike", deviations=8.0):
     arguments = TrainingArguments(
         output_dir="x", rollback_on=kind, loss_spike_deviations=deviations, use_cpu=True
     )
-    return LossWatch(arguments, torch.device("cpu"), 1)
+    return LossGuard(arguments, torch.device("cpu"), 1)
 
 
 def judge(one, loss, norm=1.0):
@@ -312,7 +311,7 @@ def test_a_spike_is_judged_by_the_losses_before():
     for number in range(LOSSES_TO_LEARN):
         judge(one, 2.0 + 0.01 * (number % 2))
     assert 2.0 < one.limit() < 2.3
-    with pytest.raises(LossBroken, match="limit"):
+    with pytest.raises(LossDiverged, match="limit"):
         judge(one, 2.5)
     judge(one, 2.1)
     judge(one, 0.1)  # less is never too much
@@ -320,7 +319,7 @@ def test_a_spike_is_judged_by_the_losses_before():
 
 def test_gradients_that_are_no_numbers_break_a_step_unless_they_are_expected_to():
     judge(watch("nan"), 1.0, norm=None)
-    with pytest.raises(LossBroken, match="gradients"):
+    with pytest.raises(LossDiverged, match="gradients"):
         judge(watch("nan"), 1.0, norm=math.inf)
 
 

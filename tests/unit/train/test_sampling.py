@@ -11,7 +11,7 @@ from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.data.orders import (
+from resilient.train.data.ordering import (
     LengthGrouped,
     Rebalanced,
     Sampling,
@@ -20,7 +20,7 @@ from resilient.train.data.orders import (
     lengths_of,
     split_by_cost,
 )
-from resilient.train.data.sampling import Cursor, Deal, ResumableSampler, worker_options
+from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler, worker_options
 
 LENGTHS = [1 + random.Random(index).randrange(40) for index in range(57)]
 SAMPLINGS = [Sampling(), Sequential(), LengthGrouped(LENGTHS), Rebalanced(LENGTHS, 2)]
@@ -29,9 +29,9 @@ NAMES = [type(one).__name__ for one in SAMPLINGS]
 
 def dealt(sampling, ranks, *, samples=0, epoch=1, batch=3):
     """Return the micro-batches of all ranks from a position on: by round, by rank."""
-    deal = Deal(57, batch, ranks)
+    deal = BatchLayout(57, batch, ranks)
     queues = [
-        ResumableSampler(Cursor(57, 5, epoch, samples, group=6), deal, rank, sampling)
+        ResumableSampler(DataCursor(57, 5, epoch, samples, group=6), deal, rank, sampling)
         for rank in range(ranks)
     ]
     return [[one.indices for one in turn] for turn in zip(*queues, strict=True)]
@@ -66,7 +66,7 @@ def test_groups_of_one_length_are_transformers_own():
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     for epoch in range(3):
-        cursor = Cursor(57, 5, epoch, group=4)
+        cursor = DataCursor(57, 5, epoch, group=4)
         generator = torch.Generator().manual_seed(5 + epoch)
         expected = get_length_grouped_indices(LENGTHS, 4, generator=generator)
         assert LengthGrouped(LENGTHS).order(cursor).tolist() == expected
@@ -74,8 +74,8 @@ def test_groups_of_one_length_are_transformers_own():
 
 
 def test_the_groups_of_the_first_life_stay_when_the_batch_changes():
-    before = Cursor(57, 5, 0, 12, group=6)
-    after = Cursor(57, 5, group=24)
+    before = DataCursor(57, 5, 0, 12, group=6)
+    after = DataCursor(57, 5, group=24)
     after.load_state_dict(before.state_dict())
     grouped = LengthGrouped(LENGTHS)
     assert grouped.order(after).tolist() == grouped.order(before).tolist()

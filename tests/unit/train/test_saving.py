@@ -8,13 +8,13 @@ from fakes import equal
 from models import Net, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
-from resilient.format.rows import Rows
-from resilient.strategies.compression import PARTS
-from resilient.strategies.pipeline.known import RANDOM
-from resilient.train.assembly import RESERVED
-from resilient.train.callbacks.callback import TrainerCallback
-from resilient.train.model.papers import PAPERS
-from resilient.train.reduction.passes import REDUCTION
+from resilient.format.state_json import JsonRows
+from resilient.strategies.gradient_compression import PARTS
+from resilient.strategies.pipeline.registry import RANDOM
+from resilient.train.build_run import RESERVED
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.canonical_reduction import REDUCTION
+from resilient.train.model.artifacts import PAPERS
 from resilient.train.trainer import Trainer
 
 BEST = {
@@ -234,7 +234,7 @@ def test_a_checkpoint_holds_no_time_and_no_generation_in_the_state(tmp_path, rep
     trainer = make_trainer(tmp_path, **BEST)
     trainer.train()
     saved = repository.checkpoints[max(repository.checkpoints)]["trainer_state"]
-    text = json.dumps(saved, default=Rows.trees)
+    text = json.dumps(saved, default=JsonRows.trees)
     assert "runtime" not in text
     assert "per_second" not in text
     assert "-g1" not in text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from resilient.train.schedules.state import ScheduleState
+from resilient.train.schedules.factory import ScheduleState
 
 
 def scheduler(groups, kind="lambda", rates=(0.5, 0.5, 0.5)):

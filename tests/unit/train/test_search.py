@@ -10,9 +10,14 @@ from models import DieAfter, Dies, Net, Noisy
 
 from resilient import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.search.optuna_study import OptunaStudy
-from resilient.train.search.study import BestRun, GivenTrial, TrialReporter
-from resilient.train.search.trials import default_objective, default_space
+from resilient.train.search.optuna import OptunaStudy
+from resilient.train.search.study import (
+    BestRun,
+    GivenTrial,
+    TrialReporter,
+    default_objective,
+    default_space,
+)
 from resilient.train.state import TrainerControl, TrainerState
 
 optuna = pytest.importorskip("optuna")

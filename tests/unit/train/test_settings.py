@@ -11,10 +11,10 @@ from token_models import Mean
 
 from resilient.errors import ConfigError
 from resilient.events import Level
-from resilient.train import settings
+from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.data.sampling import Cursor, Deal, ResumableSampler, train_loader
-from resilient.train.measures.meters import Meters
+from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler, train_loader
+from resilient.train.meters import Meters
 from resilient.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def torch_as_before(monkeypatch):
-    for name in settings._DETERMINISTIC:
+    for name in session._DETERMINISTIC:
         monkeypatch.setenv(name, "")
     before = torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
@@ -35,12 +35,12 @@ def test_full_determinism_refuses_what_is_not(tmp_path, repository, torch_as_bef
     make_trainer(tmp_path, full_determinism=True, max_steps=2).train()
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic
-    assert settings.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert session.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def test_tf32_is_refused_where_there_is_none(tmp_path, repository):
     before = torch.backends.fp32_precision
-    settings.allow_tf32(CPU, wanted=False)
+    session.allow_tf32(CPU, wanted=False)
     assert torch.backends.fp32_precision == before
     with pytest.raises(ConfigError, match="`tf32`=True needs an NVIDIA GPU"):
         make_trainer(tmp_path, tf32=True, use_cpu=True)
@@ -100,7 +100,7 @@ def test_logs_fall_where_the_strategy_says(tmp_path, repository, options, steps)
 
 @pytest.mark.parametrize(("asked", "on_gpu"), [(True, True), (True, False), (False, True)])
 def test_batches_are_pinned_for_a_gpu_only(asked, on_gpu):
-    sampler = ResumableSampler(Cursor(8, 1), Deal(8, 2, 1), 0)
+    sampler = ResumableSampler(DataCursor(8, 1), BatchLayout(8, 2, 1), 0)
     args = TrainingArguments(dataloader_pin_memory=asked)
     loader = train_loader(args, [1] * 8, sampler, list, pin=on_gpu)
     assert loader.pin_memory is (asked and on_gpu)

@@ -13,9 +13,14 @@ from models import DieAfter, Dies, Net, Noisy, make_trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.data.sampling import Cursor
-from resilient.train.data.stream_reading import Source, StreamReader, is_stream
-from resilient.train.data.streams import StreamCursor, StreamDeal
+from resilient.train.data.sampler import DataCursor
+from resilient.train.data.streaming import (
+    StreamBatchLayout,
+    StreamCursor,
+    StreamReader,
+    StreamSource,
+    is_stream,
+)
 
 datasets = pytest.importorskip("datasets")
 SIZE = 27
@@ -206,7 +211,7 @@ def read_by(ranks, batch, *, samples=0, workers=0, drop_last=False):
     """Return the micro-batches of all ranks: by round, by rank."""
     found = []
     for rank in range(ranks):
-        deal = StreamDeal(0, batch, ranks, drop_last=drop_last)
+        deal = StreamBatchLayout(0, batch, ranks, drop_last=drop_last)
         cursor = StreamCursor(0, 42, samples=samples)
         reader = StreamReader(Stream(), cursor, deal, rank)
         loaded = DataLoader(reader, batch_size=None, num_workers=workers, collate_fn=list)
@@ -239,12 +244,12 @@ def test_an_incomplete_round_is_dropped_when_it_shall_be():
 
 def test_reading_leaves_the_random_numbers_of_training_alone():
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002
-    source = Source(Stream(), Cursor(0, 42))
+    source = StreamSource(Stream(), DataCursor(0, 42))
     first = source.take(3)
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before[2])
-    again = Source(Stream(), Cursor(0, 42, samples=2)).take(1)
+    again = StreamSource(Stream(), DataCursor(0, 42, samples=2)).take(1)
     assert torch.equal(again[0]["x"], first[2]["x"])
 
 

@@ -8,12 +8,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
 from resilient.clock import SystemClock
 from resilient.errors import Fenced
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import lineage
-from resilient.vault.registry.references import resolve
-from resilient.vault.rollback import plan_rollback, plan_undo, travel
 
 CLOCK = SystemClock()
 
@@ -86,7 +86,7 @@ def assert_same(one, other):
 
 def go_back(folder, ref):
     store = open_store(str(folder))
-    travel(store, plan_rollback(store, resolve(store, ref)), CLOCK)
+    apply_rollback(store, plan_rollback(store, resolve(store, ref)), CLOCK)
 
 
 def test_after_going_back_training_is_that_of_a_run_that_never_went_further(tmp_path):
@@ -103,7 +103,7 @@ def test_after_going_back_training_is_that_of_a_run_that_never_went_further(tmp_
     assert losses(back) == losses(expected)
     # And what was left is there, whole: undo goes on from it, to the bit.
     store = open_store(str(went))
-    travel(store, plan_undo(store), CLOCK)
+    apply_rollback(store, plan_undo(store), CLOCK)
     assert lineage(store).candidates[0].step == 18
     again = train(went, 18, slope=-9.0)
     assert_same(state_of(again), state_of(further))

@@ -7,24 +7,18 @@ import time
 import pytest
 from manifests import begin
 
-from resilient.checkpointer import Checkpointer
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.fencing import check_store_capabilities, is_exclusive, recorded
+from resilient.checkpoint.verified_read import fetch
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
-from resilient.errors import (
-    IntegrityError,
-    KeyExists,
-    NotExclusive,
-    StoreDenied,
-    StoreUnavailable,
-)
-from resilient.events import Emitter, UploadsAborted, UploadsLeft
-from resilient.format.names import ABILITIES, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.access.fetch import fetch
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.abilities import check_abilities, is_exclusive, recorded
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
+from resilient.errors import IntegrityError, KeyExists, NotExclusive, StoreDenied, StoreUnavailable
+from resilient.events import Emitter, UploadCleanupFailed, UploadsAborted
+from resilient.format.keys import ABILITIES, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = SystemClock()
 
@@ -58,32 +52,32 @@ class TellsEverybodyNo(MemoryStore):
 def test_a_server_that_lies_is_found_out_refused_and_remembered(kind):
     store = kind("s3://bucket/run")
     with pytest.raises(NotExclusive) as caught:
-        check_abilities(store, CLOCK)
+        check_store_capabilities(store, CLOCK)
     assert "--single-writer" in caught.value.hint
     assert ABILITIES in caught.value.message
     assert recorded(store) is False
     store.put_new = None
     with pytest.raises(NotExclusive):
-        check_abilities(store, CLOCK)
+        check_store_capabilities(store, CLOCK)
 
 
 def test_a_server_that_keeps_its_promise_is_raced_once():
     store = MemoryStore("s3://bucket/run")
-    check_abilities(store, CLOCK)
+    check_store_capabilities(store, CLOCK)
     assert list(store.objects) == [ABILITIES], "the race left something behind"
     store.put_new = None
-    check_abilities(store, CLOCK)
+    check_store_capabilities(store, CLOCK)
 
 
 def test_who_promises_to_write_alone_is_not_asked():
     store = Ignores("s3://bucket/run")
-    check_abilities(store, CLOCK, single_writer=True)
+    check_store_capabilities(store, CLOCK, single_writer=True)
     assert store.objects == {}
 
 
 def test_what_this_machine_decides_is_not_raced():
     store = MemoryStore("file:///run")
-    check_abilities(store, CLOCK)
+    check_store_capabilities(store, CLOCK)
     assert store.objects == {}
 
 
@@ -92,14 +86,14 @@ def test_a_verdict_that_is_not_about_this_server_is_asked_for_again(change):
     store = MemoryStore("s3://bucket/run")
     elsewhere = Ignores("s3://elsewhere/run")
     with pytest.raises(NotExclusive):
-        check_abilities(elsewhere, CLOCK)
+        check_store_capabilities(elsewhere, CLOCK)
     begin(store)
     store.objects[ABILITIES] = {
         "damaged": elsewhere.objects[ABILITIES][:-9],
         "copied from elsewhere": elsewhere.objects[ABILITIES],
         "of another kind": store.objects[generation_key(1)],
     }[change]
-    check_abilities(store, CLOCK)
+    check_store_capabilities(store, CLOCK)
     assert recorded(store) is True
 
 
@@ -110,7 +104,7 @@ def test_a_server_that_does_not_answer_gets_no_verdict():
 
     store = Silent("s3://bucket/run")
     with pytest.raises(StoreUnavailable):
-        check_abilities(store, CLOCK)
+        check_store_capabilities(store, CLOCK)
     assert recorded(store) is None
 
 
@@ -150,8 +144,10 @@ def test_what_does_not_fit_is_read_once_more_and_then_called_damage():
 
 def resume_at(store, told=()):
     emit = Emitter(CLOCK, (lambda record, event: told.append(event),) if told != () else ())
-    comms = Comms(MemoryBoard(), World(), "life")
-    checkpointer = Checkpointer(Desk(store, comms, Limits(), CLOCK, emit))
+    comms = ControlGroup(InMemoryKVStore(), World(), "life")
+    checkpointer = CheckpointEngine(
+        CheckpointContext(store, comms, CheckpointOptions(), CLOCK, emit)
+    )
     try:
         checkpointer.resume({})
     finally:
@@ -189,4 +185,4 @@ def test_uploads_that_cannot_be_cleaned_up_stop_nothing():
 
     told = [None]
     resume_at(Denied(), told)
-    assert UploadsLeft("not allowed to list uploads", "a lifecycle rule") in told
+    assert UploadCleanupFailed("not allowed to list uploads", "a lifecycle rule") in told

@@ -11,18 +11,16 @@ import pytest
 from mutations import deep, resealed
 from tiny import CHECKPOINT, tiny_repository
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.generations import claim, read_generation
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.verify import verify, verify_records
 from resilient.errors import ConfigError, IntegrityError, StoreDenied
-from resilient.format.bounds import check_manifest
-from resilient.format.document import canonical, unseal
+from resilient.format.document import canonical, check_manifest, unseal
+from resilient.format.keys import ABILITIES, committed_key, generation_key, tag_key
 from resilient.format.manifest import decode
-from resilient.format.names import ABILITIES, committed_key, generation_key, tag_key
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.records import verify_records
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.generations import claim, read_generation
+from resilient.testing.memory_store import MemoryStore
 
 FIELDS = json.loads(tiny_repository().objects[CHECKPOINT.manifest_key])
 FILE, TENSOR = FIELDS["files"][0], FIELDS["tensors"][0]
@@ -154,7 +152,7 @@ import resource, sys
 from pathlib import Path
 from resilient.errors import IntegrityError
 from resilient.format.manifest import decode
-from resilient.format.shard import read_header
+from resilient.format.safetensors_file import read_header
 
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), used + (200 << 20)))

@@ -8,23 +8,21 @@ import pytest
 import torch
 from manifests import Values, empty_manifest
 
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.read import SMALL_BYTES, read
+from resilient.checkpoint.save.persist import write
+from resilient.distributed.launch_env import World
 from resilient.errors import IntegrityError, KeyNotFound, StoreUnavailable
-from resilient.format import shard
+from resilient.format import safetensors_file
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.extents import view_of
-from resilient.format.names import CheckpointId
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.load import assemble, load
-from resilient.state.stage import stage
-from resilient.storage.buffers import MEMORY_ALIGNMENT
+from resilient.format.keys import CheckpointId
+from resilient.format.partial_read import view_of
+from resilient.state_dict.load import assemble, load
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.storage.local import LocalStore
-from resilient.storage.parts import Parts
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.read import SMALL_BYTES, read
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.storage.transfer import MEMORY_ALIGNMENT, MultipartConfig
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 1)
 FILE = "model.r00000.safetensors"
@@ -36,7 +34,7 @@ def save(store):
     generator = torch.Generator().manual_seed(0)
     big = torch.randn(ROWS, COLUMNS, generator=generator)
     parts = {"model": Part(Values(a=big, b=torch.arange(7.0), c=big[:40].clone()))}
-    staged = stage(capture(1, parts, 0), World(), Arena())
+    staged = stage(capture(1, parts, 0), World(), StagingBuffers())
     receipt = write(store, CHECKPOINT, 0, staged.files, staged.parts)
     commit(store, gather_receipts(empty_manifest(CHECKPOINT), [receipt]))
     return parts["model"].stateful.state
@@ -87,7 +85,7 @@ def test_a_large_tensor_lies_where_it_was_read_and_as_torch_would_lay_it(store):
 
 
 def test_a_file_whose_tensors_begin_anywhere_is_laid_out_for_torch_as_well(monkeypatch):
-    monkeypatch.setattr(shard, "_LARGE_BYTES", 1 << 40)
+    monkeypatch.setattr(safetensors_file, "_LARGE_BYTES", 1 << 40)
     older = MemoryStore()
     save(older)
     proved = read(older, CHECKPOINT)
@@ -103,7 +101,7 @@ def test_a_file_whose_tensors_begin_anywhere_is_laid_out_for_torch_as_well(monke
 class Interrupted(MemoryStore):
     """Gives some bytes that are none, in odd pieces, and then begins anew."""
 
-    ranges = Parts()
+    ranges = MultipartConfig()
 
     def fill(self, key, start, room, arrived):
         data, at = self.objects[key][start : start + len(room)], 0
@@ -187,7 +185,7 @@ def test_a_checkpoint_that_is_rotated_away_while_it_is_read_is_gone_and_not_dama
 class InRanges(MemoryStore):
     """Likes ranges of one chunk."""
 
-    ranges = Parts(part_bytes=CHUNK_BYTES, in_flight=2)
+    ranges = MultipartConfig(part_bytes=CHUNK_BYTES, in_flight=2)
 
     def fill(self, key, start, room, arrived):
         data = self.get_range(key, start, len(room))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.format.names import CheckpointId
+from resilient.checkpoint.daemon.session import choose_step
+from resilient.format.keys import CheckpointId
 from resilient.storage.open import open_store
-from resilient.vault.keeper.holding import choose_step
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
+from resilient.checkpoint.daemon import connection as connection_module
+from resilient.checkpoint.daemon.connection import DaemonConnection
 from resilient.errors import PeerFailed
-from resilient.vault.keeper import conversation
-from resilient.vault.keeper.conversation import Conversation
 
 
 @pytest.fixture
@@ -53,23 +53,23 @@ class Jumping:
 
 
 def test_time_in_which_this_process_did_not_run_is_nobodys_silence(keeper, monkeypatch):
-    talk = Conversation(keeper(0.8))
-    monkeypatch.setattr(conversation, "time", Jumping())
+    talk = DaemonConnection(keeper(0.8))
+    monkeypatch.setattr(connection_module, "time", Jumping())
     assert talk.ask("wait") == {"said": True}
     talk.close()
 
 
 def test_a_keeper_that_says_nothing_is_given_up(keeper, monkeypatch):
-    monkeypatch.setattr(conversation, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(conversation, "_SILENCE_SECONDS_MIN", 0.5)
-    talk = Conversation(keeper(2))
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(connection_module, "_SILENCE_SECONDS_MIN", 0.5)
+    talk = DaemonConnection(keeper(2))
     with pytest.raises(PeerFailed, match="the keeper is gone"):
         talk.ask("wait")
     assert talk.is_silent
 
 
 def test_a_look_waits_for_nothing_and_sees_a_keeper_that_is_gone(keeper):
-    talk = Conversation(keeper(0.5))
+    talk = DaemonConnection(keeper(0.5))
     talk.tell("wait")
     began_seconds = time.monotonic()
     talk.require_there()

@@ -10,16 +10,15 @@ from manifests import begin, save
 from mutations import resealed
 from tiny import CHECKPOINT, tiny_repository
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.generations import mark_committed
+from resilient.checkpoint.refs import create_tag
+from resilient.checkpoint.verify import verify, verify_records
 from resilient.clock import SystemClock
 from resilient.format.digest import digest_file
+from resilient.format.keys import CheckpointId, committed_key, generation_key, tag_key
 from resilient.format.manifest import encode
-from resilient.format.names import CheckpointId, committed_key, generation_key, tag_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.records import verify_records
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.generations import mark_committed
-from resilient.vault.registry.tags import create_tag
+from resilient.testing.memory_store import MemoryStore
 
 
 def rewritten(store, name, change):

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 from tiered import desk_over, save, steps
 
-from resilient.checkpointer import Checkpointer
+from resilient.checkpoint import events
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.promotion_policy import PromotionSchedule, TieringOptions
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.errors import StoreUnavailable
-from resilient.interval import best_seconds
-from resilient.testing.memory import MemoryStore
+from resilient.save_interval import best_seconds
+from resilient.testing.memory_store import MemoryStore
 from resilient.train.arguments import TrainingArguments
 from resilient.train.session import _tiering
-from resilient.vault import facts
-from resilient.vault.registry.generations import claim
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.tiering import Pace, Tiering
 
 DAY = 86400.0
 HOUR = 3600.0
@@ -64,9 +64,9 @@ def clock():
 
 def opened(clock, durable, told=None):
     near = MemoryStore("test://near")
-    tiering = Tiering(is_planned=True)
+    tiering = TieringOptions(is_planned=True)
     desk = desk_over(near, durable, tiering=tiering, clock=clock, retention=Retention())
-    checkpointer = Checkpointer(desk)
+    checkpointer = CheckpointEngine(desk)
     checkpointer.resume({})
     return checkpointer
 
@@ -97,7 +97,7 @@ def test_a_promotion_that_takes_longer_or_a_host_that_is_lost_often_moves_it(clo
         store = MemoryStore("test://lives")
         for cause in ("start", *["membership"] * losses):
             claim(store, None, cause=cause, clock=clock)
-        pace = Pace()
+        pace = PromotionSchedule()
         pace.begin(SimpleNamespace(store=store, clock=clock))
         pace.note(took)
         return pace.chosen(0.0)
@@ -114,7 +114,7 @@ def test_failures_that_the_near_tier_survives_say_nothing(clock):
     store = MemoryStore("test://lives")
     for cause in ("start", "failure", "hang", "rollback", "failure"):
         claim(store, None, cause=cause, clock=clock)
-    pace = Pace()
+    pace = PromotionSchedule()
     pace.begin(SimpleNamespace(store=store, clock=clock))
     pace.note(10.0)
     assert pace.chosen(0.0).mtbf_seconds == pytest.approx(DAY)
@@ -123,15 +123,15 @@ def test_failures_that_the_near_tier_survives_say_nothing(clock):
 def test_what_is_chosen_is_told_with_its_reasons_and_not_each_time(clock):
     told = []
     desk = SimpleNamespace(store=MemoryStore("test://lives"), clock=clock, tell=told.append)
-    pace = Pace()
+    pace = PromotionSchedule()
     pace.begin(desk)
-    assert pace.plan(desk) == Tiering()
+    assert pace.plan(desk) == TieringOptions()
     assert told == []
     for took in (10.0, 10.0, 11.0):
         pace.note(took)
         assert pace.plan(desk).durable_every_seconds > 1200
     (one,) = told
-    assert isinstance(one, facts.DurableCadenceChosen)
+    assert isinstance(one, events.PromotionScheduleChosen)
     assert (one.cost_seconds, one.mtbf_seconds, one.losses, one.bound) == (10.0, DAY, 0, "")
     assert "every 1.3" in one.line()
     assert "a promotion takes 10 s, 0 changes of hosts: one in 24 h" in one.line()
@@ -148,7 +148,7 @@ def test_a_record_that_cannot_be_read_stops_nothing(clock):
         def list(self, prefix=""):
             raise StoreUnavailable("the line is cut", key=prefix)
 
-    pace = Pace()
+    pace = PromotionSchedule()
     pace.begin(SimpleNamespace(store=Down("test://down"), clock=clock))
     pace.note(10.0)
     assert pace.chosen(0.0).mtbf_seconds == pytest.approx(DAY)
@@ -167,4 +167,4 @@ def test_a_record_that_cannot_be_read_stops_nothing(clock):
 def test_who_plans_saves_by_their_cost_plans_promotions_too(said, is_planned, tmp_path):
     args = TrainingArguments(str(tmp_path), near_repo=str(tmp_path / "near"), **said)
     assert _tiering(args).is_planned is is_planned
-    assert Tiering(**_tiering(args).to_json()) == _tiering(args)
+    assert TieringOptions(**_tiering(args).to_json()) == _tiering(args)

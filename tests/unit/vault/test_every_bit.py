@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from tiny import CHECKPOINT, SIGNING, tiny_repository
 
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.fencing import recorded
+from resilient.checkpoint.generations import read_generation
+from resilient.checkpoint.refs import read_tag
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.verify import verify, verify_records
 from resilient.errors import IntegrityError, KeyNotFound
-from resilient.format.names import ABILITIES, committed_key, generation_key, tag_key
-from resilient.vault.health.records import verify_records
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.abilities import recorded
-from resilient.vault.registry.catalog import lineage
-from resilient.vault.registry.generations import read_generation
-from resilient.vault.registry.tags import read_tag
+from resilient.format.keys import ABILITIES, committed_key, generation_key, tag_key
 
 if TYPE_CHECKING:
-    from resilient.testing.memory import MemoryStore
+    from resilient.testing.memory_store import MemoryStore
 
 KEYS = sorted(tiny_repository().objects)
 OWN = [key for key in KEYS if key.startswith(CHECKPOINT.folder)]

@@ -12,18 +12,18 @@ import pytest
 import torch
 from manifests import Values, save
 
+from resilient.checkpoint.catalog import read_copy
+from resilient.checkpoint.generations import Generation, create_record
+from resilient.checkpoint.ledger_audit import audit
+from resilient.checkpoint.ledger_segments import put_segment, read_segment
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.verify import copy_problem, verify
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.document import seal
-from resilient.format.ledger import Place, Segment, step_row
-from resilient.format.names import CheckpointId, generation_key, segment_key
-from resilient.state.capture import Part
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import copy_problem, verify
-from resilient.vault.ledger.audit import audit
-from resilient.vault.ledger.segments import put_segment, read_segment
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_copy
-from resilient.vault.registry.generations import Generation, create_record
+from resilient.format.keys import CheckpointId, generation_key, segment_key
+from resilient.format.ledger import LedgerPosition, Segment, step_row
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 RUN = "0123456789abcdef"  # as manifests of the helpers say
 STEP = CheckpointId(1, 2)
@@ -38,9 +38,9 @@ def whole():
     store = MemoryStore()
     life = Generation(1, RUN, None, "test", "2026-01-02T03:04:05.678Z", "host", "ab" * 16)
     create_record(store, generation_key(1), seal(life.to_json()))
-    stop = Place(2, 0, 8)
-    rows = (step_row(Place(), (2, 0, 0, 8, 2, 4, 1, 1, 2), 0.5),)
-    segment = Segment(RUN, STEP, "", "", Place(), stop, 0, rows).closed()
+    stop = LedgerPosition(2, 0, 8)
+    rows = (step_row(LedgerPosition(), (2, 0, 0, 8, 2, 4, 1, 1, 2), 0.5),)
+    segment = Segment(RUN, STEP, "", "", LedgerPosition(), stop, 0, rows).closed()
     put_segment(store, segment)
     data = {"epoch": 0, "samples": 8, "ledger": segment.anchor.to_json()}
     save(store, STEP, parts={"model": Part(Values(weight=torch.ones(4)))}, parity=1, data=data)

@@ -10,23 +10,23 @@ import torch
 from manifests import Values, begin, empty_manifest, save
 from one_rank import open_one
 
-from resilient.checkpointer import About
+from resilient.checkpoint.commit import commit
+from resilient.checkpoint.fenced_put import EXCLUSIVE_BYTES_MAX, put_fenced
+from resilient.checkpoint.garbage_collection import collect_garbage, discard_uncommitted
+from resilient.checkpoint.generations import check_fence, read_generation
+from resilient.checkpoint.promotion import promote
+from resilient.checkpoint.replicate import plan_copy, replicate
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, KeyExists
 from resilient.format.document import seal
-from resilient.format.names import CheckpointId, generation_key, segment_key
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId, generation_key, segment_key
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.testing.objectserver import ObjectClient, ObjectServer
-from resilient.vault.mirror import copy_over, plan_copy
-from resilient.vault.registry.commit import commit
-from resilient.vault.registry.fenced_put import EXCLUSIVE_BYTES_MAX, put_fenced
-from resilient.vault.registry.generations import check_fence, read_generation
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import discard, rotate
-from resilient.vault.tiers.promote import promote
-from resilient.vault.tiers.tiers import TieredStore
+from resilient.testing.memory_store import MemoryStore
+from resilient.testing.object_server import ObjectClient, ObjectServer
 
 OLD = "0" * 32
 """A token that no claim in the store has."""
@@ -90,7 +90,7 @@ def weight(value, size=1000):
 
 
 def save_one(checkpointer, step, value, size=1000):
-    checkpointer.save(step, weight(value, size), About())
+    checkpointer.save(step, weight(value, size), CheckpointInfo())
     checkpointer.wait()
 
 
@@ -160,7 +160,7 @@ def test_fence_rotation_of_old_claim_deletes_nothing(place):
         save_one(new, step, step)
     before = place.content()
     with pytest.raises(Fenced, match="is of another process"):
-        rotate(place.open(), Retention(1), 2, token=old._life.token)
+        collect_garbage(place.open(), Retention(1), 2, token=old._life.token)
     assert place.content() == before
 
 
@@ -221,9 +221,9 @@ def test_discard_of_old_claim_deletes_nothing():
     begin(store)
     store.put("checkpoint-1-g1/model.r00000.safetensors", b"in flight")
     with pytest.raises(Fenced):
-        discard(store, CheckpointId(1, 1), OLD)
+        discard_uncommitted(store, CheckpointId(1, 1), OLD)
     assert "checkpoint-1-g1/model.r00000.safetensors" in store.objects
-    discard(store, CheckpointId(1, 1), read_generation(store, 1).token)
+    discard_uncommitted(store, CheckpointId(1, 1), read_generation(store, 1).token)
     assert "checkpoint-1-g1/model.r00000.safetensors" not in store.objects
 
 
@@ -250,6 +250,6 @@ def test_copy_into_repository_of_another_claim_is_refused():
     target.put(generation_key(1), seal(other))
     before = dict(target.objects)
     with pytest.raises(Fenced):
-        copy_over(source, target, shipment, SystemClock(), lambda *_: None)
+        replicate(source, target, shipment, SystemClock(), lambda *_: None)
     assert {key: target.objects[key] for key in before} == before
     assert not [key for key in target.objects if key.startswith("checkpoint")]

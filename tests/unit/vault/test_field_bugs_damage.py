@@ -15,32 +15,32 @@ import torch
 from manifests import Values
 from mutations import resealed
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import IntegrityError, NoIntactCheckpoint, SaveFailed, StoreFull
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
-from resilient.testing.gang import run_gang
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.retention import Retention
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import Crash, FaultPlan, FaultyStore, StoreFault, StoreFaultKind
+from resilient.testing.memory_store import MemoryStore, run_ranks
 
 CLOCK = SystemClock()
 
 
 def open_one(store, world=None, board=None, told=None, limits=None):
     sinks = () if told is None else (lambda record, event: told.append(event.line()),)
-    comms = Comms(board.another() if board else MemoryBoard(), world or World(), "life")
-    limits = limits or Limits(within_seconds=10.0)
-    return Checkpointer(Desk(store, comms, limits, CLOCK, Emitter(CLOCK, sinks)))
+    comms = ControlGroup(board.another() if board else InMemoryKVStore(), world or World(), "life")
+    limits = limits or CheckpointOptions(within_seconds=10.0)
+    return CheckpointEngine(CheckpointContext(store, comms, limits, CLOCK, Emitter(CLOCK, sinks)))
 
 
 def parts_of(step):
@@ -60,7 +60,7 @@ def train(store, steps, told=None, limits=None):
         if resumed:
             assert torch.equal(parts["model"].stateful.state["weight"], weight(resumed.step))
         for step in steps:
-            checkpointer.save(step, parts_of(step), About())
+            checkpointer.save(step, parts_of(step), CheckpointInfo())
         return resumed.step if resumed else None
     finally:
         checkpointer.close()
@@ -81,7 +81,7 @@ def lives_after_each_crash(kind):
     at = 0
     while True:
         store = saved(1)
-        faulty = FaultyStore(store, FaultPlan(0, (Fault(at, kind),)))
+        faulty = FaultyStore(store, FaultPlan(0, (StoreFault(at, kind),)))
         with suppress(Crash):
             train(faulty, (2,))
         if faulty.operations <= at:
@@ -90,7 +90,7 @@ def lives_after_each_crash(kind):
         at += 1
 
 
-@pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
+@pytest.mark.parametrize("kind", [StoreFaultKind.CRASH_BEFORE, StoreFaultKind.CRASH_AFTER])
 def test_tf_35782_killed_in_mid_save_the_fragment_is_never_chosen(kind):
     resumed = list(lives_after_each_crash(kind))
     assert set(resumed) == {1, 2}
@@ -148,13 +148,13 @@ def test_pl_20012_a_sharded_save_in_which_one_rank_dies_is_no_checkpoint(victim)
             for step in (1, 2):
                 big = Part(Values(weight=torch.full((300, 600), float(step))))
                 own = Part(Values(rank=0), "rank")
-                checkpointer.save(step, {"model": big, "rng_state": own}, About())
+                checkpointer.save(step, {"model": big, "rng_state": own}, CheckpointInfo())
             with pytest.raises(SaveFailed):
                 checkpointer.wait()
         finally:
             checkpointer.close()
 
-    run_gang(2, rank_main)
+    run_ranks(2, rank_main)
     assert committed(store) == [CheckpointId(1, 1)]
 
 
@@ -246,7 +246,7 @@ def test_pt_144657_values_that_change_after_the_call_are_not_saved():
     live["view"] = live["weight"][::2]
     plain = {"steps": [1, 2]}
     parts = {"model": Part(Values(**live)), "plain": Part(Values(**plain))}
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     live["weight"].add_(7)
     plain["steps"].append(3)
     store.go_on.set()
@@ -261,10 +261,10 @@ def test_pt_144657_values_that_change_after_the_call_are_not_saved():
 
 def full_at(store, at):
     """Save step 2 on a disk that fills up at the ``at``-th put; say whether that was reached."""
-    faulty = FaultyStore(store, FaultPlan(0, (Fault(at, Kind.FULL),)))
+    faulty = FaultyStore(store, FaultPlan(0, (StoreFault(at, StoreFaultKind.FULL),)))
     # Where the claim of the life itself finds no room, nothing is begun.
     with suppress(SaveFailed, StoreFull):
-        train(faulty, (2,), limits=Limits(Retention(keep_last=1), 10.0))
+        train(faulty, (2,), limits=CheckpointOptions(Retention(keep_last=1), 10.0))
     return faulty.operations > at
 
 
@@ -287,11 +287,11 @@ def test_probe_the_same_step_saved_again_never_mixes_with_the_first():
     while True:
         store = saved(1, 2)
         first = {key: one for key, one in store.objects.items() if "checkpoint-2-" in key}
-        faulty = FaultyStore(store, FaultPlan(0, (Fault(at, Kind.CRASH_AFTER),)))
+        faulty = FaultyStore(store, FaultPlan(0, (StoreFault(at, StoreFaultKind.CRASH_AFTER),)))
         checkpointer = open_one(faulty)
         with suppress(Crash):
             checkpointer.resume(parts_of(0), ref="checkpoint-1-g1")
-            checkpointer.save(2, parts_of(2), About())
+            checkpointer.save(2, parts_of(2), CheckpointInfo())
         with suppress(Crash):
             checkpointer.close()
         assert {key: store.objects[key] for key in first} == first

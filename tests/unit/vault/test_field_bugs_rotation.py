@@ -13,27 +13,27 @@ import pytest
 import torch
 from manifests import Values, begin, save
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.refs import create_tag, resolve
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import BestOf, Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError, KeyNotFound, SaveFailed, StoreFull
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.storage.fs import FsspecStore
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
+from resilient.storage.fsspec_store import FsspecStore
 from resilient.storage.local import LocalStore
-from resilient.testing.faults import FaultyStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.registry.tags import create_tag
-from resilient.vault.rotation.rotate import rotate
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore
 
 
 class Watched(MemoryStore):
@@ -58,9 +58,11 @@ class Watched(MemoryStore):
 
 
 def open_one(store, retention):
-    comms = Comms(MemoryBoard(), World(), uuid.uuid4().hex)
-    desk = Desk(store, comms, Limits(retention), SystemClock(), Emitter(SystemClock()))
-    return Checkpointer(desk)
+    comms = ControlGroup(InMemoryKVStore(), World(), uuid.uuid4().hex)
+    desk = CheckpointContext(
+        store, comms, CheckpointOptions(retention), SystemClock(), Emitter(SystemClock())
+    )
+    return CheckpointEngine(desk)
 
 
 def part(value):
@@ -72,7 +74,7 @@ def train(store, retention, steps, **options):
     checkpointer = open_one(store, retention)
     resumed = checkpointer.resume(part(0), **options)
     for step in steps:
-        checkpointer.save(step, part(step), About())
+        checkpointer.save(step, part(step), CheckpointInfo())
     checkpointer.close()
     return resumed
 
@@ -103,7 +105,7 @@ def test_tf_20988_two_that_rotate_one_folder_at_once_do_not_hurt_each_other(tmp_
     def work(store):
         gate.wait()
         try:
-            rotate(store, Retention(keep_last=2), 1)
+            collect_garbage(store, Retention(keep_last=2), 1)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test must show it
             failed.append(error)
 
@@ -174,7 +176,7 @@ def test_pl_21110_last_and_best_are_answers_and_not_files(tmp_path):
     checkpointer = open_one(store, Retention(keep_best=(BestOf("loss"),)))
     checkpointer.resume({})
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
-        checkpointer.save(step, part(step), About(metrics={"loss": loss}))
+        checkpointer.save(step, part(step), CheckpointInfo(metrics={"loss": loss}))
     checkpointer.close()
     assert resolve(store, "latest").step == 3
     assert resolve(store, "best:loss").step == 2
@@ -188,7 +190,7 @@ def test_simpletuner_2989_exactly_the_limit_stays_after_every_save():
     checkpointer = open_one(store, Retention(keep_last=2))
     checkpointer.resume({})
     for step in range(1, 6):
-        checkpointer.save(step, part(step), About())
+        checkpointer.save(step, part(step), CheckpointInfo())
         checkpointer.wait()
         assert len(committed(store)) == min(step, 2)
     checkpointer.close()
@@ -220,7 +222,7 @@ def test_neptune_1888_a_reader_is_told_that_it_was_rotated_away_and_not_that_it_
         def get(self, key):
             content = super().get(key)
             if key == "checkpoint-1-g1/manifest.json":
-                rotate(store, Retention(keep_last=1), 1)
+                collect_garbage(store, Retention(keep_last=1), 1)
             return content
 
     with pytest.raises(KeyNotFound, match=r"checkpoint-1-g1/manifest\.json"):

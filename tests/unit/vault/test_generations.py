@@ -7,19 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from manifests import begin, empty_manifest, save
 
+from resilient.checkpoint.commit import commit
+from resilient.checkpoint.garbage_collection import collect_garbage, discard_uncommitted
+from resilient.checkpoint.generations import claim, list_numbers, read_generation, read_generations
+from resilient.checkpoint.retention import Retention
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, IntegrityError, KeyExists, NotExclusive
-from resilient.format.names import CheckpointId, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.commit import commit
-from resilient.vault.registry.generations import (
-    claim,
-    list_numbers,
-    read_generation,
-    read_generations,
-)
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import discard, rotate
+from resilient.format.keys import CheckpointId, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def test_an_older_life_may_not_commit_or_rotate(store):
     with pytest.raises(Fenced, match="life 2 of this run began"):
         commit(store, empty_manifest(CheckpointId(1, 4)))
     with pytest.raises(Fenced):
-        rotate(store, Retention(1), mine=1)
+        collect_garbage(store, Retention(1), mine=1)
     assert store.objects == before
 
 
@@ -104,7 +99,7 @@ def test_a_rotation_sweeps_leftovers_but_no_save_in_flight_and_nothing_foreign(s
     for step in (2, 3):
         save(store, CheckpointId(1, step))
     store.put("checkpoint-4-g1/model.r00000.safetensors", b"in flight")
-    rotate(store, Retention(1), mine=1)
+    collect_garbage(store, Retention(1), mine=1)
     folders = {key.partition("/")[0] for key in store.objects if "checkpoint" in key}
     assert folders == {"checkpoint-1-g1", "checkpoint-3-g1", "checkpoint-4-g1"}
     assert store.objects["checkpoint-1-g1/notes.txt"] == b"a person's"
@@ -118,7 +113,7 @@ def test_rotation_deletes_the_manifest_before_what_it_names(store):
     order = []
     delete = store.delete
     store.delete = lambda key: (order.append(key), delete(key))
-    rotate(store, Retention(1), mine=1)
+    collect_garbage(store, Retention(1), mine=1)
     assert order[0] == "checkpoint-1-g1/manifest.json"
 
 
@@ -126,7 +121,7 @@ def test_the_best_is_kept_beyond_the_limit(store):
     begin(store)
     for step in (1, 2, 3, 4):
         save(store, CheckpointId(1, step))
-    plan = rotate(store, Retention(2), 1, keep=[CheckpointId(1, 1)])
+    plan = collect_garbage(store, Retention(2), 1, keep=[CheckpointId(1, 1)])
     assert plan.doomed == (CheckpointId(1, 2), CheckpointId(1, 3))
 
 
@@ -135,5 +130,5 @@ def test_discarding_a_failed_save_leaves_the_rest(store):
     save(store, CheckpointId(1, 1))
     before = dict(store.objects)
     store.put("checkpoint-2-g1/model.r00000.safetensors", b"half")
-    discard(store, CheckpointId(1, 2))
+    discard_uncommitted(store, CheckpointId(1, 2))
     assert store.objects == before

@@ -6,19 +6,18 @@ import pytest
 from cli_repositories import TickingClock, cut
 from manifests import begin, save
 
+from resilient.checkpoint import commit, rollback
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
+from resilient.checkpoint.generations import check_fence, claim, mark_committed
+from resilient.checkpoint.reflog import Reflog, rolled_back_by_user
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
 from resilient.errors import Fenced, IntegrityError, NotExclusive, NothingToResume, UsageError
-from resilient.format.names import CheckpointId, generation_key
+from resilient.format.keys import CheckpointId, generation_key
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault import rollback
-from resilient.vault.registry import commit
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import check_fence, claim, mark_committed
-from resilient.vault.registry.moves import Moves, left_by_hand
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rollback import plan_rollback, plan_undo, travel
-from resilient.vault.rotation.rotate import carry_out, look, rotate
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = TickingClock()
 FIRST, SECOND, THIRD = (CheckpointId(1, step) for step in (1, 2, 3))
@@ -49,11 +48,11 @@ def save_late(store, checkpoint, **about):
 
 
 def back_to(store, target):
-    return travel(store, plan_rollback(store, target), CLOCK)
+    return apply_rollback(store, plan_rollback(store, target), CLOCK)
 
 
 def undo(store):
-    return travel(store, plan_undo(store), CLOCK)
+    return apply_rollback(store, plan_undo(store), CLOCK)
 
 
 def head(store):
@@ -107,7 +106,7 @@ def test_undo_after_training_abandons_what_was_trained_since(store):
     grow(store, FIRST, 2)
     plan = plan_undo(store)
     assert (plan.after, plan.left, plan.undoes) == (THIRD, (CheckpointId(3, 2),), 2)
-    travel(store, plan, CLOCK)
+    apply_rollback(store, plan, CLOCK)
     assert head(store) == THIRD
     # And that is not lost either.
     back_to(store, CheckpointId(3, 2))
@@ -139,7 +138,7 @@ def test_undo_does_not_guess_over_a_damaged_record(store):
     store.objects[generation_key(1)] = b"{}\n"
     with pytest.raises(IntegrityError, match="life 1"):
         plan_undo(store)
-    assert [move.life is None for move in Moves(store).newest_first()] == [False, True]
+    assert [move.life is None for move in Reflog(store).newest_first()] == [False, True]
 
 
 def test_of_two_who_go_back_at_once_the_first_learns_that_it_has_no_effect(store, monkeypatch):
@@ -170,7 +169,7 @@ def test_a_store_that_cannot_fence_needs_the_promise(store):
     store.exclusive = False
     with pytest.raises(NotExclusive):
         back_to(store, FIRST)
-    assert travel(store, plan_rollback(store, FIRST), CLOCK, single_writer=True) == 2
+    assert apply_rollback(store, plan_rollback(store, FIRST), CLOCK, single_writer=True) == 2
 
 
 def test_a_rotation_keeps_what_a_person_left_and_not_what_a_stale_process_saved(store):
@@ -178,7 +177,9 @@ def test_a_rotation_keeps_what_a_person_left_and_not_what_a_stale_process_saved(
     number = CheckpointId(3, 2)
     grow(store, FIRST, 2, 3, 4)
     stale = save_late(store, CheckpointId(2, 9), parent=FIRST)
-    plan = rotate(store, Retention(keep_last=1), number.generation, written=CheckpointId(3, 4))
+    plan = collect_garbage(
+        store, Retention(keep_last=1), number.generation, written=CheckpointId(3, 4)
+    )
     assert stale in plan.doomed
     assert set(committed(store)) == {CheckpointId(3, 4), THIRD, SECOND}
     undo(store)
@@ -191,7 +192,7 @@ def test_what_a_restart_left_before_is_not_what_a_person_left(store):
     back_to(store, FIRST)
     abandoned = lineage(store).abandoned
     assert set(abandoned) == {own, stale, THIRD, SECOND}
-    assert left_by_hand(store, abandoned) == {own, SECOND}
+    assert rolled_back_by_user(store, abandoned) == {own, SECOND}
 
 
 def test_prune_keeps_what_undo_goes_back_to_until_it_is_told_to_forget(store):
@@ -200,7 +201,7 @@ def test_prune_keeps_what_undo_goes_back_to_until_it_is_told_to_forget(store):
 
     def prune(left):
         retention = Retention(keep_last=1, verify_before_rotate="quick", rolled_back=left)
-        carry_out(store, look(store, retention, in_full=True), 3)
+        apply_plan(store, scan_and_plan(store, retention, in_full=True), 3)
         return set(committed(store))
 
     assert prune("undo") == {CheckpointId(3, 2), THIRD}

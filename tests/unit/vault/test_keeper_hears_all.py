@@ -7,15 +7,14 @@ import threading
 
 import pytest
 
+from resilient.checkpoint.daemon.memory import SharedMemoryPool
+from resilient.checkpoint.daemon.server import SaverDaemon
 from resilient.clock import SystemClock
-from resilient.storage.shared import SharedFolder
-from resilient.vault.keeper.keeper import Keeper
-from resilient.vault.keeper.room import Room
-from resilient.world.lines import Lines
-from resilient.world.sockets import BoardServer
+from resilient.distributed.kv_store import JsonLineSocket, KVStoreServer
+from resilient.storage.shared_memory import SharedFolder
 
 
-class LateKeeper(Keeper):
+class LateKeeper(SaverDaemon):
     """Answers the first question once it is let."""
 
     def __init__(self, *given):
@@ -33,8 +32,8 @@ class LateKeeper(Keeper):
 @pytest.fixture
 def keeper(tmp_path):
     folder = SharedFolder(tmp_path)
-    board = BoardServer("127.0.0.1", "127.0.0.1")
-    one = LateKeeper(tmp_path / "socket", Room(folder), board, SystemClock())
+    board = KVStoreServer("127.0.0.1", "127.0.0.1")
+    one = LateKeeper(tmp_path / "socket", SharedMemoryPool(folder), board, SystemClock())
     yield one
     one.close()
     folder.close()
@@ -43,7 +42,7 @@ def keeper(tmp_path):
 def test_all_is_heard_that_was_told_before_the_end(keeper, tmp_path):
     rank = socket.socket(socket.AF_UNIX)
     rank.connect(str(tmp_path / "socket"))
-    lines = Lines(rank)
+    lines = JsonLineSocket(rank)
     for verb in ("begin", "save", "wait"):
         lines.send({"verb": verb})
     rank.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from manifests import begin, save
 
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.generations import mark_committed
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.retention import Retention
 from resilient.errors import NothingToResume, RepositoryNotFound
-from resilient.format.names import CheckpointId, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import mark_committed
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import rotate
+from resilient.format.keys import CheckpointId, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_start_from_scratch_that_saved_nothing_hides_nothing(store):
 def test_rotation_leaves_another_start_alone(store):
     life(store, [10, 20])
     life(store, [1, 2, 3], None)
-    assert rotate(store, Retention(1), mine=2).doomed == ids((2, 1), (2, 2))
+    assert collect_garbage(store, Retention(1), mine=2).doomed == ids((2, 1), (2, 2))
     assert committed(store) == list(ids((2, 3), (1, 20), (1, 10)))
 
 

@@ -8,24 +8,24 @@ from ledgers import Run
 from manifests import Values
 from referring import saved, step, value
 
-from resilient.checkpointer import About
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.ledger_audit import audit
+from resilient.checkpoint.replicate import plan_copy, replicate
+from resilient.checkpoint.save.dedup import DedupBase
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.engine_factory import open_engine
 from resilient.errors import ConfigError, Fenced, IntegrityError, StoreUnavailable
-from resilient.format.names import CheckpointId
-from resilient.opening import open_checkpointer
-from resilient.state.capture import Part
+from resilient.format.keys import CheckpointId
+from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import verify
-from resilient.vault.ledger.audit import audit
-from resilient.vault.mirror import copy_over, plan_copy
-from resilient.vault.registry.catalog import committed, lineage
-from resilient.vault.registry.generations import claim
-from resilient.vault.reuse.refer import Base
+from resilient.testing.memory_store import MemoryStore
 
 
 def copy(source, target, checkpoint, told=lambda *_: None):
     shipment = plan_copy(source, target, checkpoint)
-    copy_over(source, target, shipment, TickingClock(), told)
+    replicate(source, target, shipment, TickingClock(), told)
     return shipment
 
 
@@ -55,7 +55,7 @@ def source():
     store = MemoryStore("test://source")
     claim(store, None, cause="start", clock=TickingClock())
     saved(store, 1)
-    saved(store, 2, (Base(step(1)),))
+    saved(store, 2, (DedupBase(step(1)),))
     return store
 
 
@@ -102,18 +102,18 @@ def test_a_run_goes_on_from_the_copy(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     live = {"model": Part(Values(a=[1, 2], b=3.5))}
     for _ in range(2):
-        one = open_checkpointer(str(here))
+        one = open_engine(str(here))
         one.resume(live)
-        one.save(one_step := 10 + len(one.committed()), live, About())
+        one.save(one_step := 10 + len(one.committed()), live, CheckpointInfo())
         one.close()
     newest = CheckpointId(2, one_step)
     copy(LocalStore(here), LocalStore(there), newest)
     back = {"model": Part(Values())}
-    other = open_checkpointer(str(there))
+    other = open_engine(str(there))
     resumed = other.resume(back)
     assert (resumed.checkpoint, resumed.step) == (newest, one_step)
     assert back["model"].stateful.state_dict() == live["model"].stateful.state_dict()
-    other.save(one_step + 1, back, About())
+    other.save(one_step + 1, back, CheckpointInfo())
     other.close()
     assert committed(LocalStore(there))[0] == CheckpointId(3, one_step + 1)
     with pytest.raises(Fenced, match="life 3 is there, and this is of life 2"):

@@ -7,16 +7,18 @@ import time
 
 import pytest
 
-from resilient.vault.cores import Cores, Reading, quota_cores
-from resilient.vault.pace import (
+from resilient.checkpoint.throttle import (
     FIRST_SECONDS,
     FULL_SPEED,
     IDLE_CORES_MIN,
     SMALL_BYTES,
     WORK_SHARE,
-    Machine,
-    Pacing,
+    CpuProbe,
+    CpuQuota,
+    CpuSample,
+    ThrottleHistory,
     bound_seconds,
+    quota_cores,
     rest_seconds,
 )
 
@@ -32,14 +34,14 @@ class Owned:
         self.ours = []
 
     def read(self):
-        return Reading(self.seconds, 0.0, 0.0)
+        return CpuSample(self.seconds, 0.0, 0.0)
 
     def left(self, before, after, ours_seconds):
         self.ours.append(ours_seconds)
         return self.left_cores
 
     def pacing(self):
-        return Pacing(Machine(self, lambda: self.seconds, lambda: self.worked_seconds))
+        return ThrottleHistory(CpuProbe(self, lambda: self.seconds, lambda: self.worked_seconds))
 
     def work(self, pace, pieces, size_bytes=MIB):
         """Work piece by piece; return how long each rest was to be."""
@@ -162,11 +164,11 @@ def lines(idle: int) -> str:
 def test_idle_time_is_what_the_machine_counts_of_the_cores_that_we_may_use(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text(lines(300))
-    cores = Cores(tmp_path)
+    cores = CpuQuota(tmp_path)
     cores._names, cores._count = {"cpu0"}, 1.0
     before = cores.read()
     assert before.idle_seconds == 3.07
-    after = Reading(before.at_seconds + 2.0, before.idle_seconds + 0.5, before.used_seconds)
+    after = CpuSample(before.at_seconds + 2.0, before.idle_seconds + 0.5, before.used_seconds)
     assert cores.left(before, after, 0.5) == pytest.approx(0.5)
 
 
@@ -178,16 +180,18 @@ def test_a_limit_of_the_control_group_counts_more_than_what_others_leave_idle(tm
     limit.write_text("max 100000\n")
     assert quota_cores(tmp_path) is None
     limit.write_text("250000 100000\n")
-    cores = Cores(tmp_path)
-    assert cores.left(Reading(0.0, 0.0, 0.0), Reading(1.0, 30.0, 2.4), 0.1) == pytest.approx(0.2)
+    cores = CpuQuota(tmp_path)
+    assert cores.left(CpuSample(0.0, 0.0, 0.0), CpuSample(1.0, 30.0, 2.4), 0.1) == pytest.approx(
+        0.2
+    )
 
 
 def test_without_counters_of_the_machine_our_own_use_says_it(tmp_path):
-    cores = Cores(tmp_path)
+    cores = CpuQuota(tmp_path)
     cores._count = 2.0
     assert cores.read().idle_seconds is None
-    after = Reading(1.0, None, 1.5)
-    assert cores.left(Reading(0.0, None, 0.0), after, 0.0) == pytest.approx(0.5)
+    after = CpuSample(1.0, None, 1.5)
+    assert cores.left(CpuSample(0.0, None, 0.0), after, 0.0) == pytest.approx(0.5)
 
 
 def test_only_rests_that_were_taken_count():

@@ -6,22 +6,27 @@ from types import SimpleNamespace
 
 import pytest
 
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.daemon.messages import SessionInfo, SessionTiers
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.tiers import peer_store
+from resilient.checkpoint.tiers.peer_store import PIECE_BYTES_MAX, PeerServer, PeerStore
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import (
+    Address,
+    InMemoryKVStore,
+    JsonLineSocket,
+    address_toward,
+    greeted,
+    listen_for,
+)
+from resilient.distributed.launch_env import World
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
 from resilient.events import Emitter
-from resilient.storage.buffers import Room
-from resilient.storage.store import Entry
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.keeper.guest import Guest, Onwards
-from resilient.vault.saving.tiering import Tiering
-from resilient.vault.tiers import peers
-from resilient.vault.tiers.peers import PIECE_BYTES_MAX, PeerServer, PeerStore
-from resilient.world.comms import Comms
-from resilient.world.lines import Lines
-from resilient.world.memory import MemoryBoard
-from resilient.world.serving import Address, address_toward, greeted, listen_for
-from resilient.world.world import World
+from resilient.storage.store import ObjectInfo
+from resilient.storage.transfer import ScatterBuffer
+from resilient.testing.memory_store import MemoryStore
 
 KEY = "checkpoint-1-g1/model.r00000.safetensors"
 LIFE = "generations/g000001.json"
@@ -52,7 +57,7 @@ def test_what_another_host_holds_of_checkpoints_can_be_read(peer, disk):
     assert peer.get(KEY) == disk.objects[KEY]
     assert peer.get_range(KEY, 10, 20) == disk.objects[KEY][10:30]
     assert peer.get_range(KEY, 2040, 20) == disk.objects[KEY][2040:]
-    assert peer.stat(KEY) == Entry(KEY, 2048)
+    assert peer.stat(KEY) == ObjectInfo(KEY, 2048)
     assert [one.key for one in peer.list("checkpoint-")] == [KEY]
     assert peer.get(LIFE) == b"life"
 
@@ -60,7 +65,9 @@ def test_what_another_host_holds_of_checkpoints_can_be_read(peer, disk):
 def test_a_large_object_comes_in_pieces_and_each_is_told(peer, disk):
     disk.objects[KEY] = bytes(PIECE_BYTES_MAX) + b"end"
     view, pieces = memoryview(bytearray(PIECE_BYTES_MAX + 3)), []
-    came = peer.fill(KEY, 0, Room([view]), lambda begin, stop: pieces.append((begin, stop)))
+    came = peer.fill(
+        KEY, 0, ScatterBuffer([view]), lambda begin, stop: pieces.append((begin, stop))
+    )
     assert came == len(view)
     assert pieces == [(0, PIECE_BYTES_MAX), (PIECE_BYTES_MAX, PIECE_BYTES_MAX + 3)]
     assert view == disk.objects[KEY]
@@ -100,7 +107,7 @@ def test_it_cannot_be_written(peer, disk):
 )
 def test_who_asks_nonsense_is_cut_off_and_nobody_else(asked, server, peer):
     with greeted(server.address) as connection:
-        lines = Lines(connection)
+        lines = JsonLineSocket(connection)
         lines.send(asked)
         assert lines.receive() is None
     assert peer.stat(KEY).size_bytes == 2048
@@ -141,7 +148,7 @@ def line(monkeypatch):
             raise ConnectionRefusedError("nobody there")
         return greeted(address)
 
-    monkeypatch.setattr(peers, "greeted", connect)
+    monkeypatch.setattr(peer_store, "greeted", connect)
     return line
 
 
@@ -161,11 +168,15 @@ def test_a_host_that_is_gone_is_asked_ever_more_seldom_and_found_when_it_is_back
 
 
 def test_the_keeper_uses_a_host_that_did_not_answer_when_it_was_named(server, disk, line):
-    comms = Comms(MemoryBoard(), World(0, 2), "0")
+    comms = ControlGroup(InMemoryKVStore(), World(0, 2), "0")
     durable = MemoryStore("test://durable")
-    desk = Desk(durable, comms, Limits(), line.clock, Emitter(line.clock, ()))
-    guest = Guest("", durable, None, Tiering(), World(0, 2), "0", desk.limits, "", desk.signing)
-    onwards = Onwards(guest, MemoryStore("test://near"))
+    desk = CheckpointContext(
+        durable, comms, CheckpointOptions(), line.clock, Emitter(line.clock, ())
+    )
+    guest = SessionInfo(
+        "", durable, None, TieringOptions(), World(0, 2), "0", desk.limits, "", desk.signing
+    )
+    onwards = SessionTiers(guest, MemoryStore("test://near"))
     named = {"groups": [[0], [1]], "peers": [["host b", server.address.to_json()]]}
     line.is_cut = True
     store = onwards.desk(desk, named, 1, None).store

@@ -9,9 +9,9 @@ from manifests import Values
 from one_rank import open_one
 from paces import resting, wait_until
 
-from resilient.checkpointer import About
-from resilient.state.capture import Part
-from resilient.testing.memory import MemoryStore
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 BYTES = 24 << 20
 
@@ -28,7 +28,7 @@ def test_a_save_rests_until_somebody_waits_for_it():
     checkpointer = open_resting(store)
     began = time.monotonic()
     parts = {"model": Part(Values(weight=torch.ones(BYTES // 4)))}
-    checkpointer.save(1, parts, About())
+    checkpointer.save(1, parts, CheckpointInfo())
     wait_until(lambda: checkpointer._persister._pace._done_bytes >= 2 * (4 << 20))
     assert checkpointer.committed() == []
     checkpointer.wait()
@@ -46,7 +46,7 @@ def test_the_next_save_does_not_wait_for_the_rests_of_this_one():
     began = time.monotonic()
     for step in (1, 2):
         parts = {"model": Part(Values(weight=torch.full((BYTES // 4,), float(step))))}
-        checkpointer.save(step, parts, About())
+        checkpointer.save(step, parts, CheckpointInfo())
     assert len(checkpointer.committed()) == 1
     checkpointer.close()
     assert len(checkpointer.committed()) == 2
@@ -55,6 +55,6 @@ def test_the_next_save_does_not_wait_for_the_rests_of_this_one():
 
 def test_no_rank_rests_until_its_peers_give_it_up():
     checkpointer = open_resting(MemoryStore(), within_seconds=8.0)
-    checkpointer.save(1, {"model": Part(Values(weight=torch.ones(BYTES // 4)))}, About())
+    checkpointer.save(1, {"model": Part(Values(weight=torch.ones(BYTES // 4)))}, CheckpointInfo())
     assert checkpointer._persister._pace._within_seconds == 2.0
     checkpointer.close()

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from resilient.checkpoint.retention import (
+    BestOf,
+    CheckpointSummary,
+    Retention,
+    RetentionInput,
+    parse_best,
+    parse_retention,
+    plan_rotation,
+)
 from resilient.errors import ConfigError
-from resilient.format.names import CheckpointId
-from resilient.vault.registry.planning import Content, Known, plan_rotation
-from resilient.vault.registry.retention import BestOf, Retention, parse_best, parse_retention
+from resilient.format.keys import CheckpointId
 
 
 def ids(*steps, life=1):
@@ -15,13 +22,15 @@ def ids(*steps, life=1):
 
 
 def at(moment, problem="", **metrics):
-    return Content(f"2026-01-{moment}:00.000Z", metrics, problem)
+    return CheckpointSummary(f"2026-01-{moment}:00.000Z", metrics, problem)
 
 
 def measured(losses):
     """Know checkpoints with a loss each, in one life, newest first."""
     line = ids(*sorted(losses, reverse=True))
-    return Known(line, contents={one: at("01T00:00", eval_loss=losses[one.step]) for one in line})
+    return RetentionInput(
+        line, contents={one: at("01T00:00", eval_loss=losses[one.step]) for one in line}
+    )
 
 
 def kept_steps(plan):
@@ -29,7 +38,7 @@ def kept_steps(plan):
 
 
 def test_without_a_policy_everything_stays():
-    plan = plan_rotation(Retention(), Known(ids(3, 2, 1)))
+    plan = plan_rotation(Retention(), RetentionInput(ids(3, 2, 1)))
     assert plan.doomed == ()
     assert plan.kept[CheckpointId(1, 1)] == ("no limit is set",)
 
@@ -51,7 +60,7 @@ def test_every_reason_of_every_checkpoint_is_named():
 
 
 def test_the_oldest_abandoned_goes_first_and_the_newest_of_the_line_last():
-    plan = plan_rotation(Retention(keep_last=1), Known(ids(9, 8, 7), ids(6, 5)))
+    plan = plan_rotation(Retention(keep_last=1), RetentionInput(ids(9, 8, 7), ids(6, 5)))
     assert [one.step for one in plan.doomed] == [5, 6, 7, 8]
 
 
@@ -83,7 +92,7 @@ def test_several_metrics_have_places_of_their_own():
         for one in line
     }
     best = (BestOf("loss"), BestOf("accuracy"))
-    plan = plan_rotation(Retention(keep_best=best), Known(line, contents=contents))
+    plan = plan_rotation(Retention(keep_best=best), RetentionInput(line, contents=contents))
     assert kept_steps(plan) == [1, 2, 4]
 
 
@@ -91,7 +100,7 @@ def test_a_damaged_best_gives_its_place_to_the_next_and_is_named():
     known = measured({1: 0.1, 2: 0.2, 3: 0.3, 4: 0.9})
     contents = {**known.contents, CheckpointId(1, 1): at("01T00:00", "x is missing", eval_loss=0.1)}
     retention = Retention(keep_best=(BestOf("loss", 2),))
-    plan = plan_rotation(retention, Known(known.line, contents=contents))
+    plan = plan_rotation(retention, RetentionInput(known.line, contents=contents))
     assert kept_steps(plan) == [1, 2, 3, 4]
     [(one, why)] = plan.damaged.items()
     assert one.step == 1
@@ -103,7 +112,7 @@ def test_a_damaged_one_that_would_not_count_anyway_is_not_kept_for_it():
     known = measured({1: 0.8, 2: 0.2, 3: 0.3})
     contents = {**known.contents, CheckpointId(1, 1): at("01T00:00", "short", eval_loss=0.8)}
     plan = plan_rotation(
-        Retention(keep_best=(BestOf("loss"),)), Known(known.line, contents=contents)
+        Retention(keep_best=(BestOf("loss"),)), RetentionInput(known.line, contents=contents)
     )
     assert kept_steps(plan) == [2, 3]
     assert not plan.damaged
@@ -111,9 +120,12 @@ def test_a_damaged_one_that_would_not_count_anyway_is_not_kept_for_it():
 
 def test_what_cannot_be_read_stays_because_it_might_be_the_best():
     known = measured({1: 0.8, 2: 0.2, 3: 0.3})
-    contents = {**known.contents, CheckpointId(1, 1): Content(problem="its bytes are not")}
+    contents = {
+        **known.contents,
+        CheckpointId(1, 1): CheckpointSummary(problem="its bytes are not"),
+    }
     plan = plan_rotation(
-        Retention(keep_best=(BestOf("loss"),)), Known(known.line, contents=contents)
+        Retention(keep_best=(BestOf("loss"),)), RetentionInput(known.line, contents=contents)
     )
     assert kept_steps(plan) == [1, 2, 3]
     assert "what it holds is unknown" in plan.damaged[CheckpointId(1, 1)]
@@ -123,9 +135,9 @@ def test_hours_and_days_are_those_of_the_calendar_and_count_only_where_one_was_s
     line = ids(7, 6, 5, 4, 3, 2, 1)
     moments = ["05T09:10", "05T09:05", "05T08:59", "03T23:30", "03T23:00", "02T12:00", "01T12:00"]
     contents = {one: at(moment) for one, moment in zip(line, moments, strict=True)}
-    hourly = plan_rotation(Retention(keep_hourly=3), Known(line, contents=contents))
+    hourly = plan_rotation(Retention(keep_hourly=3), RetentionInput(line, contents=contents))
     assert kept_steps(hourly) == [4, 5, 7]
-    daily = plan_rotation(Retention(keep_daily=3), Known(line, contents=contents))
+    daily = plan_rotation(Retention(keep_daily=3), RetentionInput(line, contents=contents))
     assert kept_steps(daily) == [2, 4, 7]
     assert daily.kept[line[3]] == ("the newest of day 2026-01-03",)
     assert hourly.kept[line[3]] == ("the newest of hour 2026-01-03 23",)
@@ -135,9 +147,10 @@ def test_weeks_months_and_years_are_those_of_the_calendar():
     line = ids(6, 5, 4, 3, 2, 1)
     moments = ("2026-02-01", "2026-01-26", "2026-01-25", "2026-01-01", "2025-12-29", "2024-12-31")
     contents = {
-        one: Content(f"{day}T10:00:00.000Z") for one, day in zip(line, moments, strict=True)
+        one: CheckpointSummary(f"{day}T10:00:00.000Z")
+        for one, day in zip(line, moments, strict=True)
     }
-    known = Known(line, contents=contents)
+    known = RetentionInput(line, contents=contents)
     # A Sunday ends a week; the first of January is of the week that began in December.
     weekly = plan_rotation(Retention(keep_weekly=4), known)
     assert kept_steps(weekly) == [1, 3, 4, 6]
@@ -152,12 +165,16 @@ def test_within_is_counted_from_the_newest_of_the_line():
     line, abandoned = ids(9, 8, 7, life=2), ids(6, 5)
     moments = ("05T10:00", "05T08:00", "03T10:00", "05T09:00", "02T10:00")
     contents = {one: at(moment) for one, moment in zip((*line, *abandoned), moments, strict=True)}
-    plan = plan_rotation(Retention(keep_within="2h"), Known(line, abandoned, contents=contents))
+    plan = plan_rotation(
+        Retention(keep_within="2h"), RetentionInput(line, abandoned, contents=contents)
+    )
     assert kept_steps(plan) == [6, 8, 9]
     assert plan.kept[line[1]] == ("saved within 2h of the newest",)
     # The newest of all may be one that was left.
     contents[abandoned[0]] = at("09T10:00")
-    plan = plan_rotation(Retention(keep_within="2d"), Known(line, abandoned, contents=contents))
+    plan = plan_rotation(
+        Retention(keep_within="2d"), RetentionInput(line, abandoned, contents=contents)
+    )
     assert kept_steps(plan) == [6, 7, 8, 9]
 
 
@@ -170,8 +187,8 @@ def test_a_length_that_is_none_is_refused(length):
 def test_a_time_of_another_zone_counts_in_utc():
     line = ids(3, 2, 1)
     moments = ("2026-01-02T00:30:00.000+01:00", "2026-01-01T23:00:00.000Z", "2026-01-01T22:00:00Z")
-    contents = {one: Content(moment) for one, moment in zip(line, moments, strict=True)}
-    plan = plan_rotation(Retention(keep_hourly=2), Known(line, contents=contents))
+    contents = {one: CheckpointSummary(moment) for one, moment in zip(line, moments, strict=True)}
+    plan = plan_rotation(Retention(keep_hourly=2), RetentionInput(line, contents=contents))
     assert kept_steps(plan) == [1, 3]
 
 
@@ -179,7 +196,7 @@ def test_an_abandoned_one_takes_no_place_of_the_line_under_any_policy():
     line, abandoned = ids(20, life=2) + ids(10), ids(40, 30, 20)
     contents = {one: at("01T10:00", eval_loss=one.step / 100) for one in line}
     contents |= {one: at("01T11:00", eval_loss=0.01) for one in abandoned}
-    known = Known(line, abandoned, contents=contents)
+    known = RetentionInput(line, abandoned, contents=contents)
     for retention in (
         Retention(keep_last=2),
         Retention(keep_best=(BestOf("loss", 2),)),
@@ -197,14 +214,18 @@ def test_an_abandoned_one_takes_no_place_of_the_line_under_any_policy():
 def test_what_the_run_protects_takes_a_place_and_what_a_person_tagged_does_not():
     """As in Transformers, a limit of 3 with an older best is the best and the newest two."""
     line = ids(5, 4, 3, 2, 1)
-    protected = plan_rotation(Retention(keep_last=3), Known(line, keep=[line[-1]]))
+    protected = plan_rotation(Retention(keep_last=3), RetentionInput(line, keep=[line[-1]]))
     assert kept_steps(protected) == [1, 4, 5]
-    tagged = plan_rotation(Retention(keep_last=3), Known(line, pinned={line[-1]: ["tagged `a`"]}))
+    tagged = plan_rotation(
+        Retention(keep_last=3), RetentionInput(line, pinned={line[-1]: ["tagged `a`"]})
+    )
     assert kept_steps(tagged) == [1, 3, 4, 5]
 
 
 def test_what_holds_everything_is_named_on_everything():
-    plan = plan_rotation(Retention(keep_last=1), Known(ids(3, 2, 1), held="the newest is damaged"))
+    plan = plan_rotation(
+        Retention(keep_last=1), RetentionInput(ids(3, 2, 1), held="the newest is damaged")
+    )
     assert plan.doomed == ()
     assert plan.kept[CheckpointId(1, 2)] == ("nothing goes: the newest is damaged",)
 

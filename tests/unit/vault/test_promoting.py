@@ -7,22 +7,18 @@ import threading
 import pytest
 from tiered import checkpointer_of, desk_over, save, steps
 
-from resilient.checkpointer import About, Checkpointer
-from resilient.errors import (
-    ConfigError,
-    Fenced,
-    SaveFailed,
-    StoreUnavailable,
-)
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
+from resilient.checkpoint import events
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.generations import claim
+from resilient.checkpoint.promotion import promote
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.errors import ConfigError, Fenced, SaveFailed, StoreUnavailable
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 from resilient.train.arguments import TrainingArguments
-from resilient.vault import facts
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.generations import claim
-from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.tiering import Tiering
-from resilient.vault.tiers.promote import promote
 
 
 @pytest.fixture
@@ -94,14 +90,14 @@ def test_an_older_life_cannot_promote(near, durable):
 
 def test_a_failed_promotion_fails_no_save_and_is_owed_by_the_next(near):
     durable, told = Failing(), []
-    checkpointer = Checkpointer(
+    checkpointer = CheckpointEngine(
         desk_over(near, durable, 9, told=lambda _, event: told.append(event))
     )
     checkpointer.resume({})
     durable.is_down = True
     save(checkpointer, 1)
     checkpointer._desk.promoter._settle()
-    failed = [one for one in told if isinstance(one, facts.PromotionFailed)]
+    failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-1-g1"]
     assert "near tier alone" in failed[0].line()
     durable.is_down = False
@@ -119,7 +115,7 @@ def test_a_run_whose_last_save_is_near_alone_does_not_end_well(near):
     with pytest.raises(SaveFailed, match="near tier"):
         checkpointer.close()
     durable.is_down = False
-    again = Checkpointer(desk_over(near, durable))
+    again = CheckpointEngine(desk_over(near, durable))
     assert again.resume({}).step == 1
     again.close()
     assert steps(durable) == [1], "the life that began from it owed it"
@@ -131,7 +127,7 @@ def failing_at(durable, *cut, every=9):
     desk = desk_over(
         MemoryStore("test://near"), durable, every, told=lambda _, event: told.append(event)
     )
-    checkpointer = Checkpointer(desk)
+    checkpointer = CheckpointEngine(desk)
     checkpointer.resume({})
     for step in range(1, 5):
         durable.is_down = step in cut
@@ -171,11 +167,11 @@ def test_one_that_is_damaged_near_holds_up_no_other_and_is_told_and_stays():
     for step in range(5, 11):
         save(checkpointer, step, keep=[best])
         promoter._settle()
-    promoted = [one for one in told if isinstance(one, facts.CheckpointPromoted)]
+    promoted = [one for one in told if isinstance(one, events.CheckpointPromoted)]
     assert [one.checkpoint for one in promoted] == ["checkpoint-5-g1", "checkpoint-9-g1"], (
         "in place of what failed, and the ninth; not each time that the best is damaged"
     )
-    failed = [one for one in told if isinstance(one, facts.PromotionFailed)]
+    failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-2-g1"] * 2
     assert 2 in steps(near), "or nobody could mend it any more"
     with pytest.raises(SaveFailed, match="checkpoint-2-g1 is saved in the near tier"):
@@ -193,7 +189,7 @@ def test_what_is_on_its_way_stays_near_and_the_next_that_is_due_waits(near):
     assert durable.reached.wait(10)
     save(checkpointer, 2, 3)
     assert steps(near) == [3, 1], "the first is on its way, and takes a place"
-    checkpointer.save(4, {}, About())
+    checkpointer.save(4, {}, CheckpointInfo())
     waiter = threading.Thread(target=checkpointer.wait)
     waiter.start()
     waiter.join(0.3)
@@ -223,18 +219,18 @@ class Hours:
 @pytest.mark.parametrize(
     ("tiering", "at"),
     [
-        (Tiering(durable_every_seconds=60), [1, 4, 6]),
-        (Tiering(durable_every_seconds=1e9), [1]),
-        (Tiering(2, durable_every_seconds=60), [1, 2, 4, 6]),
-        (Tiering(5, durable_every_seconds=1e9), [1, 5]),
-        (Tiering(), [1, 2, 3, 4, 5, 6]),
+        (TieringOptions(durable_every_seconds=60), [1, 4, 6]),
+        (TieringOptions(durable_every_seconds=1e9), [1]),
+        (TieringOptions(2, durable_every_seconds=60), [1, 2, 4, 6]),
+        (TieringOptions(5, durable_every_seconds=1e9), [1, 5]),
+        (TieringOptions(), [1, 2, 3, 4, 5, 6]),
     ],
     ids=["time", "rarely", "count or time", "count", "all"],
 )
 def test_time_and_count_each_ask_for_what_is_durable(tiering, at, near, durable):
     clock = Hours()
     desk = desk_over(near, durable, tiering=tiering, clock=clock, retention=Retention())
-    checkpointer = Checkpointer(desk)
+    checkpointer = CheckpointEngine(desk)
     checkpointer.resume({})
     for step in range(1, 7):
         save(checkpointer, step)
@@ -248,6 +244,6 @@ def test_time_and_count_each_ask_for_what_is_durable(tiering, at, near, durable)
 def test_a_cadence_that_cannot_be_kept_is_refused(tmp_path):
     for seconds in (0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="durable_every_seconds"):
-            Tiering(durable_every_seconds=seconds)
+            TieringOptions(durable_every_seconds=seconds)
     with pytest.raises(ConfigError, match="durable_every_seconds"):
         TrainingArguments(str(tmp_path), durable_every_seconds=0.0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from resilient.checkpoint.restore.memory_store import MemoryCachedStore, StagedFileRecord
 from resilient.errors import IntegrityError
 from resilient.format.digest import CHUNK_BYTES, digest_file
-from resilient.storage.buffers import Room
-from resilient.testing.memory import MemoryStore
-from resilient.vault.reading.held import Held
-from resilient.vault.reading.recall import RecallingStore
+from resilient.storage.transfer import ScatterBuffer
+from resilient.testing.memory_store import MemoryStore
 
 KEY = "checkpoint-1-g1/model.r00000.safetensors"
 CONTENT = bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"the rest"
@@ -26,7 +25,7 @@ class Silent(MemoryStore):
 def held(tmp_path):
     path = tmp_path / "segment"
     path.write_bytes(CONTENT + b"what the segment has besides")
-    return Held(str(path), digest_file(CONTENT))
+    return StagedFileRecord(str(path), digest_file(CONTENT))
 
 
 def proving(memory, start):
@@ -47,12 +46,12 @@ def ranges():
 
 
 def test_whole_memory_is_read_without_asking_the_store(held):
-    store = RecallingStore(Silent(), {KEY: held}, pytest.fail)
+    store = MemoryCachedStore(Silent(), {KEY: held}, pytest.fail)
     for start, stop in [*ranges(), (0, len(CONTENT))]:
         memory = bytearray(stop - start)
-        assert store.fill(KEY, start, Room([memoryview(memory)]), proving(memory, start)) == len(
-            memory
-        )
+        assert store.fill(
+            KEY, start, ScatterBuffer([memoryview(memory)]), proving(memory, start)
+        ) == len(memory)
         assert memory == CONTENT[start:stop]
     assert store.recalled_bytes == 2 * len(CONTENT)
 
@@ -64,12 +63,12 @@ def test_memory_that_changed_is_doubted_once_and_the_store_is_read(held, tmp_pat
     spoiled = bytearray(CONTENT)
     spoiled[place] ^= 1
     (tmp_path / "segment").write_bytes(spoiled)
-    store = RecallingStore(inner, {KEY: held}, doubted.append)
+    store = MemoryCachedStore(inner, {KEY: held}, doubted.append)
     for start, stop in ranges() * 2:
         memory = bytearray(stop - start)
-        assert store.fill(KEY, start, Room([memoryview(memory)]), proving(memory, start)) == len(
-            memory
-        )
+        assert store.fill(
+            KEY, start, ScatterBuffer([memoryview(memory)]), proving(memory, start)
+        ) == len(memory)
         assert memory == CONTENT[start:stop]
     assert doubted == [KEY]
 
@@ -79,11 +78,15 @@ def test_memory_that_is_gone_or_short_is_no_loss(held, tmp_path):
     inner.put(KEY, CONTENT)
     (tmp_path / "segment").write_bytes(CONTENT[:-1])
     memory = bytearray(len(CONTENT))
-    store = RecallingStore(inner, {KEY: held}, doubted.append)
-    assert store.fill(KEY, 0, Room([memoryview(memory)]), proving(memory, 0)) == len(CONTENT)
+    store = MemoryCachedStore(inner, {KEY: held}, doubted.append)
+    assert store.fill(KEY, 0, ScatterBuffer([memoryview(memory)]), proving(memory, 0)) == len(
+        CONTENT
+    )
     (tmp_path / "segment").unlink()
-    store = RecallingStore(inner, {KEY: held}, doubted.append)
-    assert store.fill(KEY, 0, Room([memoryview(memory)]), proving(memory, 0)) == len(CONTENT)
+    store = MemoryCachedStore(inner, {KEY: held}, doubted.append)
+    assert store.fill(KEY, 0, ScatterBuffer([memoryview(memory)]), proving(memory, 0)) == len(
+        CONTENT
+    )
     assert memory == CONTENT
     assert doubted == [KEY, KEY]
 
@@ -92,7 +95,7 @@ def test_what_is_no_whole_chunk_cannot_be_proved_and_comes_from_the_store(held):
     inner = MemoryStore()
     inner.put(KEY, CONTENT)
     memory = bytearray(10)
-    store = RecallingStore(inner, {KEY: held}, pytest.fail)
-    assert store.fill(KEY, 5, Room([memoryview(memory)]), lambda *_: None) == 10
+    store = MemoryCachedStore(inner, {KEY: held}, pytest.fail)
+    assert store.fill(KEY, 5, ScatterBuffer([memoryview(memory)]), lambda *_: None) == 10
     assert memory == CONTENT[5:15]
     assert store.recalled_bytes == 0

@@ -7,23 +7,25 @@ import torch
 from manifests import Values, begin, empty_manifest, frozen_parts_of, save
 from referring import MODEL, files, place, saved, step, value
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.restore.memory_store import MemoryCachedStore, StagedFileRecord
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save import dedup
+from resilient.checkpoint.save.dedup import (
+    DedupBase,
+    RegionFingerprints,
+    deduplicate,
+    make_dedup_base,
+)
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint.verify import verify
+from resilient.distributed.launch_env import World
 from resilient.format.digest import digest_file
-from resilient.state.arena import Arena
-from resilient.state.capture import Part, capture
-from resilient.state.stage import stage
-from resilient.storage.shared import SharedFolder, map_file
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.held import Held
-from resilient.vault.reading.read import read
-from resilient.vault.reading.recall import RecallingStore
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.reuse import glimpse, refer
-from resilient.vault.reuse.glimpse import Glimpses
-from resilient.vault.reuse.refer import Base, base_of, divide
-from resilient.vault.saving.write import write
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.storage.shared_memory import SharedFolder, map_file
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_tensor_of_another_name_is_another_tensor(store):
 
 
 def test_small_regions_are_written_all_the_same(store):
-    count = refer.REFER_BYTES_MIN // 4
+    count = dedup.REFER_BYTES_MIN // 4
     tensors = {"small": torch.zeros(count - 1), "large": torch.zeros(count)}
     saved(store, 1, **tensors)
     second = saved(store, 2, [step(1)], **tensors)
@@ -120,7 +122,7 @@ def test_a_file_of_which_nearly_all_changed_is_written_as_it_was_staged(store):
 
 
 def test_a_checkpoint_refers_to_a_bounded_number_of_folders(store, monkeypatch):
-    monkeypatch.setattr(refer, "FOLDERS_MAX", 2)
+    monkeypatch.setattr(dedup, "FOLDERS_MAX", 2)
     tensors = {f"layer{number}": torch.full((8000 + number,), -1.0) for number in range(3)}
     saved(store, 1, **tensors)
     for number in range(3):
@@ -181,11 +183,11 @@ def test_after_a_resume_only_what_this_rank_has_proved_is_referred_to(store):
     saved(store, 1)
     one = place(read_manifest(store, step(1)), "model/frozen")
     ranges = ((MODEL, one.start, one.start + one.size_bytes),)
-    second = saved(store, 2, [Base(step(1), ranges)])
+    second = saved(store, 2, [DedupBase(step(1), ranges)])
     assert place(second, "model/frozen").file == step(1).key(MODEL)
     assert place(second, "model/slow").file == MODEL
     short = ((MODEL, one.start, one.start + one.size_bytes - 1),)
-    assert all(file.origin is None for file in saved(store, 3, [Base(step(1), short)]).files)
+    assert all(file.origin is None for file in saved(store, 3, [DedupBase(step(1), short)]).files)
 
 
 def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
@@ -197,8 +199,10 @@ def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
     path = shared.allocate(len(content))
     map_file(path, len(content), writable=True)[:] = content
     store.objects[key] = content[:-1] + bytes([content[-1] ^ 1])
-    recalling = RecallingStore(store, {key: Held(str(path), digest_file(content))}, pytest.fail)
-    base = base_of(read(recalling, step(1)), recalling)
+    recalling = MemoryCachedStore(
+        store, {key: StagedFileRecord(str(path), digest_file(content))}, pytest.fail
+    )
+    base = make_dedup_base(read(recalling, step(1)), recalling)
     assert MODEL not in {file for file, _, _ in base.proved}
     saved(store, 2, [base])
     assert verify(store, step(2)) == []
@@ -208,10 +212,10 @@ def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
 def test_what_was_read_and_proved_is_all_of_it(store):
     saved(store, 1)
     saved(store, 2, [step(1)])
-    base = base_of(read(store, step(2)), store)
+    base = make_dedup_base(read(store, step(2)), store)
     third = saved(store, 3, [base])
     assert place(third, "model/frozen").file == step(1).key(MODEL)
-    assert Base.from_json(base.to_json()) == base
+    assert DedupBase.from_json(base.to_json()) == base
 
 
 def test_ranks_that_refer_to_one_file_list_it_once(store):
@@ -238,11 +242,11 @@ def test_a_file_is_written_as_it_lies_where_no_memory_is_left_for_a_shorter_copy
     store, lacking_bytes
 ):
     def division(tensors):
-        staged = stage(capture(2, {"model": Part(Values(**tensors))}, 0), World(), Arena())
+        staged = stage(capture(2, {"model": Part(Values(**tensors))}, 0), World(), StagingBuffers())
         left_bytes = len(staged.files[0].data) - same.nbytes
         bound = None if lacking_bytes is None else left_bytes - lacking_bytes
-        bases = [Base(step(1))]
-        return staged, divide(
+        bases = [DedupBase(step(1))]
+        return staged, deduplicate(
             store, step(2), staged.files, staged.parts, bases, copies_bytes_max=bound
         )
 
@@ -263,17 +267,19 @@ def test_a_file_is_written_as_it_lies_where_no_memory_is_left_for_a_shorter_copy
 @pytest.fixture
 def digested(store, monkeypatch):
     """Save tensors as the steps of one life, and tell how many bytes each digest is of."""
-    glimpses, lengths = Glimpses(), []
-    digest = glimpse.digest_slowly
+    glimpses, lengths = RegionFingerprints(), []
+    digest = dedup.digest_slowly
     monkeypatch.setattr(
-        glimpse, "digest_slowly", lambda one, told: [lengths.append(len(one)), digest(one, told)][1]
+        dedup, "digest_slowly", lambda one, told: [lengths.append(len(one)), digest(one, told)][1]
     )
 
     def division(number, bases, **tensors):
         lengths.clear()
         parts = {"model": Part(Values(**{name: one.clone() for name, one in tensors.items()}))}
-        staged = stage(capture(number, parts, 0), World(), Arena())
-        found = divide(store, step(number), staged.files, staged.parts, bases, glimpses=glimpses)
+        staged = stage(capture(number, parts, 0), World(), StagingBuffers())
+        found = deduplicate(
+            store, step(number), staged.files, staged.parts, bases, glimpses=glimpses
+        )
         written = write(store, step(number), 0, found.files, staged.parts)
         commit(store, gather_receipts(empty_manifest(step(number)), [found.complete(written)]))
         return [one.name for one in found.referred], lengths
@@ -290,28 +296,28 @@ def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(
     assert 80_000 not in lengths, "there is nothing to compare with"
     tensors["trained"] += 1
     tensors["sparse"][5000] = 1
-    referred, lengths = digested(2, [Base(step(1))], **tensors)
+    referred, lengths = digested(2, [DedupBase(step(1))], **tensors)
     assert referred == ["model/frozen"]
     assert lengths.count(80_000) == 3, "frozen, sparse; and what is left of a file is digested"
     assert verify(store, step(2), "deep") == []
     for one in tensors.values():
         one.add_(1)
-    monkeypatch.setattr(refer, "read_manifest", lambda *_: pytest.fail("the store was asked"))
-    referred, lengths = digested(3, [Base(step(2))], **tensors)
+    monkeypatch.setattr(dedup, "read_manifest", lambda *_: pytest.fail("the store was asked"))
+    referred, lengths = digested(3, [DedupBase(step(2))], **tensors)
     assert (referred, 80_000 in lengths) == ([], False), "everything changed"
 
 
 def test_a_file_that_is_written_anyway_is_not_digested_before(digested):
     few, many = torch.zeros(5), torch.zeros(20_000)
     digested(1, [], few=few, many=many)
-    referred, lengths = digested(2, [Base(step(1))], few=few, many=many + 1)
+    referred, lengths = digested(2, [DedupBase(step(1))], few=few, many=many + 1)
     assert (referred, 80_000 in lengths) == ([], False), "five numbers are worth no reference"
 
 
 def test_a_save_that_writes_little_asks_for_little_room(store):
     parts = frozen_parts_of(1)
-    staged = stage(capture(1, parts, 0), World(), Arena())
+    staged = stage(capture(1, parts, 0), World(), StagingBuffers())
     save(store, step(1), parts=parts)
-    division = divide(store, step(2), staged.files, staged.parts, [Base(step(1))])
+    division = deduplicate(store, step(2), staged.files, staged.parts, [DedupBase(step(1))])
     assert division.size_bytes == sum(len(one.data) for one in division.files)
     assert division.size_bytes < sum(len(one.data) for one in staged.files) / 10

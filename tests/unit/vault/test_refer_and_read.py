@@ -9,25 +9,26 @@ import torch
 from manifests import Values, begin, frozen_parts_of
 from referring import MODEL, place, saved, step, value
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.save.dedup import make_dedup_base
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError, IntegrityError, SaveFailed, StoreError
 from resilient.events import CheckpointCommitted, Emitter
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.extents import Extents
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import decode, encode
-from resilient.format.names import CheckpointId
+from resilient.format.partial_read import PartialFile
 from resilient.format.regions import Region
-from resilient.state.capture import Part
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.reuse.refer import base_of
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.state_dict.snapshot import Part
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.fixture
@@ -39,8 +40,10 @@ def store():
 
 def open_one(store, sink=None, **limits):
     emit = Emitter(SystemClock(), (sink,) if sink else ())
-    comms = Comms(MemoryBoard(), World(), "life")
-    return Checkpointer(Desk(store, comms, Limits(**limits), SystemClock(), emit))
+    comms = ControlGroup(InMemoryKVStore(), World(), "life")
+    return CheckpointEngine(
+        CheckpointContext(store, comms, CheckpointOptions(**limits), SystemClock(), emit)
+    )
 
 
 def run(store, steps, **limits):
@@ -50,7 +53,7 @@ def run(store, steps, **limits):
     state = frozen_parts_of(0)["model"]
     checkpointer.resume({"model": state})
     for number in steps:
-        checkpointer.save(number, {"model": frozen_parts_of(number)["model"]}, About())
+        checkpointer.save(number, {"model": frozen_parts_of(number)["model"]}, CheckpointInfo())
     checkpointer.close()
     return [one for one in told if isinstance(one, CheckpointCommitted)]
 
@@ -73,7 +76,7 @@ def test_a_run_that_wants_every_checkpoint_to_stand_alone_has_it_so():
     first, second = run(store, (1, 2), save_unchanged="write")
     assert first.written_bytes == second.written_bytes == second.size_bytes
     with pytest.raises(ConfigError, match="save_unchanged"):
-        Limits(save_unchanged="never")
+        CheckpointOptions(save_unchanged="never")
 
 
 def test_a_save_that_failed_and_is_committed_all_the_same_is_what_the_next_compares_with():
@@ -85,7 +88,7 @@ def test_a_save_that_failed_and_is_committed_all_the_same_is_what_the_next_compa
 
     def save_step(number):
         weight = torch.full((9000,), values[number])
-        checkpointer.save(number, {"model": Part(Values(weight=weight))}, About())
+        checkpointer.save(number, {"model": Part(Values(weight=weight))}, CheckpointInfo())
         checkpointer.wait()
 
     save_step(1)
@@ -146,9 +149,9 @@ def test_a_box_of_what_is_referred_to_is_read_by_its_chunks_and_proves_no_more(s
     box = Region((0,), (4,))
     proved = read(store, step(2), boxes=lambda _: {"model/same": (box,)})
     content = proved.files[step(1).key(MODEL)]
-    assert isinstance(content, Extents)
+    assert isinstance(content, PartialFile)
     assert len(content) == CHUNK_BYTES
-    third = saved(store, 3, [base_of(proved, store)], same=same)
+    third = saved(store, 3, [make_dedup_base(proved, store)], same=same)
     assert all(one.origin is None for one in third.files)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from manifests import begin, frozen_parts_of, save
 
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import rotate
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.verify import verify
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 FIRST, SECOND, THIRD = (CheckpointId(1, step) for step in (1, 2, 3))
 
@@ -29,7 +29,7 @@ def history(ranks=1, parity=1) -> MemoryStore:
     saved(FIRST, store, ranks=ranks, parity=parity)
     saved(SECOND, store, ranks=ranks, bases=[FIRST], parity=parity)
     saved(THIRD, store, ranks=ranks, bases=[SECOND], parity=parity)
-    assert rotate(store, Retention(keep_last=2), 1, written=THIRD).doomed == (FIRST,)
+    assert collect_garbage(store, Retention(keep_last=2), 1, written=THIRD).doomed == (FIRST,)
     return store
 
 
@@ -46,7 +46,7 @@ def test_any_one_file_that_is_needed_is_mended_wherever_it_lies(ranks):
         if entry.name in manifest.needed:
             assert entry.name in read(store, THIRD, mends=True).mended
         plan = plan_repair(store, THIRD)
-        carry_out_repair(store, plan)
+        apply_repair(store, plan)
         assert store.objects == whole, entry.name
 
 
@@ -59,7 +59,7 @@ def test_a_group_is_kept_whole_and_goes_as_a_whole():
     assert left == set(theirs.shares), "nothing else of it stays"
     alone = CheckpointId(1, 4)
     saved(alone, store)
-    rotate(store, Retention(keep_last=1), 1, written=alone)
+    collect_garbage(store, Retention(keep_last=1), 1, written=alone)
     assert committed(store) == [alone]
     assert not any(key.startswith(f"{FIRST}/") for key in store.objects)
 

@@ -9,24 +9,24 @@ import pytest
 from damaging import CHECKPOINT, MODEL, PARITY, flip, keys_of, large, put, repair, saved
 from manifests import begin, empty_manifest, save
 
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.restore.reconstruct import mend_file
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint.verify import verify
 from resilient.errors import IntegrityError, StoreUnavailable
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.extents import Extents
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId
+from resilient.format.partial_read import PartialFile
 from resilient.format.regions import Region, whole
-from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.testing.faults import FaultyStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.mend import mend_file
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import rotate
-from resilient.vault.saving.write import write
+from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore
 
 
 def damages_of(data: bytes):
@@ -176,12 +176,12 @@ def test_a_read_of_some_chunks_mends_those_alone():
     store = MemoryStore()
     begin(store)
     rows = CHUNK_BYTES // 4096
-    layout = lay_out([Slot("weight", "F32", (3 * rows, 1024))], {})
+    layout = compute_layout([TensorSlot("weight", "F32", (3 * rows, 1024))], {})
     data = layout.head + bytes(range(256)) * ((layout.size_bytes - len(layout.head)) // 256)
     start, name = layout.starts["weight"], "model.r00000.safetensors"
     stored = StoredRegion(whole((3 * rows, 1024)), name, start, len(data) - start)
     tensor = TensorEntry("model/weight", "model", "F32", (3 * rows, 1024), (stored,))
-    files = [HostFile(name, data, (tensor,)), HostFile("state.json", b"{}" * 3_000_000)]
+    files = [StagedFile(name, data, (tensor,)), StagedFile("state.json", b"{}" * 3_000_000)]
     parts = [PartEntry("model", "replicated", "state.json")]
     receipt = write(store, CHECKPOINT, 0, files, parts, 1)
     commit(store, gather_receipts(empty_manifest(CHECKPOINT), [receipt]))
@@ -190,7 +190,7 @@ def test_a_read_of_some_chunks_mends_those_alone():
         return {"model/weight": (Region((rows, 0), (rows // 2, 1024)),)}
 
     expected = read(store, CHECKPOINT, None, boxes).files
-    assert isinstance(expected[name], Extents)
+    assert isinstance(expected[name], PartialFile)
     for chunk in (0, 1, 2):
         flip(store, MODEL, chunk * CHUNK_BYTES + 9999)
     proved = read(store, CHECKPOINT, None, boxes, mends=True)
@@ -242,7 +242,7 @@ def test_a_store_that_fails_is_no_damage():
     before = dict(store.objects)
     plan = plan_repair(store, CHECKPOINT)
     with pytest.raises(StoreUnavailable):
-        carry_out_repair(Failing(store), plan)
+        apply_repair(Failing(store), plan)
     with pytest.raises(StoreUnavailable):
         read(Failing(store), CHECKPOINT, mends=True)
     assert store.objects == before
@@ -257,7 +257,7 @@ def test_lost_parity_is_told_as_a_warning_and_holds_no_rotation():
     assert finding.fix == f"resilient ckpt repair checkpoint-8-g1 {store.url}"
     for level in ("quick", "full"):
         retention = Retention(keep_last=1, verify_before_rotate=level)
-        assert rotate(store, retention, 1).held == ""
+        assert collect_garbage(store, retention, 1).held == ""
     assert committed(store) == [newer]
     assert not any(key.startswith(CHECKPOINT.folder) for key in store.objects), "its copy too"
 

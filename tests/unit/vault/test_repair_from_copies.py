@@ -6,20 +6,19 @@ import pytest
 from damaging import CHECKPOINT, MODEL, PARITY, flip, keys_of, large, put, repair, saved
 from manifests import begin, empty_manifest, save
 
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.commit import commit, gather_receipts
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.repair import apply_repair, plan_repair, replace_damaged_file
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.persist import write
+from resilient.checkpoint.verify import verify
 from resilient.errors import NothingToResume
 from resilient.format.digest import CHUNK_BYTES
+from resilient.format.keys import CheckpointId, aside_name, is_file_name, parse_checkpoint
 from resilient.format.manifest import PartEntry
-from resilient.format.names import CheckpointId, aside_name, is_file_name, parse_checkpoint
-from resilient.format.shard import HostFile
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.aside import put_whole
-from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.commit import commit, gather_receipts
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import rotate
-from resilient.vault.saving.write import write
+from resilient.format.safetensors_file import StagedFile
+from resilient.testing.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", None])
@@ -159,18 +158,18 @@ def test_what_was_damaged_is_kept_and_goes_with_its_checkpoint():
     whole = dict(store.objects)
     flip(store, MODEL, 900)
     damaged = store.objects[MODEL]
-    kept = carry_out_repair(store, plan_repair(store, CHECKPOINT))
+    kept = apply_repair(store, plan_repair(store, CHECKPOINT))
     flip(store, MODEL, 900)
-    assert carry_out_repair(store, plan_repair(store, CHECKPOINT)) == kept, "once is enough"
+    assert apply_repair(store, plan_repair(store, CHECKPOINT)) == kept, "once is enough"
     flip(store, MODEL, 901)
-    assert carry_out_repair(store, plan_repair(store, CHECKPOINT)) != kept, "it is other damage"
+    assert apply_repair(store, plan_repair(store, CHECKPOINT)) != kept, "it is other damage"
     (aside,) = kept.values()
     assert (kept.keys(), aside.split("/")[0]) == ({"model.r00000.safetensors"}, CHECKPOINT.folder)
     assert store.objects[aside] == damaged
     assert verify(store, CHECKPOINT) == []
     assert whole.items() <= store.objects.items()
     newer = save(store, CheckpointId(1, 8))
-    rotate(store, Retention(keep_last=1), 1, written=newer)
+    collect_garbage(store, Retention(keep_last=1), 1, written=newer)
     assert not any(key.startswith(CHECKPOINT.folder) for key in store.objects)
 
 
@@ -178,10 +177,10 @@ def test_of_a_file_of_an_older_checkpoint_the_copy_is_kept_in_the_repaired_one()
     store = MemoryStore()
     key = CheckpointId(1, 3).key("a.json")
     store.objects[key] = b"damaged"
-    aside = put_whole(store, CHECKPOINT, key, b"whole")
+    aside = replace_damaged_file(store, CHECKPOINT, key, b"whole")
     assert parse_checkpoint(aside.split("/")[0]) == CHECKPOINT
     assert store.objects == {key: b"whole", aside: b"damaged"}
-    assert put_whole(store, CHECKPOINT, key, b"whole") == ""
+    assert replace_damaged_file(store, CHECKPOINT, key, b"whole") == ""
     assert is_file_name(aside_name("x" * 180 + ".safetensors", "0" * 32))
 
 
@@ -192,7 +191,7 @@ def test_a_checkpoint_that_is_let_go_meanwhile_is_not_brought_back():
     store.delete(CHECKPOINT.manifest_key)
     before = dict(store.objects)
     with pytest.raises(NothingToResume, match="was let go while it was repaired"):
-        carry_out_repair(store, plan)
+        apply_repair(store, plan)
     assert store.objects == before
 
 
@@ -200,7 +199,7 @@ def test_another_step_gives_back_what_did_not_change():
     store = MemoryStore()
     begin(store)
     for step, number in ((6, 1), (7, 2)):
-        files = [HostFile("a.json", b"x" * CHUNK_BYTES + bytes([number]) * 9)]
+        files = [StagedFile("a.json", b"x" * CHUNK_BYTES + bytes([number]) * 9)]
         parts = [PartEntry("state", "replicated", "a.json")]
         checkpoint = CheckpointId(1, step)
         receipt = write(store, checkpoint, 0, files, parts, 0)

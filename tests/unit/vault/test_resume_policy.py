@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.clock import SystemClock
-from resilient.errors import NoIntactCheckpoint
-from resilient.format.names import CheckpointId, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.generations import claim, mark_committed
-from resilient.vault.registry.resume_policy import (
+from resilient.checkpoint.generations import claim, mark_committed
+from resilient.checkpoint.resume_policy import (
     GenerationFacts,
     ResumeFacts,
     decide_resume,
     settle_wish,
 )
-from resilient.world.identity import StartIdentity
+from resilient.clock import SystemClock
+from resilient.distributed.identity import StartIdentity
+from resilient.errors import NoIntactCheckpoint
+from resilient.format.keys import CheckpointId, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 PARENT = CheckpointId(1, 5)
 OLD = GenerationFacts(1, is_ours=False, has_checkpoint=True, has_mark=True)

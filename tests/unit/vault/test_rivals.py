@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from manifests import begin, save
 
+from resilient.checkpoint import start_generation as beginning
+from resilient.checkpoint.catalog import lineage, read_manifest
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.restore.read import ReadRequest, VerifiedCheckpoint
+from resilient.checkpoint.resume_selection import ResumeChoice, select_resume_checkpoint
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import Fenced
 from resilient.events import Emitter
-from resilient.format.names import CHECKPOINTS, GENERATIONS, CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault import begin as beginning
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading.choose import Choice, choose
-from resilient.vault.reading.read import Proved, Wanted
-from resilient.vault.registry.catalog import lineage, read_manifest
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CHECKPOINTS, GENERATIONS, CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 FIRST, SECOND = CheckpointId(1, 1), CheckpointId(1, 2)
 
@@ -43,7 +43,7 @@ def forget(store, checkpoint):
 
 
 def comms():
-    return Comms(MemoryBoard(), World(), "rivals")
+    return ControlGroup(InMemoryKVStore(), World(), "rivals")
 
 
 @pytest.mark.parametrize("first", [CHECKPOINTS, GENERATIONS])
@@ -71,7 +71,7 @@ def test_what_a_rival_rotated_away_after_the_plan_leads_to_another_look():
     begin(store, None)
     save(store, FIRST)
     store._prefixes = (CHECKPOINTS,)
-    chosen = choose(store, comms(), "auto", Wanted(), 5.0)
+    chosen = select_resume_checkpoint(store, comms(), "auto", ReadRequest(), 5.0)
     assert chosen.checkpoint == SECOND
     assert [one.name for one in chosen.skipped] == []
 
@@ -80,11 +80,11 @@ def test_no_life_begins_from_what_was_rotated_away_while_it_loaded():
     store = MemoryStore()
     begin(store, None)
     save(store, FIRST)
-    choice = Choice(Proved(read_manifest(store, FIRST), {}), ())
+    choice = ResumeChoice(VerifiedCheckpoint(read_manifest(store, FIRST), {}), ())
     save(store, SECOND)
     forget(store, FIRST)
     clock = SystemClock()
-    desk = Desk(store, comms(), Limits(), clock, Emitter(clock))
+    desk = CheckpointContext(store, comms(), CheckpointOptions(), clock, Emitter(clock))
     with pytest.raises(Fenced, match="was rotated away"):
-        beginning.begin(desk, choice, "start")
+        beginning.start_generation(desk, choice, "start")
     assert lineage(store).candidates == (SECOND,)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from resilient.checkpoint.daemon import memory
+from resilient.checkpoint.daemon.memory import LeasedBuffers, MemoryQuota, SharedMemoryPool
 from resilient.errors import ConfigError, StoreFull
-from resilient.storage.shared import SharedFolder
-from resilient.vault.keeper import leased
-from resilient.vault.keeper.leased import Leased, Share
-from resilient.vault.keeper.room import Room
+from resilient.storage.shared_memory import SharedFolder
 
 PAGE = 4096
 
@@ -22,7 +21,7 @@ def room(tmp_path):
 
     def one(share):
         opened.append(SharedFolder(tmp_path))
-        return Room(opened[-1], share)
+        return SharedMemoryPool(opened[-1], share)
 
     yield one
     for folder in opened:
@@ -31,7 +30,7 @@ def room(tmp_path):
 
 @pytest.mark.parametrize(("is_auto", "error"), [(False, ConfigError), (True, StoreFull)])
 def test_memory_is_given_up_to_the_bound_and_again_when_it_came_back(room, is_auto, error):
-    given = room(Share(3 * PAGE, is_auto=is_auto))
+    given = room(MemoryQuota(3 * PAGE, is_auto=is_auto))
     first = given.take(PAGE)
     given.take(2 * PAGE)
     with pytest.raises(error, match=f"{4 * PAGE} bytes .* {3 * PAGE}"):
@@ -42,7 +41,7 @@ def test_memory_is_given_up_to_the_bound_and_again_when_it_came_back(room, is_au
 
 @pytest.mark.parametrize(
     ("share", "missing"),
-    [(Share(3 * PAGE), PAGE), (Share(9 * PAGE), 2 * PAGE), (Share(), 2 * PAGE)],
+    [(MemoryQuota(3 * PAGE), PAGE), (MemoryQuota(9 * PAGE), 2 * PAGE), (MemoryQuota(), 2 * PAGE)],
     ids=["over the bound", "within it", "no bound"],
 )
 def test_what_is_missing_is_what_is_over_the_bound_or_else_all_of_it(room, share, missing):
@@ -53,20 +52,20 @@ def test_what_is_missing_is_what_is_over_the_bound_or_else_all_of_it(room, share
 
 
 def test_ranks_share_a_bound_evenly():
-    share = Share(8 * PAGE, ranks=2)
+    share = MemoryQuota(8 * PAGE, ranks=2)
     assert share.has_room(4 * PAGE)
     assert not share.has_room(4 * PAGE + 1)
-    assert Share().has_room(1 << 60)
+    assert MemoryQuota().has_room(1 << 60)
 
 
 def test_what_the_machine_gives_is_no_wish_while_the_trainer_has_memory(monkeypatch):
-    share = Share(PAGE, is_auto=True)
-    monkeypatch.setattr(leased, "memory_left_bytes", lambda: 1 << 30)
+    share = MemoryQuota(PAGE, is_auto=True)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 30)
     assert share.has_room(1 << 20)
-    assert not Share(PAGE).has_room(1 << 20)
-    monkeypatch.setattr(leased, "memory_left_bytes", lambda: 1 << 20)
+    assert not MemoryQuota(PAGE).has_room(1 << 20)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 20)
     assert not share.has_room(1 << 20)
-    monkeypatch.setattr(leased, "memory_left_bytes", lambda: None)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: None)
     assert not share.has_room(1 << 20)
 
 
@@ -92,14 +91,14 @@ class Reserving:
 
 
 def test_a_file_that_grows_gets_more_than_it_needs_unless_the_bound_forbids_it(room):
-    ask = Reserving(room(Share(5 * PAGE)))
-    mine = Leased(ask)
-    mine.share = Share(5 * PAGE)
+    ask = Reserving(room(MemoryQuota(5 * PAGE)))
+    mine = LeasedBuffers(ask)
+    mine.share = MemoryQuota(5 * PAGE)
     mine.get("a", 2 * PAGE)
     mine.get("a", 3 * PAGE)
     assert ask.held["a"].size_bytes == 5 * PAGE
     ask.given.give_back(ask.held.pop("a"))
-    other = Leased(ask)
+    other = LeasedBuffers(ask)
     other.get("b", 3 * PAGE)
     other.get("b", 4 * PAGE)
     assert ask.held["b"].size_bytes == 4 * PAGE
@@ -107,8 +106,8 @@ def test_a_file_that_grows_gets_more_than_it_needs_unless_the_bound_forbids_it(r
 
 def test_what_was_given_back_for_more_that_was_refused_is_not_used_again(room):
     """A keeper gives the shorter one back before it takes the longer one."""
-    ask = Reserving(room(Share(4 * PAGE)))
-    mine = Leased(ask)
+    ask = Reserving(room(MemoryQuota(4 * PAGE)))
+    mine = LeasedBuffers(ask)
     mine.get("a", 2 * PAGE)
     with pytest.raises(ConfigError):
         mine.get("a", 5 * PAGE)
@@ -117,8 +116,8 @@ def test_what_was_given_back_for_more_that_was_refused_is_not_used_again(room):
 
 
 def test_what_is_in_the_way_of_a_save_goes_once(room):
-    given = room(Share(4 * PAGE))
-    steps, saves = Leased(Reserving(given)), Leased(Reserving(given))
+    given = room(MemoryQuota(4 * PAGE))
+    steps, saves = LeasedBuffers(Reserving(given)), LeasedBuffers(Reserving(given))
     needed = []
 
     def make_room(size_bytes):
@@ -137,9 +136,9 @@ def test_what_is_in_the_way_of_a_save_goes_once(room):
 
 
 def test_memory_of_files_that_are_no_more_goes_back_before_the_next_save(room):
-    ask = Reserving(room(Share(4 * PAGE)))
-    mine = Leased(ask)
-    mine.share = Share(4 * PAGE)
+    ask = Reserving(room(MemoryQuota(4 * PAGE)))
+    mine = LeasedBuffers(ask)
+    mine.share = MemoryQuota(4 * PAGE)
     mine.get("old", 3 * PAGE)
     assert mine.has_room({"new": 3 * PAGE})
     mine.get("new", 3 * PAGE)

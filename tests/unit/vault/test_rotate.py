@@ -6,16 +6,16 @@ import pytest
 from manifests import begin, save
 
 from resilient import Checkpointer
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.garbage_collection import collect_garbage, scan_and_plan
+from resilient.checkpoint.refs import create_tag
+from resilient.checkpoint.retention import BestOf, Retention
 from resilient.clock import SystemClock
 from resilient.errors import Fenced
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from resilient.testing.faults import FaultyStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import committed
-from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.registry.tags import create_tag
-from resilient.vault.rotation.rotate import look, rotate
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = SystemClock()
 NEWEST = CheckpointId(1, 5)
@@ -50,7 +50,7 @@ def damage(store, checkpoint, name="model.r00000.safetensors", *, flip=False):
 def requests(store, retention, **options):
     """Rotate and return how often each verb was asked of the store, deletes apart."""
     counting = FaultyStore(store)
-    rotate(counting, retention, 1, **options)
+    collect_garbage(counting, retention, 1, **options)
     verbs = [verb for verb, _ in counting.trace]
     return {verb: verbs.count(verb) for verb in sorted(set(verbs)) if verb != "delete"}
 
@@ -92,7 +92,7 @@ def test_without_a_policy_the_store_is_not_asked(store):
 
 def test_nothing_goes_while_the_newest_is_damaged(store):
     damage(store, NEWEST)
-    plan = rotate(store, Retention(keep_last=1), 1)
+    plan = collect_garbage(store, Retention(keep_last=1), 1)
     assert plan.doomed == ()
     assert plan.held.startswith("the newest, checkpoint-5-g1, is not verified: model.r00000")
     assert steps(store) == [1, 2, 3, 4, 5]
@@ -101,8 +101,8 @@ def test_nothing_goes_while_the_newest_is_damaged(store):
 def test_a_commit_of_this_process_is_proof_enough_unless_more_is_wanted(store):
     damage(store, NEWEST)
     quick = Retention(keep_last=2, verify_before_rotate="quick")
-    assert rotate(store, quick, 1, written=NEWEST).held
-    assert rotate(store, Retention(keep_last=2), 1, written=NEWEST).doomed == (
+    assert collect_garbage(store, quick, 1, written=NEWEST).held
+    assert collect_garbage(store, Retention(keep_last=2), 1, written=NEWEST).doomed == (
         first(1),
         first(2),
         first(3),
@@ -112,9 +112,11 @@ def test_a_commit_of_this_process_is_proof_enough_unless_more_is_wanted(store):
 def test_a_flipped_bit_in_the_newest_is_seen_by_full_and_not_by_quick(store):
     damage(store, NEWEST, flip=True)
     full = Retention(keep_last=1, verify_before_rotate="full")
-    assert "content is not what was committed" in rotate(store, full, 1, written=NEWEST).held
+    assert (
+        "content is not what was committed" in collect_garbage(store, full, 1, written=NEWEST).held
+    )
     assert steps(store) == [1, 2, 3, 4, 5]
-    assert not rotate(store, Retention(keep_last=1), 1).held
+    assert not collect_garbage(store, Retention(keep_last=1), 1).held
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -122,14 +124,14 @@ def test_a_damaged_best_is_told_and_the_next_best_is_kept_in_its_stead(store, fl
     damage(store, first(1), flip=flip)
     level = "full" if flip else "written"
     retention = Retention(keep_best=(BestOf("loss"),), verify_before_rotate=level)
-    plan = rotate(store, retention, 1, written=NEWEST)
+    plan = collect_garbage(store, retention, 1, written=NEWEST)
     assert list(plan.damaged) == [first(1)]
     assert steps(store) == [1, 2, 5]
 
 
 def test_a_manifest_that_cannot_be_read_is_told_and_stays(store):
     damage(store, first(2), "manifest.json")
-    plan = rotate(store, Retention(keep_daily=1), 1, written=NEWEST)
+    plan = collect_garbage(store, Retention(keep_daily=1), 1, written=NEWEST)
     assert list(plan.damaged) == [first(2)]
     assert steps(store) == [2, 5]
 
@@ -137,7 +139,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_stays(store):
 def test_what_has_a_tag_stays_whatever_the_policy_says(store):
     create_tag(store, "paper", first(2), CLOCK)
     create_tag(store, "demo", first(2), CLOCK)
-    plan = rotate(store, Retention(keep_last=1), 1, written=NEWEST)
+    plan = collect_garbage(store, Retention(keep_last=1), 1, written=NEWEST)
     assert plan.kept[first(2)] == ("tagged `demo`", "tagged `paper`")
     assert steps(store) == [2, 5]
 
@@ -145,7 +147,7 @@ def test_what_has_a_tag_stays_whatever_the_policy_says(store):
 def test_a_tag_that_cannot_be_read_holds_everything(store):
     create_tag(store, "paper", first(2), CLOCK)
     store.objects["tags/paper.json"] = b"{}"
-    plan = rotate(store, Retention(keep_last=1), 1, written=NEWEST)
+    plan = collect_garbage(store, Retention(keep_last=1), 1, written=NEWEST)
     assert "it is unknown what a tag holds: `tags/paper.json`" in plan.held
     assert steps(store) == [1, 2, 3, 4, 5]
 
@@ -157,7 +159,7 @@ def test_a_tag_that_comes_while_a_rotation_is_at_work_stops_it(store):
             if key == first(1).manifest_key:
                 create_tag(store, "late", first(3), CLOCK)
 
-    plan = rotate(Tagging(store), Retention(keep_last=1), 1, written=NEWEST)
+    plan = collect_garbage(Tagging(store), Retention(keep_last=1), 1, written=NEWEST)
     assert plan.doomed == (first(1),)
     assert plan.held == "tags changed meanwhile"
     assert steps(store) == [2, 3, 4, 5]
@@ -165,12 +167,12 @@ def test_a_tag_that_comes_while_a_rotation_is_at_work_stops_it(store):
 
 def test_what_a_life_began_from_stays_until_that_life_has_a_commit_of_its_own(store):
     begin(store, first(2))
-    kept = look(store, Retention(keep_last=1), in_full=True).plan.kept
+    kept = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.kept
     assert "life 2 began from it and has saved nothing yet" in kept[first(2)]
-    rotate(store, Retention(keep_last=1), 2)
+    collect_garbage(store, Retention(keep_last=1), 2)
     assert first(2) in committed(store)
     own = save(store, CheckpointId(2, 3), parent=first(2))
-    rotate(store, Retention(keep_last=1), 2, written=own)
+    collect_garbage(store, Retention(keep_last=1), 2, written=own)
     assert committed(store) == [own]
 
 
@@ -179,7 +181,7 @@ def test_what_descends_from_another_start_stays_and_counts_nowhere(store):
     for step in (1, 2, 3):
         save(store, CheckpointId(2, step), metrics={"eval_loss": 0.9})
     retention = Retention(keep_last=1, keep_best=(BestOf("loss"),))
-    plan = rotate(store, retention, 2, written=CheckpointId(2, 3))
+    plan = collect_garbage(store, retention, 2, written=CheckpointId(2, 3))
     assert plan.doomed == (CheckpointId(2, 2),)
     why = ("of another start from scratch, which rotation leaves alone",)
     assert {one.step: plan.kept[one] for one in plan.kept if one.generation == 1} == dict.fromkeys(
@@ -192,7 +194,7 @@ def test_with_nothing_that_resume_may_use_nothing_goes(store):
     begin(store, first(2))
     for step in (1, 2):
         store.delete(first(step).manifest_key)
-    plan = rotate(store, Retention(keep_last=1), 2)
+    plan = collect_garbage(store, Retention(keep_last=1), 2)
     assert plan.doomed == ()
     assert steps(store) == [3, 4, 5]
 
@@ -205,7 +207,7 @@ def test_a_life_that_begins_in_the_midst_of_a_rotation_stops_it(store):
                 begin(store, first(2))
 
     with pytest.raises(Fenced):
-        rotate(Beginning(store), Retention(keep_last=1), 1, written=NEWEST)
+        collect_garbage(Beginning(store), Retention(keep_last=1), 1, written=NEWEST)
     assert steps(store) == [2, 3, 4, 5]
 
 
@@ -215,13 +217,13 @@ def test_a_checkpoint_that_another_process_deletes_meanwhile_is_no_error(store):
             store.delete(first(2).manifest_key)
             return super().get(key)
 
-    rotate(Deleting(store), Retention(keep_best=(BestOf("loss", 2),)), 1, written=NEWEST)
+    collect_garbage(Deleting(store), Retention(keep_best=(BestOf("loss", 2),)), 1, written=NEWEST)
     assert steps(store) == [1, 3, 5]
 
 
 def test_another_process_knows_what_the_run_protects_from_the_newest_manifest(store):
     save(store, first(6), protects=(first(1),))
-    plan = look(store, Retention(keep_last=1), in_full=True).plan
+    plan = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan
     assert plan.kept[first(1)] == ("the run protects it",)
     assert [one.step for one in plan.doomed] == [2, 3, 4, 5]
 
@@ -236,7 +238,7 @@ def test_without_a_policy_the_first_save_of_a_life_sweeps_what_killed_ones_left(
     before = dict(store.objects)
     assert not requests(store, Retention())
     assert store.objects == before
-    plan = rotate(store, Retention(), 1, written=NEWEST, sweeps=True)
+    plan = collect_garbage(store, Retention(), 1, written=NEWEST, sweeps=True)
     assert not plan.doomed
     assert not plan.kept
     gone = {key for key in before if key.startswith("checkpoint-3-g1/")}

@@ -6,17 +6,17 @@ import pytest
 from cli_repositories import TickingClock
 from manifests import begin, save
 
+from resilient.checkpoint import fencing
+from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.fencing import find_writer, shut_out
+from resilient.checkpoint.garbage_collection import scan_and_plan
+from resilient.checkpoint.generations import check_fence, claim, mark_committed
+from resilient.checkpoint.reflog import Reflog
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
 from resilient.errors import Fenced, NotExclusive
-from resilient.format.names import CheckpointId, generation_key
-from resilient.testing.memory import MemoryStore
-from resilient.vault import writers
-from resilient.vault.registry.catalog import lineage
-from resilient.vault.registry.generations import check_fence, claim, mark_committed
-from resilient.vault.registry.moves import Moves
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rollback import plan_rollback, plan_undo, travel
-from resilient.vault.rotation.rotate import look
-from resilient.vault.writers import find_writer, shut_out
+from resilient.format.keys import CheckpointId, generation_key
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = TickingClock()
 FIRST, SECOND, THIRD = (CheckpointId(1, step) for step in (1, 2, 3))
@@ -67,7 +67,7 @@ def test_what_it_saved_a_moment_before_is_gone_on_from(store, monkeypatch):
             saved.append(save(inner, THIRD))
         return claim(inner, *args, **kwargs)
 
-    monkeypatch.setattr(writers, "claim", after_a_save)
+    monkeypatch.setattr(fencing, "claim", after_a_save)
     assert shut_out(store, CLOCK).parent == THIRD
     assert lineage(store).candidates == (THIRD, SECOND, FIRST)
 
@@ -78,11 +78,11 @@ def test_one_that_saves_at_each_attempt_is_told_of(store, monkeypatch):
     def after_a_save(inner, *args, **kwargs):
         mine = claim(inner, *args, **kwargs)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("resilient.vault.registry.commit.check_fence", lambda *_: None)
+            patch.setattr("resilient.checkpoint.generations.check_fence", lambda *_: None)
             save(inner, CheckpointId(1, next(steps)))
         return mine
 
-    monkeypatch.setattr(writers, "claim", after_a_save)
+    monkeypatch.setattr(fencing, "claim", after_a_save)
     with pytest.raises(Fenced, match="at each of 8 attempts"):
         shut_out(store, CLOCK)
 
@@ -93,7 +93,7 @@ def test_another_life_at_the_same_moment_is_told_of(store, monkeypatch):
         begin(inner, SECOND)
         return mine
 
-    monkeypatch.setattr(writers, "claim", and_another)
+    monkeypatch.setattr(fencing, "claim", and_another)
     with pytest.raises(Fenced, match="life 3"):
         shut_out(store, CLOCK)
 
@@ -102,12 +102,12 @@ def test_a_damaged_record_holds_rotation_until_somebody_unlocks(store):
     begin(store, SECOND)
     store.objects[generation_key(2)] = b"{}\n"
     retention = Retention(keep_last=1)
-    assert "unknown where life 2 began" in look(store, retention, in_full=True).plan.held
+    assert "unknown where life 2 began" in scan_and_plan(store, retention, in_full=True).plan.held
     found = find_writer(store)
     assert (found.record, found.is_nobody) == (None, False)
     assert generation_key(2) in found.problem
     shut_out(store, CLOCK)
-    plan = look(store, retention, in_full=True).plan
+    plan = scan_and_plan(store, retention, in_full=True).plan
     assert (plan.held, plan.doomed) == ("", (FIRST,))
 
 
@@ -118,11 +118,11 @@ def test_a_life_by_command_that_saves_all_the_same_is_somebody(store):
 
 
 def test_it_is_no_rollback_for_undo(store):
-    travel(store, plan_rollback(store, FIRST), CLOCK)
+    apply_rollback(store, plan_rollback(store, FIRST), CLOCK)
     shut_out(store, CLOCK)
     assert lineage(store).candidates == (FIRST,)
     assert plan_undo(store).after == SECOND
-    assert [move.head.checkpoint for move in Moves(store).newest_first()] == [FIRST, FIRST, SECOND]
+    assert [move.head.checkpoint for move in Reflog(store).newest_first()] == [FIRST, FIRST, SECOND]
 
 
 def test_a_run_that_saved_nothing_yet_goes_on_from_scratch():

@@ -6,13 +6,13 @@ import pytest
 from cli_repositories import write_usual_run
 from tiny import SIGNING
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.signed_store import SignedStore, reading_signed, require_signed
+from resilient.checkpoint.signing import Signature, digests_stored, put_signature
 from resilient.errors import SignatureRefused
-from resilient.format.names import CheckpointId
+from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.registry.signed_store import SignedStore, reading_signed, require_signed
-from resilient.vault.registry.signing import Signature, digests_stored, put_signature
 
 CHECKPOINT = CheckpointId(2, 35)
 

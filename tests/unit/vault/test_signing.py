@@ -11,8 +11,25 @@ from manifests import Values, begin, save
 from mutations import resealed
 from tiny import CHECKPOINT, OTHER, SECRET, SIGNING, tiny_repository
 
-from resilient.checkpointer import About, Checkpointer
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.commit import commit
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.garbage_collection import collect_garbage, discard_uncommitted
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.checkpoint.signing import (
+    Signature,
+    check_signature,
+    put_signature,
+    signature_problem,
+)
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 from resilient.errors import (
     ConfigError,
     KeyExists,
@@ -21,37 +38,22 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId, signature_name
-from resilient.format.signature import Signing
-from resilient.state.capture import Part
-from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.commit import commit
-from resilient.vault.registry.retention import Retention
-from resilient.vault.registry.signing import (
-    Signature,
-    check_signature,
-    put_signature,
-    signature_problem,
-)
-from resilient.vault.rotation.rotate import discard, rotate
-from resilient.world.comms import Comms
-from resilient.world.launch import Launch, write_launch
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CheckpointId, signature_name
+from resilient.format.signature import SigningPolicy
+from resilient.state_dict.snapshot import Part
+from resilient.testing.fault_store import Crash, FaultPlan, FaultyStore, StoreFault, StoreFaultKind
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = SystemClock()
 
 
 def open_one(store, signing, told=None, retention=None):
     sinks = () if told is None else (lambda record, event: told.append(str(record)),)
-    comms = Comms(MemoryBoard(), World(), "life")
-    limits = Limits(retention or Retention())
-    return Checkpointer(Desk(store, comms, limits, CLOCK, Emitter(CLOCK, sinks), signing))
+    comms = ControlGroup(InMemoryKVStore(), World(), "life")
+    limits = CheckpointOptions(retention or Retention())
+    return CheckpointEngine(
+        CheckpointContext(store, comms, limits, CLOCK, Emitter(CLOCK, sinks), signing)
+    )
 
 
 def live(store, signing, steps=(), told=None, **options):
@@ -61,7 +63,7 @@ def live(store, signing, steps=(), told=None, **options):
     try:
         resumed = checkpointer.resume(parts, **options)
         for step in steps:
-            checkpointer.save(step, parts, About())
+            checkpointer.save(step, parts, CheckpointInfo())
         return resumed.checkpoint if resumed else None
     finally:
         checkpointer.close()
@@ -73,17 +75,17 @@ def signatures(store):
 
 def test_with_a_key_every_save_is_signed_and_without_one_none_is():
     store = MemoryStore()
-    live(store, Signing(SIGNING.key), (1, 2))
+    live(store, SigningPolicy(SIGNING.key), (1, 2))
     assert len(signatures(store)) == 2
     assert live(store, SIGNING) == CheckpointId(1, 2)
-    live(store, Signing(), (3,))
+    live(store, SigningPolicy(), (3,))
     assert len(signatures(store)) == 2
 
 
 def test_an_unsigned_one_is_skipped_with_its_reason_and_the_signed_one_before_is_taken():
     store, told = MemoryStore(), []
-    live(store, Signing(SIGNING.key), (1,))
-    live(store, Signing(), (2,))
+    live(store, SigningPolicy(SIGNING.key), (1,))
+    live(store, SigningPolicy(), (2,))
     assert live(store, SIGNING, (3,), told) == CheckpointId(1, 1)
     said = next(one for one in told if "checkpoint-2-g2" in one)
     assert "is not signed" in said
@@ -93,13 +95,13 @@ def test_an_unsigned_one_is_skipped_with_its_reason_and_the_signed_one_before_is
 
 def test_what_is_not_required_is_not_asked_for():
     store = MemoryStore()
-    live(store, Signing(), (1,))
-    assert live(store, Signing(SIGNING.key)) == CheckpointId(1, 1)
+    live(store, SigningPolicy(), (1,))
+    assert live(store, SigningPolicy(SIGNING.key)) == CheckpointId(1, 1)
 
 
 def test_with_nothing_signed_it_refuses_to_start_over():
     store = MemoryStore()
-    live(store, Signing(), (1,))
+    live(store, SigningPolicy(), (1,))
     with pytest.raises(NoIntactCheckpoint, match="not signed"):
         live(store, SIGNING)
     with pytest.raises(NoIntactCheckpoint, match="not signed"):
@@ -121,17 +123,18 @@ def forged(store):
     """Change a weight as somebody would who can write to the store and has no key."""
     import torch
 
-    from resilient.state.arena import Arena
-    from resilient.state.capture import capture
-    from resilient.state.stage import stage
-    from resilient.vault.registry.commit import gather_receipts
-    from resilient.vault.saving.write import write
+    from resilient.checkpoint.commit import gather_receipts
+    from resilient.checkpoint.save.persist import write
+    from resilient.state_dict.snapshot import capture
+    from resilient.state_dict.staging import StagingBuffers, stage
 
     manifest = read_manifest(store, CHECKPOINT)
     [signature] = [store.objects[key] for key in signatures(store)]
     for key in [key for key in store.objects if key.startswith(CHECKPOINT.folder)]:
         store.delete(key)
-    staged = stage(capture(7, {"model": Part(Values(weight=torch.zeros(4)))}, 0), World(), Arena())
+    staged = stage(
+        capture(7, {"model": Part(Values(weight=torch.zeros(4)))}, 0), World(), StagingBuffers()
+    )
     receipt = write(store, CHECKPOINT, 0, staged.files, staged.parts)
     commit(store, gather_receipts(replace(manifest, files=(), tensors=(), parts=()), [receipt]))
     return read_manifest(store, CHECKPOINT).root, signature
@@ -212,8 +215,8 @@ def test_a_damaged_signature_is_damage_where_it_is_required_and_else_a_warning()
 
 def test_loading_one_part_asks_for_the_signature_too():
     store = MemoryStore()
-    live(store, Signing(), (1,))
-    live(store, Signing(SIGNING.key), (2,))
+    live(store, SigningPolicy(), (1,))
+    live(store, SigningPolicy(SIGNING.key), (2,))
     checkpointer = open_one(store, SIGNING)
     parts = {"model": Part(Values(word="y"))}
     checkpointer.resume(parts)
@@ -226,7 +229,7 @@ def committed_with(kind, at):
     """Commit with a key while operation ``at`` goes wrong; return the store, None past the end."""
     store = tiny_repository()
     manifest = replace(read_manifest(store, CHECKPOINT), checkpoint=CheckpointId(1, 8))
-    faulty = FaultyStore(store, FaultPlan(0, (Fault(at, kind),)))
+    faulty = FaultyStore(store, FaultPlan(0, (StoreFault(at, kind),)))
     try:
         commit(faulty, manifest, Signature(SIGNING.key, {}))
     except (Crash, StoreUnavailable):
@@ -235,7 +238,13 @@ def committed_with(kind, at):
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.ERROR_ONCE, Kind.ERROR_AFTER]
+    "kind",
+    [
+        StoreFaultKind.CRASH_BEFORE,
+        StoreFaultKind.CRASH_AFTER,
+        StoreFaultKind.ERROR_ONCE,
+        StoreFaultKind.ERROR_AFTER,
+    ],
 )
 def test_wherever_the_writer_dies_what_is_committed_is_signed(kind):
     states = 0
@@ -244,7 +253,7 @@ def test_wherever_the_writer_dies_what_is_committed_is_signed(kind):
         if CheckpointId(1, 8) in committed(store):
             check_signature(store, read_manifest(store, CheckpointId(1, 8)), SIGNING)
     assert states >= 3
-    assert CheckpointId(1, 8) not in committed(committed_with(Kind.CRASH_BEFORE, 0))
+    assert CheckpointId(1, 8) not in committed(committed_with(StoreFaultKind.CRASH_BEFORE, 0))
 
 
 def test_a_second_try_at_a_step_leaves_the_first_its_signature():
@@ -266,10 +275,10 @@ def test_a_signature_goes_with_its_checkpoint():
         save(store, CheckpointId(1, step))
         root = read_manifest(store, CheckpointId(1, step)).root
         put_signature(store, CheckpointId(1, step), root, Signature(SIGNING.key, {}))
-    rotate(store, Retention(keep_last=1), 1)
+    collect_garbage(store, Retention(keep_last=1), 1)
     assert [key for key in store.objects if key.startswith("checkpoint-1-")] == []
     store.delete(CheckpointId(1, 2).manifest_key)
-    discard(store, CheckpointId(1, 2))
+    discard_uncommitted(store, CheckpointId(1, 2))
     assert signatures(store) == []
 
 
@@ -277,13 +286,13 @@ def test_the_key_is_shown_nowhere(caplog):
     caplog.set_level(logging.DEBUG)
     store, told = MemoryStore(), []
     live(store, SIGNING, (1,), told)
-    live(store, Signing(), (2,))
+    live(store, SigningPolicy(), (2,))
     live(store, SIGNING, (3,), told)
     with pytest.raises(SignatureRefused) as caught:
         read(store, CheckpointId(2, 2), signing=SIGNING)
     everything = [*map(repr, store.objects.items()), *told, repr(SIGNING), str(caught.value)]
     everything += [repr(open_one(store, SIGNING)._desk), caplog.text, caught.value.hint]
-    everything += [repr(write_launch(Launch(World(), require_signature=True)))]
+    everything += [repr(write_launch(LaunchEnv(World(), require_signature=True)))]
     for form in (SECRET, SECRET.encode().hex(), repr(SECRET.encode())):
         assert [one for one in everything if form in one] == []
     assert SIGNING.key.key_id in store.objects[signatures(store)[0]].decode()
@@ -296,7 +305,7 @@ def test_a_loop_of_ones_own_asks_for_it_with_one_argument(tmp_path, monkeypatch)
     parts = {"model": Part(Values(word="x"))}
     first = open_checkpointer(str(tmp_path), require_signature=True)
     first.resume(parts)
-    first.save(1, parts, About())
+    first.save(1, parts, CheckpointInfo())
     first.close()
     [_] = tmp_path.glob("checkpoint-1-g1/signature-*.json")
     monkeypatch.setenv("RESILIENT_SIGNING_KEY", "another key of enough bytes")
@@ -317,7 +326,7 @@ def test_open_checkpointer_environment_requires_signature(tmp_path, monkeypatch,
     parts = {"model": Part(Values(word="x"))}
     first = open_checkpointer(str(tmp_path))
     first.resume(parts)
-    first.save(1, parts, About())
+    first.save(1, parts, CheckpointInfo())
     first.close()
     monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
     monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
@@ -331,24 +340,26 @@ def test_open_checkpointer_environment_requires_signature(tmp_path, monkeypatch,
 
 
 def test_what_every_rank_wrote_is_signed_and_every_rank_holds_it_against_that():
-    from resilient.testing.gang import run_gang
+    from resilient.testing.memory_store import run_ranks
 
     store = MemoryStore()
 
     def rank_main(world, board, step):
-        comms = Comms(board.another(), world, f"life/{step}")
-        desk = Desk(store, comms, Limits(within_seconds=10.0), CLOCK, Emitter(CLOCK), SIGNING)
-        checkpointer = Checkpointer(desk)
+        comms = ControlGroup(board.another(), world, f"life/{step}")
+        desk = CheckpointContext(
+            store, comms, CheckpointOptions(within_seconds=10.0), CLOCK, Emitter(CLOCK), SIGNING
+        )
+        checkpointer = CheckpointEngine(desk)
         parts = {"rng_state": Part(Values(rank=world.rank), "rank")}
         try:
             resumed = checkpointer.resume(parts)
-            checkpointer.save(step, parts, About())
+            checkpointer.save(step, parts, CheckpointInfo())
         finally:
             checkpointer.close()
         return resumed.step if resumed else None
 
-    assert run_gang(2, lambda world, board: rank_main(world, board, 1)) == [None, None]
-    assert run_gang(2, lambda world, board: rank_main(world, board, 2)) == [1, 1]
+    assert run_ranks(2, lambda world, board: rank_main(world, board, 1)) == [None, None]
+    assert run_ranks(2, lambda world, board: rank_main(world, board, 2)) == [1, 1]
     for checkpoint in committed(store):
         signed = check_signature(store, read_manifest(store, checkpoint), SIGNING)
         assert {"rng_state_0.safetensors", "rng_state_1.safetensors"} <= set(signed)

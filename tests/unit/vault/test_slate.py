@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 from manifests import empty_manifest
 
-from resilient.format.ledger import Place, Segment, step_row
+from resilient.checkpoint.daemon import messages
+from resilient.checkpoint.daemon.step_slots import StepSlot, context_of, read_step_slot
+from resilient.checkpoint.save.dedup import DedupBase
+from resilient.checkpoint.save.persist import SaveJob
+from resilient.format.keys import CheckpointId, segment_key
+from resilient.format.ledger import LedgerPosition, Segment, step_row
 from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId, segment_key
 from resilient.format.regions import whole
-from resilient.format.shard import HostFile
-from resilient.vault.keeper import handover
-from resilient.vault.keeper.notes import context_of
-from resilient.vault.keeper.slate import Slate, read_slate
-from resilient.vault.reuse.refer import Base
-from resilient.vault.saving.persist import Job
+from resilient.format.safetensors_file import StagedFile
 
 RANK = 3
 CONTEXT = {"rank": RANK, "run": "demo"}
@@ -40,16 +39,23 @@ def tensors_of(file, count, start=64):
 
 def rows_of(steps, loss=0.25):
     steps_of = [(step, 0, 8 * step, 8 * step + 8, 1, 8, 1, 1, 1) for step in range(1, steps + 1)]
-    return tuple(step_row(Place(one[0] - 1), one, loss) for one in steps_of)
+    return tuple(step_row(LedgerPosition(one[0] - 1), one, loss) for one in steps_of)
 
 
 def segment_of(step, rows, previous=0):
     checkpoint = CheckpointId(1, step)
     before = segment_key(CheckpointId(1, previous)) if previous else ""
     opens = f"{previous:064x}" if previous else ""
-    place = Place(step, 0, 8 * step)
+    place = LedgerPosition(step, 0, 8 * step)
     return Segment(
-        "0123456789abcdef", checkpoint, before, opens, Place(previous), place, previous, rows
+        "0123456789abcdef",
+        checkpoint,
+        before,
+        opens,
+        LedgerPosition(previous),
+        place,
+        previous,
+        rows,
     ).closed()
 
 
@@ -65,13 +71,16 @@ def job_of(step, files=(("a.safetensors", 3), ("b.safetensors", 1)), **other):
     memory = bytes(4096)
     known = {
         "files": tuple(
-            HostFile(name, memory, tensors_of(name, *counts)) for name, *counts in files
+            StagedFile(name, memory, tensors_of(name, *counts)) for name, *counts in files
         ),
         "parts": (PartEntry("model", "replicated", "state.json"),),
-        "bases": (Base(CheckpointId(1, 1), (("a.safetensors", 0, 99),)), Base(CheckpointId(1, 2))),
+        "bases": (
+            DedupBase(CheckpointId(1, 1), (("a.safetensors", 0, 99),)),
+            DedupBase(CheckpointId(1, 2)),
+        ),
         "segment": segment_of(step, rows_of(step)),
     }
-    return Job(about, keep=(), is_first=step < 3, topic="", began_seconds=step / 4,
+    return SaveJob(about, keep=(), is_first=step < 3, topic="", began_seconds=step / 4,
                stall_seconds=lambda: 0.125, **{**known, **other})  # fmt: skip
 
 
@@ -118,13 +127,13 @@ class Left:
             self.memory[name][start : start + len(piece)] = piece
 
     def read(self):
-        found = read_slate(lambda name: memoryview(bytes(self.memory.get(name, b""))))
+        found = read_step_slot(lambda name: memoryview(bytes(self.memory.get(name, b""))))
         return found and (found.job(RANK, "hold/9"), found.context, found.after)
 
 
 def said_of(job):
     """Return what a save of the job would be told, and what else a held step must say."""
-    plain = json.loads(json.dumps(handover.to_json(replace(job, topic="hold/9"), RANK)))
+    plain = json.loads(json.dumps(messages.encode_job(replace(job, topic="hold/9"), RANK)))
     after = job.segment.previous if job.segment else ""
     return plain, CONTEXT, f"checkpoint-{job.segment.start.step}-g1" if after else ""
 
@@ -132,7 +141,7 @@ def said_of(job):
 def turns_of(jobs):
     """Return the stores of each turn: void, and say."""
     shared = Shared()
-    slate = Slate(shared.reserve, context_of(CONTEXT))
+    slate = StepSlot(shared.reserve, context_of(CONTEXT))
     for job in jobs:
         begun = len(shared.stores)
         slate.void()
@@ -207,7 +216,7 @@ def test_what_is_read_is_what_a_save_would_have_been_told():
         for store in stores:
             left.apply(store)
         assert left.read() == said_of(job)
-        again, _ = handover.from_json(
+        again, _ = messages.decode_job(
             left.read()[0], lambda _, size_bytes: memoryview(bytes(size_bytes)), RANK, 1.0
         )
         assert (again.files, again.parts, again.bases) == (job.files, job.parts, job.bases)
@@ -261,7 +270,7 @@ def test_a_layout_that_changes_at_each_step_takes_no_more_room():
 
 def test_what_nobody_voided_is_void_while_the_next_is_said():
     shared, left = Shared(), Left()
-    slate = Slate(shared.reserve, context_of(CONTEXT))
+    slate = StepSlot(shared.reserve, context_of(CONTEXT))
     slate.say(job_of(2))
     begun = len(shared.stores)
     slate.say(NEXT["layouts that grow"])

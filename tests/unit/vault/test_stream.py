@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
+from resilient.checkpoint.daemon.connection import FileStream, StreamBuffer, is_gone
+from resilient.distributed.coordination import RankFailure
 from resilient.errors import DeadlineExceeded, PeerFailed, SaveFailed
-from resilient.vault.keeper.stream import Slot, Stream, is_gone
-from resilient.world.agreement import Failure
 
 
 def stream_of(count, within_seconds=5.0):
     memory = [bytearray(4) for _ in range(count)]
-    slots = [Slot(f"slot/{number}", memoryview(one)) for number, one in enumerate(memory)]
-    return Stream(slots, within_seconds), {slot.name: slot.memory for slot in slots}
+    slots = [StreamBuffer(f"slot/{number}", memoryview(one)) for number, one in enumerate(memory)]
+    return FileStream(slots, within_seconds), {slot.name: slot.memory for slot in slots}
 
 
 def serve(stream, memory, files):
@@ -102,7 +102,7 @@ def test_a_file_that_could_not_be_copied_fails_with_the_reason_of_the_rank():
     stream, _ = stream_of(2, within_seconds=60)
     threads, found = lent(stream, "a")
     stream.next(5)
-    stream.fail(Failure(SaveFailed.code, "the device is gone"))
+    stream.fail(RankFailure(SaveFailed.code, "the device is gone"))
     threads[0].join(10)
     assert found == ["the device is gone"]
 

@@ -8,13 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from manifests import begin, save
 
+from resilient.checkpoint.refs import (
+    create_tag,
+    list_tags,
+    read_tag,
+    read_tags,
+    remove_tag,
+    resolve,
+)
 from resilient.clock import SystemClock
 from resilient.errors import IntegrityError, NothingToResume, UsageError
-from resilient.format.names import CheckpointId, parse_tag, tag_key
-from resilient.testing.faults import FaultyStore
-from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.references import resolve
-from resilient.vault.registry.tags import create_tag, list_tags, read_tag, read_tags, remove_tag
+from resilient.format.keys import CheckpointId, parse_tag, tag_key
+from resilient.testing.fault_store import FaultyStore
+from resilient.testing.memory_store import MemoryStore
 
 CLOCK = SystemClock()
 ONE, TWO = CheckpointId(1, 1), CheckpointId(1, 2)

@@ -7,29 +7,24 @@ from dataclasses import replace
 import pytest
 from tiered import checkpointer_of, desk_over, save, train
 
-from resilient.checkpointer import Checkpointer
-from resilient.errors import (
-    ConfigError,
-    Fenced,
-    IntegrityError,
-    KeyNotFound,
-)
+from resilient.checkpoint import events
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.garbage_collection import apply_plan, scan_and_plan
+from resilient.checkpoint.promotion import promote
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.tiers.tiered_store import TieredStore
+from resilient.checkpoint.verify import verify
+from resilient.checkpoint_engine import CheckpointEngine
+from resilient.engine_factory import open_engine
+from resilient.errors import ConfigError, Fenced, IntegrityError, KeyNotFound
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId, signature_name
-from resilient.format.signature import Signing, SigningKey
-from resilient.opening import open_checkpointer
-from resilient.testing.memory import MemoryStore
+from resilient.format.keys import CheckpointId, signature_name
+from resilient.format.signature import SigningKey, SigningPolicy
+from resilient.testing.memory_store import MemoryStore
 from resilient.train.arguments import TrainingArguments
-from resilient.vault import facts
-from resilient.vault.health.verify import verify
-from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.registry.retention import Retention
-from resilient.vault.rotation.rotate import carry_out, look
-from resilient.vault.saving.tiering import Tiering
-from resilient.vault.tiers.promote import promote
-from resilient.vault.tiers.tiers import TieredStore
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ def test_a_near_copy_that_is_damaged_is_read_from_the_durable_tier_and_told(name
     flip(near, key)
     life = train(near, durable, told=lambda _, event: told.append(event))
     assert (life.started_at, life.final) == (4, expected)
-    doubted = [one for one in told if isinstance(one, facts.NearCopyDoubted)]
+    doubted = [one for one in told if isinstance(one, events.NearCopyRejected)]
     assert [one.key for one in doubted] == [key]
     assert "test://near" in doubted[0].line()
 
@@ -119,7 +114,7 @@ def test_damage_of_what_is_near_alone_costs_the_steps_since_the_one_before(near,
     save(checkpointer, 1, 2)
     checkpointer._persister.close()
     flip(near, CheckpointId(1, 2).manifest_key)
-    again = Checkpointer(desk_over(near, durable))
+    again = CheckpointEngine(desk_over(near, durable))
     assert again.resume({}).step == 1
     again.close()
     checkpointer._desk.close()
@@ -168,14 +163,14 @@ def test_what_an_older_life_left_near_does_not_outrank_a_newer_life_elsewhere(ne
         save(checkpointer, 4)
     with pytest.raises(Fenced):
         checkpointer.close()
-    again = Checkpointer(desk_over(near, durable))
+    again = CheckpointEngine(desk_over(near, durable))
     assert again.resume({}).checkpoint == CheckpointId(2, 3)
     again.close()
 
 
 def test_signed_checkpoints_stay_signed(near, durable):
-    signing = Signing(SigningKey(bytes(range(32))), is_required=True)
-    checkpointer = Checkpointer(replace(desk_over(near, durable), signing=signing))
+    signing = SigningPolicy(SigningKey(bytes(range(32))), is_required=True)
+    checkpointer = CheckpointEngine(replace(desk_over(near, durable), signing=signing))
     checkpointer.resume({})
     save(checkpointer, 1)
     checkpointer.close()
@@ -193,17 +188,17 @@ class Pruned(MemoryStore):
 
     def put_new(self, key, data) -> None:
         if key == CheckpointId(1, 2).manifest_key:
-            found = look(self, Retention(5), None, in_full=True)
+            found = scan_and_plan(self, Retention(5), None, in_full=True)
             self.swept = [one.key(name) for one, name in found.unneeded()]
-            carry_out(self, found, 1)
+            apply_plan(self, found, 1)
         super().put_new(key, data)
 
 
 def test_what_a_prune_took_for_leftovers_of_an_older_one_is_brought_again(near):
     """The second becomes the best when a newer one is durable already, so it goes on late."""
-    durable, signing = Pruned(), Signing(SigningKey(bytes(range(32))), is_required=True)
-    desk = desk_over(near, durable, tiering=Tiering(99, 9), retention=Retention(9))
-    checkpointer = Checkpointer(replace(desk, signing=signing))
+    durable, signing = Pruned(), SigningPolicy(SigningKey(bytes(range(32))), is_required=True)
+    desk = desk_over(near, durable, tiering=TieringOptions(99, 9), retention=Retention(9))
+    checkpointer = CheckpointEngine(replace(desk, signing=signing))
     checkpointer.resume({})
     second = CheckpointId(1, 2)
     for step, keep in ((1, ()), (2, ()), (3, [CheckpointId(1, 3)]), (4, [second])):
@@ -253,17 +248,17 @@ def test_near_files_of_a_life_that_the_durable_tier_does_not_know_are_not_seen(n
 def test_a_url_opens_both_without_a_keeper_and_a_wrong_number_is_refused(tmp_path):
     url, near_url = str(tmp_path / "durable"), str(tmp_path / "near")
     emit = Emitter(desk_over(MemoryStore("a:"), MemoryStore("b:")).clock, ())
-    keeper = KeeperAddress("no such socket")
-    checkpointer = open_checkpointer(url, emit=emit, near_url=near_url, keeper=keeper)
+    keeper = DaemonAddress("no such socket")
+    checkpointer = open_engine(url, emit=emit, near_url=near_url, keeper=keeper)
     checkpointer.resume({})
     save(checkpointer, 1)
     checkpointer.close()
     for folder in ("durable", "near"):
         assert (tmp_path / folder / "checkpoint-1-g1" / "manifest.json").exists()
     with pytest.raises(ConfigError, match="itself"):
-        open_checkpointer(url, emit=emit, near_url=url)
+        open_engine(url, emit=emit, near_url=url)
     with pytest.raises(ConfigError, match="durable_every"):
-        Tiering(durable_every=0)
+        TieringOptions(durable_every=0)
     with pytest.raises(ConfigError, match="near_total_limit"):
         TrainingArguments(str(tmp_path), near_repo=near_url, near_total_limit=0)
 

@@ -3,17 +3,17 @@
 import pytest
 from manifests import empty_manifest, save
 
+from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
+from resilient.checkpoint.daemon.client import resolve_outcome
+from resilient.checkpoint.save.persist import SaveJob
 from resilient.clock import SystemClock
+from resilient.distributed.coordination import ControlGroup
+from resilient.distributed.kv_store import InMemoryKVStore
+from resilient.distributed.launch_env import World
 from resilient.errors import SaveFailed
 from resilient.events import Emitter
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.keeper.verdict import find_verdict
-from resilient.vault.saving.persist import Job
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 1)
 
@@ -34,10 +34,10 @@ class Forgetful(MemoryStore):
 
 def ask(store) -> None:
     clock = SystemClock()
-    comms = Comms(MemoryBoard(), World(), "verdict")
-    desk = Desk(store, comms, Limits(), clock, Emitter(clock, ()))
-    job = Job(empty_manifest(CHECKPOINT), (), (), (), True, "save/1", 0.0, float)
-    find_verdict(desk, job, None, "it was killed")
+    comms = ControlGroup(InMemoryKVStore(), World(), "verdict")
+    desk = CheckpointContext(store, comms, CheckpointOptions(), clock, Emitter(clock, ()))
+    job = SaveJob(empty_manifest(CHECKPOINT), (), (), (), True, "save/1", 0.0, float)
+    resolve_outcome(desk, job, None, "it was killed")
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, Forgetful])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from manifests import begin, save
 
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.restore.read import read
+from resilient.checkpoint.verify import verify
 from resilient.errors import IntegrityError, KeyNotFound
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health.verify import verify
-from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import read_manifest
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 7)
 

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from manifests import begin, frozen_parts_of, save
 
-from resilient.format.names import CheckpointId
-from resilient.testing.memory import MemoryStore
-from resilient.vault.health import sampling
-from resilient.vault.health.sampling import read_sample
-from resilient.vault.registry.catalog import read_manifest
+from resilient.checkpoint import verify
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.verify import read_sample
+from resilient.format.keys import CheckpointId
+from resilient.testing.memory_store import MemoryStore
 
 FIRST, SECOND = CheckpointId(1, 1), CheckpointId(1, 2)
 
@@ -98,8 +98,8 @@ def test_damage_in_a_shared_file_is_of_both_and_names_the_tensor(store):
 def test_a_chunk_of_a_large_file_is_read_by_itself(store, monkeypatch):
     data = store.objects[FIRST.key("model.r00000.safetensors")]
     assert len(data) > 64
-    monkeypatch.setattr(sampling, "CHUNK_BYTES", 64)
-    chunk = sampling._Chunk(read_manifest(store, FIRST).files[0], 2, [])
+    monkeypatch.setattr(verify, "CHUNK_BYTES", 64)
+    chunk = verify._Chunk(read_manifest(store, FIRST).files[0], 2, [])
     assert (chunk.start, chunk.size_bytes) == (128, 64)
 
 

@@ -7,21 +7,25 @@ import time
 
 import pytest
 
+from resilient.checkpoint.save.persist import SMALL_BYTES, write
 from resilient.errors import StoreFull, StoreUnavailable
 from resilient.format.digest import digest_bytes, digest_file
+from resilient.format.keys import CheckpointId
 from resilient.format.manifest import StoredRegion, TensorEntry
-from resilient.format.names import CheckpointId
 from resilient.format.regions import whole
-from resilient.format.shard import HostFile, Slot, StreamedFile, lay_out
-from resilient.format.thinning import without
-from resilient.storage.filling import files_at_once, ranges_of
-from resilient.storage.parts import Parts
-from resilient.testing.memory import MemoryStore
-from resilient.vault.saving.write import SMALL_BYTES, write
+from resilient.format.safetensors_file import (
+    StagedFile,
+    StreamedFile,
+    TensorSlot,
+    compute_layout,
+    reduce_file,
+)
+from resilient.storage.transfer import MultipartConfig, files_at_once, max_ranges
+from resilient.testing.memory_store import MemoryStore
 
 CHECKPOINT = CheckpointId(1, 1)
 COUNT, SIZE_BYTES = 8, SMALL_BYTES // 4
-FILES_AT_ONCE = ranges_of(MemoryStore()).in_flight
+FILES_AT_ONCE = max_ranges(MemoryStore()).in_flight
 
 
 def files(size_bytes=SIZE_BYTES):
@@ -39,7 +43,7 @@ def a_file(name, number, size_bytes):
         TensorEntry(f"model/{number}{part}", "model", "U8", (size_bytes // 2,), (region,))
         for part, region in (("a", half), ("b", rest))
     )
-    return HostFile(name, data, tensors)
+    return StagedFile(name, data, tensors)
 
 
 class Watched(MemoryStore):
@@ -66,7 +70,7 @@ class Watched(MemoryStore):
 class Sharing(Watched):
     """Has so many on their way at once as it is told to wait for."""
 
-    ranges = Parts(part_bytes=SIZE_BYTES, in_flight=8, are_shared=True)
+    ranges = MultipartConfig(part_bytes=SIZE_BYTES, in_flight=8, are_shared=True)
 
     def __init__(self, meet):
         self.meeting = threading.Barrier(meet, timeout=10)
@@ -116,11 +120,11 @@ def test_files_that_are_made_as_they_are_written_are_fewer_at_once():
 
 
 def test_of_files_that_are_copied_without_a_part_as_many_are_at_once_as_memory_has_room_for():
-    slots = [Slot("gone", "U8", (100,)), Slot("kept", "U8", (SIZE_BYTES + (1 << 20),))]
-    layout = lay_out(slots, {})
+    slots = [TensorSlot("gone", "U8", (100,)), TensorSlot("kept", "U8", (SIZE_BYTES + (1 << 20),))]
+    layout = compute_layout(slots, {})
     data = bytearray(layout.head) + bytearray(layout.size_bytes - len(layout.head))
     mine = [
-        without(HostFile(f"model.r00000-{number:02d}.safetensors", bytes(data), ()), {start})
+        reduce_file(StagedFile(f"model.r00000-{number:02d}.safetensors", bytes(data), ()), {start})
         for start in [layout.starts["gone"]]
         for number in range(COUNT)
     ]
@@ -158,7 +162,7 @@ def test_after_an_error_no_file_is_begun_and_none_is_left_on_its_way():
 
 
 class InParts(MemoryStore):
-    ranges = Parts(part_bytes=1000, in_flight=8)
+    ranges = MultipartConfig(part_bytes=1000, in_flight=8)
 
     def fill(self, key, start, room, arrived):
         pytest.fail("nothing is read")

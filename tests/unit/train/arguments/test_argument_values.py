@@ -10,8 +10,8 @@ import pytest
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.choices import CHOICES
-from resilient.train.arguments.old_names import ELSEWHERE, OLD_NAMES, RENAMED
-from resilient.train.arguments.support import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
+from resilient.train.arguments.deprecated import ELSEWHERE, OLD_NAMES, RENAMED
+from resilient.train.arguments.validation import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
 from resilient.train.state import TrainerState
 
 

@@ -9,7 +9,7 @@ from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.changes import (
+from resilient.train.arguments.resume_rules import (
     FIXED,
     FREE,
     REFUSED,

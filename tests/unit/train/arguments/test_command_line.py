@@ -8,7 +8,7 @@ import pytest
 
 from resilient.errors import ConfigError, UsageError
 from resilient.train.arguments import TrainingArguments, parse_arguments
-from resilient.train.arguments.old_names import OLD_NAMES
+from resilient.train.arguments.deprecated import OLD_NAMES
 
 
 class Size(enum.Enum):

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from resilient import Trainer, TrainingArguments
+from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
-from resilient.train.arguments.distribution import syncs_each_batch
+from resilient.train.arguments.derived import syncs_each_batch
 from resilient.train.session import _backend
-from resilient.world.world import World
 
 
 @pytest.mark.parametrize(

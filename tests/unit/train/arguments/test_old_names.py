@@ -4,7 +4,7 @@ import pytest
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.old_names import MEANT, zero_of
+from resilient.train.arguments.deprecated import MEANT, zero_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hf_runs import BASE, CASES, Line, Numbers, Tokens, gpt2, make, stack
 from models import make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.interop import exporting, theirs
-from resilient.train.interop.exporting import export_checkpoint
-from resilient.train.interop.files import TransformersCheckpoint
+from resilient.train.hf_interop import exporter
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.exporter import export_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
@@ -107,8 +107,8 @@ def test_fp16_on_a_cpu_goes_there_and_back(tmp_path):
 
 def test_the_scale_of_a_gpu_is_exported():
     draft = {"scaler": {"scale": 8.0}, "rng_state_0": {"torch": torch.zeros(1)}}
-    assert not exporting._is_of_gpu(draft)
-    assert exporting._is_of_gpu({**draft, "rng_state_1": {"cuda": [torch.zeros(1)]}})
+    assert not exporter._is_of_gpu(draft)
+    assert exporter._is_of_gpu({**draft, "rng_state_1": {"cuda": [torch.zeros(1)]}})
 
 
 def test_our_random_numbers_are_our_own_unless_asked(tmp_path):
@@ -129,7 +129,7 @@ def test_our_random_numbers_are_our_own_unless_asked(tmp_path):
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """Return a repository of a run whose model has tied weights and whose callback has state."""
-    from resilient.train.callbacks.callback import EarlyStoppingCallback
+    from resilient.train.callbacks.base import EarlyStoppingCallback
 
     folder = tmp_path_factory.mktemp("run")
     watch = EarlyStoppingCallback(7, 0.5)
@@ -195,10 +195,12 @@ def test_what_no_trainer_saved_cannot_be_exported(tmp_path):
 )
 def test_a_group_that_is_empty_is_there_all_the_same(names, decay, place):
     group = {"params": names, "weight_decay": decay, "lr": 0.5}
-    made = theirs.optimizer_by_position({"state": {names[0]: {"step": 3}}, "param_groups": [group]})
+    made = exporter.optimizer_by_position(
+        {"state": {names[0]: {"step": 3}}, "param_groups": [group]}
+    )
     assert [one["params"] for one in made["param_groups"]][place] == [0]
     assert made["state"] == {0: {"step": 3}}
-    rates = theirs.scheduler_by_group({"base_lrs": [0.5], "last_epoch": 3}, [group])
+    rates = exporter.scheduler_by_group({"base_lrs": [0.5], "last_epoch": 3}, [group])
     assert rates == {"base_lrs": [0.5, 0.5], "last_epoch": 3}
 
 

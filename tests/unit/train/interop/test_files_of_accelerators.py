@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import torch
 
-from resilient.train.interop.archives import load_torch
+from resilient.train.hf_interop.readers import load_torch
 
 ON_CPU, ON_GPU = b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"
 

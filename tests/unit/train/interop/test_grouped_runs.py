@@ -13,7 +13,7 @@ from models import DieAfter, Dies
 
 from resilient.errors import IncompatibleCheckpoint
 from resilient.train.arguments import TrainingArguments
-from resilient.train.interop.exporting import export_checkpoint
+from resilient.train.hf_interop.exporter import export_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 EACH = 7  # steps of an epoch

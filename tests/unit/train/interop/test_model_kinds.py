@@ -11,8 +11,8 @@ from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.arguments import TrainingArguments
-from resilient.train.interop.exporting import export_checkpoint
-from resilient.train.interop.files import TransformersCheckpoint
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.exporter import export_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Transformers and PEFT
 WORDS = {"<pad>": 0, "<unk>": 1, "one": 2, "two": 3, "three": 4}

@@ -12,9 +12,8 @@ from models import make_trainer
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError
-from resilient.train.interop.files import TransformersCheckpoint
-from resilient.train.interop.rebuilding import rebuild_folder
-from resilient.train.interop.salvaging import rebuild_checkpoint
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.rebuild import rebuild_checkpoint, rebuild_folder
 
 STATE = "trainer_state.json"
 

@@ -11,11 +11,9 @@ from sharded_folders import STEP, optimizer, values, write_fsdp, write_zero
 from torch import nn
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
-from resilient.strategies.detour import Detour, named_in
-from resilient.train.interop.files import TransformersCheckpoint
-from resilient.train.interop.naming import Naming, naming_of
-from resilient.train.interop.parts import parts_of
-from resilient.train.interop.taking import CheckpointTaken
+from resilient.strategies.module_wrapper import ForwardRedirect, named_in
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.importer import HFCheckpointImported, Naming, naming_of, parts_of
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())
 
@@ -230,9 +228,9 @@ def test_a_schedule_of_deepspeed_is_not_made_up(theirs):
 def test_what_cannot_be_taken_over_is_told(theirs):
     write_zero(theirs, 1, 2, dynamic_loss_scale=True)
     lost = TransformersCheckpoint(theirs).losses
-    said = CheckpointTaken("theirs", "checkpoint-7-g1", STEP, lost).line()
+    said = HFCheckpointImported("theirs", "checkpoint-7-g1", STEP, lost).line()
     assert said.endswith(", without the loss scale of DeepSpeed's fp16, which begins anew")
-    assert "without" not in CheckpointTaken("theirs", "checkpoint-7-g1", STEP).line()
+    assert "without" not in HFCheckpointImported("theirs", "checkpoint-7-g1", STEP).line()
 
 
 def test_a_model_in_flat_shards_has_the_names_that_it_had():
@@ -241,7 +239,7 @@ def test_a_model_in_flat_shards_has_the_names_that_it_had():
     model[1].weight.requires_grad_(False)
     named = named_in(model)
     own = [[model[0].weight, model[1].bias], [model[0].bias]]
-    Detour(model, nn.Identity(), named)
+    ForwardRedirect(model, nn.Identity(), named)
     for one in model:
         one.weight = nn.Parameter(torch.zeros(1))
     found = naming_of(model, [{"params": one} for one in own])

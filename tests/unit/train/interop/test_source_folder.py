@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from sharded_folders import STEP, write_fsdp, write_zero
 
 from resilient.errors import IntegrityError
-from resilient.train.interop.files import TransformersCheckpoint
-from resilient.train.interop.naming import Naming
-from resilient.train.interop.parts import parts_of
-from resilient.train.interop.source_folder import SourceFolder
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.importer import Naming, parts_of
+from resilient.train.hf_interop.source_folder import SourceFolder
 
 LIBRARY = pathlib.Path(__file__).parents[4] / "resilient"
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())

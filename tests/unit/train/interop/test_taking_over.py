@@ -11,15 +11,10 @@ from hf_runs import EVAL, checkpoint_of, make, recorded
 from models import DieAfter, Dies
 from safetensors.torch import load_file, save_file
 
-from resilient.errors import (
-    ConfigError,
-    IncompatibleCheckpoint,
-    IntegrityError,
-    SignatureRefused,
-)
-from resilient.train.data.drawing import draw_for_loader
-from resilient.train.data.sampling import Cursor
-from resilient.train.interop.taking import prepare_import
+from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, SignatureRefused
+from resilient.train.data.ordering import draw_for_loader
+from resilient.train.data.sampler import DataCursor
+from resilient.train.hf_interop.importer import prepare_import
 
 MODEL = "model.safetensors"
 EVALUATED = {**EVAL, "greater_is_better": False}
@@ -73,7 +68,7 @@ def test_a_run_that_dies_afterwards_ends_as_one_that_did_not(tmp_path, theirs, w
 def test_random_numbers_are_drawn_for_a_loader_as_theirs_and_only_then():
     def left(origin):
         torch.manual_seed(3)
-        draw_for_loader(Cursor(8, 0, origin=origin))
+        draw_for_loader(DataCursor(8, 0, origin=origin))
         return torch.get_rng_state()
 
     untouched = torch.manual_seed(3).get_state()
@@ -267,12 +262,12 @@ def test_import_with_epoch_zero_and_no_log_is_told_and_strict_refuses(tmp_path, 
 
 
 def test_import_of_folder_that_changes_is_refused(tmp_path, theirs, monkeypatch):
-    from resilient.train.interop import taking
+    from resilient.train.hf_interop import importer
 
     def check(*given):
         (theirs / "rng_state.pth").touch()
 
-    monkeypatch.setattr(taking, "require_loadable", check)
+    monkeypatch.setattr(importer, "require_loadable", check)
     with pytest.raises(IntegrityError, match="changed while it was read"):
         trainer(tmp_path / "out").train(theirs)
     assert not commits(tmp_path / "out")

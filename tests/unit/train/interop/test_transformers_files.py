@@ -10,11 +10,10 @@ import torch
 from hf_runs import HERE
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
-from resilient.train.data.position import place_in_epoch
-from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
-from resilient.train.interop.import_check import open_source
-from resilient.train.interop.naming import Naming, naming_of, tie
-from resilient.train.interop.parts import callback_states, parts_of
+from resilient.train.data.sampler import place_in_epoch
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint, is_transformers_folder
+from resilient.train.hf_interop.import_check import open_source
+from resilient.train.hf_interop.importer import Naming, callback_states, naming_of, parts_of, tie
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())
 
@@ -48,7 +47,7 @@ def test_moments_go_to_the_parameter_that_they_are_of():
     folder = HERE / "gpt2_all" / "run" / "checkpoint-8"
     from hf_runs import gpt2
 
-    from resilient.train.optimizers.groups import parameter_groups
+    from resilient.train.optimizers.builtin import parameter_groups
 
     model = gpt2()
     naming = naming_of(model, parameter_groups(model, 0.01))

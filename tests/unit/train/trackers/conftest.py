@@ -21,7 +21,7 @@ def lives(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def live(folder, deaths, **options):
-        monkeypatch.setattr(session, "open_checkpointer", MemoryRepository().open)
+        monkeypatch.setattr(session, "open_engine", MemoryRepository().open)
         options = {"eval_strategy": "steps", "eval_steps": 4, "eval_size": 7, **options}
         callbacks = options.pop("callbacks", list)
         where = tmp_path / folder

@@ -10,10 +10,10 @@ import torch
 from models import DieAfter, Dies, make_trainer
 from safetensors.torch import load_file
 
+from resilient.checkpoint.catalog import committed
 from resilient.storage.local import LocalStore
-from resilient.train.trackers import Reporting, Tracker, report
-from resilient.train.trackers.courier import ModelNotUploaded
-from resilient.vault.registry.catalog import committed
+from resilient.train.trackers import Reporting, Tracker, reporting
+from resilient.train.trackers.reporting import ModelNotUploaded
 
 
 class Cabinet(Tracker):
@@ -61,7 +61,7 @@ def train(folder, tracker, die_at=0, *, events=None, **options):
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     # Real lives are processes; in this one what a life left in its inbox is sent.
-    monkeypatch.setattr(report, "_CUT_SECONDS", 60.0)
+    monkeypatch.setattr(reporting, "_CUT_SECONDS", 60.0)
 
 
 def test_every_committed_checkpoint_is_given_once_and_the_last_is_final(tmp_path):

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.trackers import Opening, Reporting, report
+from resilient.train.trackers import Reporting, TrackerContext, reporting
+from resilient.train.trackers.base import LocalStateTracker
 from resilient.train.trackers.clearml import session_steps
-from resilient.train.trackers.sent import RememberingTracker
 
 DEATHS = [6, 10]
 SETTINGS = {
@@ -107,7 +107,7 @@ def test_two_deaths_leave_one_run_in_which_no_point_comes_twice(lives, tmp_path,
     for name, value in SETTINGS[tool].items():
         monkeypatch.setenv(name, value.format(tmp_path))
     # Real lives are processes, whose tools end with them.
-    monkeypatch.setattr(report, "_CUT_SECONDS", 60.0)
+    monkeypatch.setattr(reporting, "_CUT_SECONDS", 60.0)
     lives("out", DEATHS, report_to=tool, run_name="mine", num_train_epochs=1)
     points, runs = READERS[tool](tmp_path)
     assert len(runs) == 1
@@ -122,7 +122,7 @@ def test_clearml_gets_one_task_without_a_network(lives, tmp_path, monkeypatch):
     for name, value in SETTINGS["clearml"].items():
         monkeypatch.setenv(name, value.format(tmp_path))
     # Without a network its client may take minutes to let go of a task.
-    monkeypatch.setattr(report, "_END_SECONDS", 200.0)
+    monkeypatch.setattr(reporting, "_END_SECONDS", 200.0)
     lives("out", [], report_to="clearml", run_name="mine", num_train_epochs=1)
     points, tasks = read_clearml(tmp_path)
     assert len(tasks) == 1
@@ -137,7 +137,7 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from models import TrainerCallback, make_trainer
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import committed
+from resilient.checkpoint.catalog import committed
 
 class Killed(TrainerCallback):
     def on_step_begin(self, args, state, control, /, **_):
@@ -208,7 +208,7 @@ def test_the_emissions_of_all_lives_have_one_name(lives, tmp_path, monkeypatch):
     assert all(float(row["energy_consumed"]) > 0 for row in rows)
 
 
-class Silent(RememberingTracker):
+class Silent(LocalStateTracker):
     """A tool that cannot be asked what it has."""
 
     name = "silent"
@@ -234,10 +234,10 @@ def test_a_tool_that_cannot_be_asked_is_remembered_for(lives):
 def test_another_run_is_not_remembered_for(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path))
     first = Silent([])
-    assert first.start(Opening(args)) is None
+    assert first.start(TrackerContext(args)) is None
     first.log({"train/loss": 1.0}, 3)
-    again = Silent([]).start(Opening(args, run_id="one"))
+    again = Silent([]).start(TrackerContext(args, run_id="one"))
     assert again.has("train/loss", 3)
     assert not again.has("train/loss", 4)
-    assert Silent([]).start(Opening(args, run_id="two")) is None
-    assert Silent([]).start(Opening(args)) is None
+    assert Silent([]).start(TrackerContext(args, run_id="two")) is None
+    assert Silent([]).start(TrackerContext(args)) is None

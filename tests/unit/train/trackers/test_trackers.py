@@ -12,11 +12,19 @@ from models import make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.state import TrainerState
-from resilient.train.trackers import Held, Opening, Reporting, Tracker, choose, courier, report
-from resilient.train.trackers.courier import Courier
-from resilient.train.trackers.points import Curve, points_of, rewritten
+from resilient.train.trackers import (
+    LoggedSteps,
+    Reporting,
+    Tracker,
+    TrackerContext,
+)
+from resilient.train.trackers import (
+    reporting as reporting_module,
+)
+from resilient.train.trackers.base import StepFilter, points_of, rewritten
+from resilient.train.trackers.reporting import TrackerWorker
 
 
 class Lines(Tracker):
@@ -36,7 +44,7 @@ class Lines(Tracker):
             held = {}
             for name, step, _ in self.drawn:
                 held[name] = max(step, held.get(name, -1))
-            return Held(held)
+            return LoggedSteps(held)
         self.drawn[:] = [point for point in self.drawn if point[1] < opening.since]
         return None
 
@@ -145,7 +153,7 @@ class Named(Tracker):
 
 def test_a_tracker_that_hangs_is_left_behind(repository, tmp_path, capsys, monkeypatch):
     for limit in ("_BEGIN_SECONDS", "_END_SECONDS", "_CUT_SECONDS"):
-        monkeypatch.setattr(report, limit, 0.05)
+        monkeypatch.setattr(reporting_module, limit, 0.05)
     hanging = Hanging()
     trainer = make_trainer(tmp_path, callbacks=[Reporting(hanging)])
     assert trainer.train().global_step == 26
@@ -154,10 +162,10 @@ def test_a_tracker_that_hangs_is_left_behind(repository, tmp_path, capsys, monke
 
 
 def test_a_tracker_that_falls_behind_drops_the_newest(monkeypatch):
-    monkeypatch.setattr(courier, "_INBOX", 2)
+    monkeypatch.setattr(reporting_module, "_INBOX", 2)
     hanging, told = Hanging(), []
-    slow = Courier(hanging, {}, told.append)
-    slow.open(Opening(TrainingArguments()), [], 0.0)
+    slow = TrackerWorker(hanging, {}, told.append)
+    slow.open(TrackerContext(TrainingArguments()), [], 0.0)
     for step in range(4):
         slow.post({"loss": 1.0}, step)
     hanging.released.set()
@@ -213,7 +221,7 @@ def test_points_are_plain_numbers_and_texts():
 
 
 def test_a_curve_takes_a_point_once_and_a_changed_one_again():
-    curve = Curve(Held({"a": 5}, floor=2))
+    curve = StepFilter(LoggedSteps({"a": 5}, floor=2))
     assert curve.new({"a": 1.0, "b": 1.0}, 2) == {}
     assert curve.new({"a": 1.0, "b": 1.0}, 5) == {"b": 1.0}
     assert set(curve.new({"a": 1.0, "b": float("nan")}, 6)) == {"a", "b"}
@@ -222,30 +230,30 @@ def test_a_curve_takes_a_point_once_and_a_changed_one_again():
 
 
 def test_an_absent_package_is_refused_with_the_command_that_gets_it(tmp_path, monkeypatch):
-    gone = choose.CHOICES["wandb"]._replace(packages=("no_such_package_anywhere",))
-    monkeypatch.setitem(choose.CHOICES, "wandb", gone)
+    gone = reporting_module.CHOICES["wandb"]._replace(packages=("no_such_package_anywhere",))
+    monkeypatch.setitem(reporting_module.CHOICES, "wandb", gone)
     with pytest.raises(ConfigError, match="`wandb`") as raised:
         make_trainer(tmp_path, report_to="wandb")
     assert raised.value.hint == "pip install wandb"
 
 
 def test_all_means_those_that_are_installed(monkeypatch):
-    for name, one in choose.CHOICES.items():
+    for name, one in reporting_module.CHOICES.items():
         packages = ("json",) if name == "tensorboard" else ("no_such_package_anywhere",)
-        monkeypatch.setitem(choose.CHOICES, name, one._replace(packages=packages))
-    assert [one.name for one in choose.ReportTo(["all"])._trackers] == ["tensorboard"]
+        monkeypatch.setitem(reporting_module.CHOICES, name, one._replace(packages=packages))
+    assert [one.name for one in reporting_module.ReportTo(["all"])._trackers] == ["tensorboard"]
 
 
 def test_every_tracker_that_is_offered_can_be_made():
-    offered = [name for name in choose.CHOICES if choose._is_there(name)]
-    assert all(isinstance(choose._made(name), Tracker) for name in offered)
+    offered = [name for name in reporting_module.CHOICES if reporting_module._is_there(name)]
+    assert all(isinstance(reporting_module._made(name), Tracker) for name in offered)
     assert "tensorboard" in offered
 
 
 def test_trackers_cost_nothing_when_they_are_off():
     probe = (
         "import sys; from resilient import TrainingArguments; "
-        "from resilient.train.default_callbacks import default_callbacks; "
+        "from resilient.train.build_run import default_callbacks; "
         "default_callbacks(TrainingArguments(), []); "
         "print([n for n in sys.modules if 'trackers' in n or n in ('wandb', 'mlflow')])"
     )

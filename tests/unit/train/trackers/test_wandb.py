@@ -14,7 +14,7 @@ from models import Net, Noisy, make_trainer
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.trackers.wandb_file import _parsed, history_rows
+from resilient.train.trackers.wandb import _parsed, history_rows
 
 DEATHS = [6, 14, 22]
 

@@ -1,0 +1,296 @@
+"""Ckpt bisect.
+
+Where in a row something went from good to bad, asked of as few as possible (pure).
+
+The answer of ``ckpt bisect``.
+
+``resilient ckpt bisect``: the first checkpoint at which a command of the user's fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+
+import typer
+
+from resilient.checkpoint.catalog import ancestry
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.verify import verify
+from resilient.errors import UsageError
+from resilient.redaction import shell_quote
+from resilient.storage.open import local_path
+from resilient.storage.urls import protocol_of
+from resilient_cli.output import CommandResult, Format, KeyValues, Table, say, show
+from resilient_cli.repositories import Repo, committed_of, complete_ref, open_repository, output_of
+from resilient_cli.views.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.format.keys import CheckpointId
+    from resilient.storage.store import Store
+    from resilient_cli.output import Output
+
+Item = TypeVar("Item")
+
+
+class Verdict(StrEnum):
+    """What was found of one."""
+
+    GOOD = "good"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BisectResult(Generic[Item]):
+    """Between which two it changed.
+
+    Attributes:
+        last_good: the last that is known to be good.
+        first_bad: the first that is known to be bad.
+        unknown: those between the two, of which nothing could be said.
+    """
+
+    last_good: Item
+    first_bad: Item
+    unknown: tuple[Item, ...]
+
+
+def bisect_sequence(
+    row: Sequence[Item], judge: Callable[[Item, int], Verdict]
+) -> BisectResult[Item]:
+    """Return where a row that begins good and ends bad changes; one of the places if of several.
+
+    Half of what is left is ruled out by each verdict. Of one that is unknown nothing is concluded:
+    its neighbours are asked, the nearest first.
+
+    Args:
+        row: at least two; the first is good and the last is bad.
+        judge: told which one, and how many are left to be asked with it.
+    """
+    good, bad = 0, len(row) - 1
+    unknown: set[int] = set()
+    while left := [one for one in range(good + 1, bad) if one not in unknown]:
+        middle = (good + bad) / 2
+        at = min(left, key=lambda one: abs(one - middle))
+        verdict = judge(row[at], len(left))
+        if verdict is Verdict.GOOD:
+            good = at
+        elif verdict is Verdict.BAD:
+            bad = at
+        else:
+            unknown.add(at)
+    return BisectResult(row[good], row[bad], tuple(row[good + 1 : bad]))
+
+
+@dataclass(frozen=True, slots=True)
+class BisectStep:
+    """What was found of one checkpoint.
+
+    Attributes:
+        checkpoint: which one.
+        verdict: about it.
+        status: of the command; None if it was not run.
+        reason: why, in words.
+    """
+
+    checkpoint: CheckpointId
+    verdict: Verdict
+    status: int | None
+    reason: str
+
+
+def bisected(
+    url: str,
+    row: Sequence[CheckpointId],
+    change: BisectResult[CheckpointId],
+    tried: Sequence[BisectStep],
+) -> CommandResult:
+    """Return the answer.
+
+    Args:
+        url: the repository.
+        row: all checkpoints from the good one to the bad one.
+        change: where it changed.
+        tried: in the order in which they were asked.
+    """
+    pair = f"{change.last_good} {change.first_bad}"
+    next_command = f"resilient ckpt diff {pair} --repo {shell_quote(url)}"
+    document = {
+        "repository": url,
+        "found": not change.unknown,
+        "last_good": change.last_good.folder,
+        "first_bad": change.first_bad.folder,
+        "unknown": [one.folder for one in change.unknown],
+        "between": len(row),
+        "tried": [
+            {"checkpoint": one.checkpoint.folder, "verdict": one.verdict, "status": one.status}
+            for one in tried
+        ],
+        "next": next_command,
+    }
+    rows = tuple((one.checkpoint.folder, one.verdict.value, one.reason) for one in tried)
+    facts = (
+        ("last good", change.last_good.folder),
+        ("first bad", _first_bad(change)),
+        ("asked", f"{len(tried)} of {count(len(row), 'checkpoint')}"),
+        ("next", next_command),
+    )
+    blocks = (Table(("CHECKPOINT", "VERDICT", "BECAUSE"), rows), KeyValues(facts))
+    ids = (change.first_bad.folder,) if not change.unknown else ()
+    return CommandResult("ckpt.bisect", "change", document, blocks, ids)
+
+
+def _first_bad(change: BisectResult[CheckpointId]) -> str:
+    if not change.unknown:
+        return change.first_bad.folder
+    known = ", ".join(one.folder for one in change.unknown)
+    return f"{change.first_bad.folder}, or one that nothing is known of: {known}"
+
+
+UNDECIDED = 1
+_CANNOT_SAY = 125
+_NOT_RUN = frozenset({126, 127})
+_STATUS_MAX = 127
+_PLACE = "{}"
+_STDERR = 2
+
+
+def bisect(
+    ctx: typer.Context,
+    good: Annotated[
+        str,
+        typer.Argument(
+            metavar="GOOD",
+            help="A checkpoint at which the command does not fail.",
+            autocompletion=complete_ref,
+        ),
+    ],
+    bad: Annotated[
+        str,
+        typer.Argument(
+            metavar="BAD",
+            help="A later one, at which it fails.",
+            autocompletion=complete_ref,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...", help="What to run; {} becomes the checkpoint's path or URL."
+        ),
+    ],
+    repo: Repo = None,
+) -> int:
+    """Find the first checkpoint between two at which a command fails.
+
+    The command is run for GOOD and BAD, and then for as few between them as it takes: of a
+    thousand, for ten. It fails with any exit status from 1 to 124; with 125 it says that it cannot
+    tell, and its neighbours are asked. A checkpoint that is damaged is passed over like that. What
+    the command writes goes to stderr. RESILIENT_REPO and RESILIENT_CHECKPOINT name what to look at.
+
+    Exit code 0 if one checkpoint was found, 1 if only some of which one must be it.
+
+    Example: resilient ckpt bisect step:1000 latest -r runs/mine -- python evaluate.py {}
+    """
+    store, output = open_repository(None, repo), output_of(ctx)
+    committed_of(store)
+    ends = resolve(store, good), resolve(store, bad)
+    row = _row(store, *ends)
+    judge = _Judge(store, command, output)
+    _require(judge, ends[0], Verdict.GOOD)
+    _require(judge, ends[1], Verdict.BAD)
+    change = bisect_sequence(row, judge)
+    show(bisected(store.url, row, change, judge.tried), output)
+    return UNDECIDED if change.unknown else 0
+
+
+def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[CheckpointId]:
+    """Return the checkpoints from the good one to the bad one, in the order of training."""
+    line = ancestry(store, bad)
+    if good == bad or good not in line:
+        raise UsageError(
+            f"training did not go through {good} on its way to {bad}",
+            hint=f"resilient ckpt reflog {shell_quote(store.url)} (which life began from where)",
+        )
+    return line[line.index(good) :: -1]
+
+
+def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
+    found = judge(end, 1)
+    if found is not wanted:
+        said = judge.tried[-1].reason
+        raise UsageError(
+            f"{end} is to be {wanted} and is {found}: {said}; nothing was concluded "
+            "(the command must end with 0 at GOOD, and with 1 to 124 at BAD)",
+            hint="resilient ckpt bisect --help",
+        )
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Runs the command, once for each checkpoint, and remembers what it said."""
+
+    store: Store
+    command: list[str]
+    output: Output
+    tried: list[BisectStep] = field(default_factory=list)
+
+    def __call__(self, checkpoint: CheckpointId, left: int) -> Verdict:
+        if self.output.format is Format.HUMAN and not self.output.quiet:
+            rest = f": {left} are left" if left > 1 else ""
+            say(f"trying {checkpoint}{rest}")
+        found = verify(self.store, checkpoint, "quick")
+        damaged = [one.file for one in found if one.severity == "damaged"]
+        if damaged:
+            said = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"it is damaged: {damaged[0]}")
+        else:
+            said = _tried(checkpoint, self._run(checkpoint))
+        self.tried.append(said)
+        return said.verdict
+
+    def _run(self, checkpoint: CheckpointId) -> int:
+        """Return the exit status of the command.
+
+        Raises:
+            UsageError: it cannot be run, or was ended by a signal, which says nothing.
+        """
+        url = self.store.url
+        # Whoever loads a file knows no URL.
+        home = str(local_path(url)) if protocol_of(url) == "file" else url.rstrip("/")
+        words = [one.replace(_PLACE, f"{home}/{checkpoint.folder}") for one in self.command]
+        told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
+        try:
+            # What it writes is not the answer. It is the user's own command.
+            env = {**os.environ, **told}
+            done = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
+        except OSError as error:
+            raise UsageError(f"cannot run `{words[0]}`: {error}", hint=_AFTER_DASHES) from error
+        if done.returncode in _NOT_RUN:
+            raise UsageError(
+                f"`{words[0]}` ended with {done.returncode}: it was not found or not run",
+                hint=_AFTER_DASHES,
+            )
+        if not 0 <= done.returncode <= _STATUS_MAX:
+            raise UsageError(
+                f"`{words[0]}` ended with {done.returncode} at {checkpoint}, by a signal or like "
+                "it, which says nothing of the checkpoint: it is to end with 1 if that is a "
+                "failure, with 125 if it cannot tell",
+                hint="resilient ckpt bisect --help",
+            )
+        return done.returncode
+
+
+_AFTER_DASHES = "resilient ckpt bisect --help"
+
+
+def _tried(checkpoint: CheckpointId, status: int) -> BisectStep:
+    if status == _CANNOT_SAY:
+        return BisectStep(checkpoint, Verdict.UNKNOWN, status, "the command cannot tell")
+    verdict = Verdict.BAD if status else Verdict.GOOD
+    return BisectStep(checkpoint, verdict, status, f"the command ended with {status}")

@@ -1,0 +1,309 @@
+"""Ckpt cat.
+
+What a command line names inside a checkpoint: ``REF:PATH`` (pure).
+
+The answers of ``ckpt cat``.
+
+``resilient ckpt cat``: one tensor of a checkpoint, one value, or one file as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.diff.model import SECTIONS
+from resilient.errors import IntegrityError, KeyNotFound, UsageError
+from resilient.layouts.model import Unreadable
+from resilient.redaction import shell_quote
+from resilient_cli.output import (
+    CommandResult,
+    KeyValues,
+    Progress,
+    answering,
+    human_size,
+    put,
+    show,
+)
+from resilient_cli.repositories import Place, Repo, complete_ref, output_of
+from resilient_cli.views.text import NONE, json_number, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.diff.model import CheckpointView
+    from resilient.diff.tensor_stats import Summary
+    from resilient.layouts.model import Tensor
+
+_MOMENT = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)?)?"
+_REFERENCE = (
+    rf"latest(?:~\d+)?|step:\d+|best:[^:/]+(?::(?:min|max))?|@\{{\d+\}}|@{_MOMENT}"
+    r"|(?!(?:step|best):)[^:/@][^:/]*"
+)
+_PLACE = r"(?:[A-Za-z][A-Za-z0-9+.-]*://[^/]*/)?(?:[^:]*/)?"
+_ALONE = re.compile(rf"{_PLACE}(?:{_REFERENCE})")
+_INSIDE = re.compile(rf"(?P<place>{_PLACE})(?P<reference>{_REFERENCE}):(?!//)(?P<path>.+)")
+
+
+def split_ref_path(text: str) -> tuple[str, str, bool] | None:
+    """Return the checkpoint and what in it is named, of ``REF:PATH``; None of anything else.
+
+    References have colons themselves (``step:10``, ``best:loss:max``, ``@2026-11-20T10:00``), and
+    so have URLs; the first one behind a whole reference or a whole path is the one that parts.
+
+    Args:
+        text: an argument.
+
+    Returns:
+        The reference or path, the name in it, and whether it is a path or a URL: a reference
+        needs a repository besides.
+    """
+    found = None if _ALONE.fullmatch(text) else _INSIDE.fullmatch(text)
+    if found is None:
+        return None
+    return found["place"] + found["reference"], found["path"], bool(found["place"])
+
+
+def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) -> CommandResult:
+    """Return the answer about a tensor.
+
+    Args:
+        side: the checkpoint.
+        tensor: which one.
+        found: its elements in numbers; None of a dtype whose numbers are not known.
+    """
+    name = f"{tensor.part}/{tensor.name}"
+    document = {
+        "checkpoint": side.url,
+        "name": name,
+        "part": tensor.part,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "elements": tensor.elements,
+        "size_bytes": tensor.size_bytes,
+        "files": list(tensor.files),
+        "pieces": len(tensor.pieces),
+        **(
+            {
+                "min": json_number(found.low),
+                "max": json_number(found.high),
+                "mean": json_number(found.mean),
+                "std": json_number(found.deviation),
+                "norm": json_number(found.norm),
+                "zeros": found.zeros,
+                "nans": found.nans,
+                "infinite": found.infinite,
+                "first": json_number(found.first),
+            }
+            if found
+            else {}
+        ),
+    }
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    pairs = [
+        ("checkpoint", side.url),
+        ("tensor", name),
+        ("shape", f"{shape} of {tensor.dtype}, {human_size(tensor.size_bytes)}"),
+        ("files", ", ".join(tensor.files)),
+    ]
+    if found:
+        pairs += [
+            ("range", f"{_number(found.low)} to {_number(found.high)}"),
+            ("mean", f"{_number(found.mean)}, deviation {_number(found.deviation)}"),
+            ("norm", _number(found.norm)),
+            ("counts", f"{found.zeros} zero, {found.nans} NaN, {found.infinite} infinite"),
+            ("first", " ".join(_number(one) for one in found.first) or NONE),
+        ]
+    return CommandResult("ckpt.cat", "tensor", document, (KeyValues(tuple(pairs)),), (name,))
+
+
+def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any]) -> CommandResult:
+    """Return the answer about all values of a section."""
+    values = {name: json_number(one) for name, one in fields.items()}
+    document = {"checkpoint": side.url, "name": section, "values": values}
+    pairs = tuple((name, plain(one)) for name, one in values.items())
+    return CommandResult("ckpt.cat", "section", document, (KeyValues(pairs),), tuple(values))
+
+
+def field_shown(side: CheckpointView, name: str, value: Any) -> CommandResult:
+    """Return the answer about one value."""
+    shown = json_number(value)
+    document = {"checkpoint": side.url, "name": name, "value": shown}
+    return CommandResult("ckpt.cat", "value", document, (plain(shown),), (plain(shown),))
+
+
+def _number(value: Any) -> str:
+    return NONE if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_COPY_BYTES = 4 << 20
+_NAMES_MAX = 5_000
+
+
+def cat(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF[:PATH]",
+            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`; what of it "
+            "may stand behind a colon.",
+            show_default=False,
+            autocompletion=complete_ref,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A tensor (model/wte.weight), a section or a value (trainer.global_step), or a "
+            "file of the checkpoint (trainer_state.json).",
+            show_default=False,
+        ),
+    ] = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the tensor's bytes: row-major, little-endian.")
+    ] = False,
+    npy: Annotated[
+        bool,
+        typer.Option("--npy", help="Write it as NumPy's .npy; bfloat16 and 8-bit floats as F32."),
+    ] = False,
+    values: Annotated[int, typer.Option(min=0, help="How many of the first elements to show.")] = 8,
+) -> None:
+    """Show one tensor in numbers, one value, or write a file of a checkpoint as it is.
+
+    Of a tensor: shape, dtype, extremes, mean, deviation, norm, how many are zero, NaN or infinite,
+    and the first elements; with --raw or --npy all of them, to stdout. It is streamed, whatever it
+    was cut into. Checkpoints are those of `ckpt diff`: ours and other tools', here or at a URL.
+
+    Example: resilient ckpt cat latest model/wte.weight s3://bucket/run
+
+    Example: resilient ckpt cat step:500:trainer_state.json s3://bucket/run
+
+    Example: resilient ckpt cat out/checkpoint-500 optimizer/0.exp_avg --npy > moment.npy
+    """
+    if raw and npy:
+        raise UsageError("`--raw` and `--npy` are two answers", hint="resilient ckpt cat --help")
+    # Not before it is called: NumPy takes longer to load than `ckpt ls` does.
+    from resilient.diff.tensor_stats import summarize
+    from resilient_cli.foreign import open_view
+
+    ref, name, place = _meant(ref, name, place, repo)
+    side = open_view(ref, place, repo)
+    output = output_of(ctx)
+    tensor = _tensor(side, name)
+    if tensor is None and (raw or npy):
+        raise _nothing(side, name)
+    try:
+        if tensor is None:
+            _other(ctx, side, name)
+        elif raw or npy:
+            _write(side, tensor, is_npy=npy)
+        else:
+            with Progress("reading") as told:
+                found = summarize(side, tensor, values, told)
+            show(tensor_shown(side, tensor, found), output)
+    except Unreadable as error:
+        raise IntegrityError(
+            f"`{name}` of {side.url} cannot be read: {error}",
+            key=name,
+            hint=f"resilient ckpt inspect {shell_quote(side.url)}",
+        ) from error
+
+
+def _meant(
+    ref: str, name: str | None, place: str | None, repo: str | None
+) -> tuple[str, str, str | None]:
+    """Tell ``REF NAME [REPO]`` and ``REF:PATH [REPO]`` apart; return reference, name, repository.
+
+    Raises:
+        UsageError: nothing says what of the checkpoint is wanted.
+    """
+    # A file may have a colon in its name, and what is there is what is meant.
+    split = None if place or Path(ref).exists() else split_ref_path(ref)
+    if name is None and split is None:
+        words = " ".join(shell_quote(one) for one in (ref, place or repo) if one)
+        raise UsageError(
+            f"nothing says what of `{ref}` to show: a tensor, a value or a file",
+            hint="resilient ckpt inspect " + words + " --tensors",
+        )
+    if split is None or (split[2] and name is not None):
+        return ref, name or "", place
+    return split[0], split[1], name
+
+
+def _other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
+    """Show a section or a value of one, or copy a file."""
+    for section in SECTIONS:
+        fields = side.fields.get(section, {})
+        if name == section and fields:
+            show(section_shown(side, section, fields), output_of(ctx))
+            return
+        field = name.removeprefix(f"{section}.")
+        if field != name and field in fields:
+            show(field_shown(side, name, fields[field]), output_of(ctx))
+            return
+    if name not in side.listing.sizes:
+        raise _nothing(side, name)
+    size_bytes = side.listing.sizes[name]
+    with answering(), Progress("reading") as told:
+        for start in range(0, size_bytes, _COPY_BYTES):
+            _copy(side.folder.read(name, start, _COPY_BYTES))
+            told(min(size_bytes, start + _COPY_BYTES), size_bytes)
+        sys.stdout.buffer.flush()
+
+
+def _copy(data: bytes) -> None:
+    """Write bytes of a file as they are; on a terminal, as text that it does not obey."""
+    if _is_terminal():
+        put(data.decode("utf-8", "backslashreplace"), sys.stdout)
+        sys.stdout.flush()
+    else:
+        sys.stdout.buffer.write(data)
+
+
+def _tensor(side: CheckpointView, name: str) -> Tensor | None:
+    """Return the tensor of a name, or of its end if no other ends so: `ckpt diff` cuts prefixes."""
+    part, _, path = name.rpartition("/")
+    mine = [one for one in side.tensors if one.part == part or not part]
+    exact = [one for one in mine if one.name == path]
+    alike = exact or [one for one in mine if one.name.endswith(f".{path}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
+    known = [f"{one.part}/{one.name}" for one in side.tensors]
+    known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
+    near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
+    said = f"; near it: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
+    hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
+    return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
+
+
+def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
+    """Write the elements of a tensor to stdout, as they are or as NumPy keeps them."""
+    from resilient.diff.tensor_stats import as_numpy, blocks, npy_head
+
+    if _is_terminal():
+        raise UsageError(
+            "these are no characters for a terminal", hint="resilient ckpt cat ... > FILE"
+        )
+    stream = sys.stdout.buffer
+    with answering(), Progress("reading") as told:
+        if is_npy:
+            stream.write(npy_head(tensor))
+        for block in blocks(side, tensor, told):
+            stream.write(as_numpy(block, tensor.dtype) if is_npy else block.tobytes())
+        stream.flush()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()

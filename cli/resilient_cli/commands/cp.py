@@ -1,0 +1,232 @@
+"""Ckpt cp, import, export.
+
+What came from another trainer, or went to one.
+
+``resilient ckpt cp``, ``import`` and ``export``: to and from elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.replicate import plan_copy, replicate
+from resilient.clock import SystemClock
+from resilient.distributed.launch_env import STRICT_RESUME, read_storage_options
+from resilient.environment import read_flag
+from resilient.errors import IncompatibleCheckpoint
+from resilient.redaction import shell_quote
+from resilient_cli.output import CommandResult, Progress, Waiting, human_size, show
+from resilient_cli.repositories import (
+    Place,
+    Ref,
+    Repo,
+    local_path,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.checkpoint.replicate import ReplicationPlan
+    from resilient.format.keys import CheckpointId
+
+
+def copied(source: str, target: str, shipment: ReplicationPlan, *, dry_run: bool) -> CommandResult:
+    """Return the answer of ``ckpt cp``."""
+    checkpoint = shipment.manifest.checkpoint
+    document = {
+        "repository": source,
+        "id": checkpoint.folder,
+        "to": target,
+        "done": not dry_run,
+        "was_there": shipment.is_there and not shipment.missing,
+        "files": len(shipment.missing),
+        "size_bytes": shipment.size_bytes,
+        "ledger": shipment.ledger_problem or None,
+    }
+    verb = "would be put" if dry_run else "put"
+    size = human_size(shipment.size_bytes)
+    said = [f"{checkpoint} of {source} -> {target}: {len(shipment.missing)} files, {size} {verb}"]
+    if document["was_there"]:
+        said = [f"{checkpoint} is whole at {target} already."]
+    if shipment.ledger_problem:
+        said.append(f"its ledger is not copied whole: {shipment.ledger_problem}")
+    if not dry_run:
+        said.append(f"resilient ckpt verify {checkpoint} {shell_quote(target)}")
+    return CommandResult("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
+
+
+def imported(
+    url: str, source: str, checkpoint: CheckpointId, lost: Sequence[str] = ()
+) -> CommandResult:
+    """Return the answer of ``ckpt import``.
+
+    Args:
+        url: The repository.
+        source: The folder.
+        checkpoint: Its name in the repository.
+        lost: What of it is lost, in words.
+    """
+    document = {"repository": url, "from": source, "id": checkpoint.folder}
+    said = f"{source} is {checkpoint} of {url} now."
+    if lost:
+        document["lost"] = "; ".join(lost)
+        said = f"{said} Lost: {document['lost']}."
+    return CommandResult("ckpt.import", "import", document, (said,), (checkpoint.folder,))
+
+
+def exported(url: str, target: str, name: str) -> CommandResult:
+    """Return the answer of ``ckpt export``."""
+    document = {"repository": url, "id": name, "folder": target}
+    said = f"{name} of {url} is in {target}."
+    return CommandResult("ckpt.export", "export", document, (said,), (target,))
+
+
+class ExportKind(enum.StrEnum):
+    """What to write."""
+
+    HF = "hf"
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
+
+
+def cp(
+    ctx: typer.Context,
+    ref: Annotated[str, typer.Argument(metavar="REF", help="Which, or the path that it has.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="Of the other repository.")],
+    repo: Repo = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be put.")] = False,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="Promise: nobody else writes to URL.")
+    ] = False,
+) -> None:
+    """Copy a checkpoint to another repository, every byte proved on the way.
+
+    It is there under the same name, with its signature and its ledger, once it is whole: a run
+    with `--repo URL` goes on from it. What is there already is not put again. Bytes that older
+    checkpoints hold come along. RESILIENT_STORAGE_OPTIONS are those of both.
+
+    Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
+    """
+    named, place = ref_and_place(ref, None, repo)
+    source = open_repository(place, repo)
+    other = open_repository(target, None, reads_unsigned=True)
+    shipment = plan_copy(source, other, resolve(source, named or "latest"))
+    if not dry_run:
+        with Progress("copying") as told:
+            replicate(source, other, shipment, SystemClock(), told, single_writer=single_writer)
+    show(copied(source.url, other.url, shipment, dry_run=dry_run), output_of(ctx))
+
+
+def import_(
+    ctx: typer.Context,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Their checkpoint-500.")],
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    strict_resume: Annotated[
+        bool,
+        typer.Option(
+            "--strict-resume",
+            help="Refuse a checkpoint that lost a part of its state, and write nothing; otherwise "
+            "the answer names the loss. RESILIENT_STRICT_RESUME asks for the same.",
+        ),
+    ] = False,
+) -> None:
+    """Write a checkpoint of the Hugging Face Trainer to a new repository.
+
+    The command builds the model from the folder's config.json; no parameter may be frozen.
+    `resilient train --resume FOLDER` does the same with the model of a script. Pickles are read
+    as plain data.
+
+    Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
+    """
+    # Not before it is called: it takes torch.
+    from resilient.train.hf_interop.importer import import_folder
+
+    store = open_repository(place, repo)
+    options = read_storage_options(os.environ)
+    with Waiting("importing"):
+        found = import_folder(
+            folder,
+            place or repo or "",
+            strict=strict_resume or read_flag(os.environ, STRICT_RESUME),
+            storage_options=options,
+        )
+    show(imported(store.url, folder, found.checkpoint, found.lost), output_of(ctx))
+
+
+def export(
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A folder that is new.")],
+    kind: Annotated[
+        ExportKind,
+        typer.Option(
+            "--format",
+            help="hf: all that Transformers goes on with. safetensors, torch, dcp: weights "
+            "and moments, by name.",
+        ),
+    ] = ExportKind.HF,
+) -> None:
+    """Write a checkpoint for other tools, each byte proved; the folder appears when it is whole.
+
+    hf is what Hugging Face's Trainer keeps, for its resume_from_checkpoint: model, optimizer,
+    schedule, random state and trainer_state.json, of a checkpoint of our trainer. The others take
+    a checkpoint of any tool, as `ckpt diff` does, and give its tensors whole, whatever cut them:
+    model.safetensors and optimizer.safetensors, one checkpoint.pt for torch.load, or a folder of
+    torch.distributed.checkpoint.
+
+    Example: resilient ckpt export latest runs/gpt2 --format hf --out theirs/checkpoint-500
+
+    Example: resilient ckpt export out/global_step500 --format safetensors --out weights
+    """
+    words = " ".join(shell_quote(one) for one in (ref or "latest", place or repo) if one)
+    command = f"resilient ckpt export {words}"
+    out = local_path(out, "--out", f"{command} --format {kind.value} --out exported")
+    if kind is not ExportKind.HF:
+        _export_plainly(ctx, (ref or "latest", place, repo), out, kind)
+        return
+    from resilient.train.hf_interop.exporter import export_checkpoint
+
+    ref, place = ref_and_place(ref, place, repo)
+    store = open_repository(place, repo)
+    options = read_storage_options(os.environ)
+    url = place or repo or ""
+    with Waiting("exporting"):
+        checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
+    show(exported(store.url, str(out), checkpoint.folder), output_of(ctx))
+
+
+def _export_plainly(
+    ctx: typer.Context, where: tuple[str, str | None, str | None], out: Path, kind: ExportKind
+) -> None:
+    from resilient.layouts.model import Unreadable
+    from resilient.train.hf_interop.exporter import ExportFormat, export_tensors
+    from resilient_cli.foreign import open_view, require_whole
+
+    side = open_view(*where)
+    require_whole(side)
+    try:
+        with Progress("writing") as told:
+            export_tensors(side, out, ExportFormat(kind.value), told)
+    except Unreadable as error:
+        raise IncompatibleCheckpoint(
+            f"{side.url} cannot be written so: {error}",
+            hint=f"resilient ckpt inspect {shell_quote(side.url)}",
+        ) from error
+    place = side.url.removesuffix(f"/{side.name}")
+    show(exported(place, str(out), side.name), output_of(ctx))

@@ -1,0 +1,219 @@
+"""Help.
+
+Exit codes, errors and topics as answers.
+
+``resilient help``: exit codes, errors by their ids, references, storage, configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.errors import EXIT_CODES, OWN, UNKNOWN, ResilientError, UsageError
+from resilient.redaction import shell_quote
+from resilient_cli.app import main
+from resilient_cli.command_tree import COMMANDS
+from resilient_cli.manual import (
+    ENVIRONMENT,
+    EXPLANATIONS,
+    REFS,
+    STORAGE,
+    schema_document,
+    schema_names,
+    schema_text,
+)
+from resilient_cli.output import CommandResult, KeyValues, Table, show
+from resilient_cli.repositories import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_JSON = (
+    "With --json each answer is one object on a line of stdout, and an error is the last line of "
+    "stderr. `schema` names its schema and `type` its kind; fields are added, never taken away."
+)
+
+
+def errors() -> dict[str, type[ResilientError]]:
+    """Return every error of the library by its id."""
+    return {one.code: one for one in _below(ResilientError)}
+
+
+def exit_codes() -> CommandResult:
+    """Return the table of exit codes."""
+    rows = tuple(
+        (str(one.number), f"EX_{one.name}" if one.name else "-", one.brief, one.scheduler)
+        for one in EXIT_CODES
+    )
+    table = Table(("CODE", "NAME", "MEANING", "A SCHEDULER SHOULD"), rows)
+    document = {"exit_codes": [asdict(one) for one in EXIT_CODES], "note": f"{UNKNOWN} {OWN}"}
+    ids = tuple(row[0] for row in rows)
+    return CommandResult("help", "exit-codes", document, (table, UNKNOWN, OWN), ids)
+
+
+def one_code(number: int) -> CommandResult:
+    """Return one row of the table, and the errors that end in it."""
+    found = next(one for one in EXIT_CODES if one.number == number)
+    ids = tuple(code for code, one in errors().items() if one.exit_code == number)
+    facts = (
+        ("exit code", str(number)),
+        ("name", f"EX_{found.name}" if found.name else "-"),
+        ("meaning", found.meaning),
+        ("a scheduler should", found.scheduler),
+        ("errors", ", ".join(ids) or "-"),
+    )
+    return CommandResult(
+        "help", "exit-code", {**asdict(found), "errors": ids}, (KeyValues(facts),), ids
+    )
+
+
+def all_errors() -> CommandResult:
+    """Return every id, its exit code and what it says."""
+    known = errors()
+    rows = tuple((code, str(one.exit_code), _said(one)) for code, one in known.items())
+    listed = [{"code": code, "exit": int(number), "meaning": text} for code, number, text in rows]
+    table = Table(("ID", "EXIT", "MEANING"), rows)
+    return CommandResult("help", "errors", {"errors": listed}, (table,), tuple(known))
+
+
+def one_error(code: str) -> CommandResult:
+    """Return what there is to know about an id that :func:`errors` holds."""
+    error, more = errors()[code], EXPLANATIONS[code]
+    facts = KeyValues(
+        (
+            ("id", code),
+            ("exit code", str(error.exit_code)),
+            ("meaning", _said(error)),
+            ("cause", more.cause),
+            ("safe", more.safe),
+            *(("next" if not nth else "or", one) for nth, one in enumerate(more.remedies)),
+        )
+    )
+    document = {"code": code, "exit": error.exit_code, "meaning": _said(error), **asdict(more)}
+    return CommandResult("help", "error", document, (facts,), (code,))
+
+
+def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
+    """Return one page of :mod:`resilient_cli.manual`."""
+    rows = [
+        dict(zip(map(str.lower, block.columns), row, strict=True))
+        for block in blocks
+        if isinstance(block, Table)
+        for row in block.rows
+    ]
+    texts = [block for block in blocks if isinstance(block, str)]
+    document = {"topic": name, "rows": rows, "texts": texts}
+    return CommandResult(
+        "help", "topic", document, blocks, tuple(next(iter(row.values())) for row in rows)
+    )
+
+
+def all_schemas() -> CommandResult:
+    """Return the name of every schema of :mod:`resilient_cli.manual`, and what it is of."""
+    known = {name: str(schema_document(name)["description"]) for name in schema_names()}
+    table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
+    said = (_JSON, table, "Example: resilient help json ckpt.ls > ckpt.ls.schema.json")
+    return CommandResult("help", "schemas", {"schemas": known}, said, tuple(known))
+
+
+def one_schema(name: str) -> CommandResult:
+    """Return a schema that is there, as its file has it."""
+    document = {"name": name, "document": schema_document(name)}
+    return CommandResult("help", "schema", document, (schema_text(name).rstrip("\n"),), (name,))
+
+
+def contents(commands: Mapping[str, str], topics: Mapping[str, str]) -> CommandResult:
+    """Return what help there is."""
+    tables = (
+        Table(("COMMAND", "WHAT IT DOES"), tuple(commands.items())),
+        Table(("TOPIC", "WHAT IT SAYS"), tuple(topics.items())),
+    )
+    document = {"commands": dict(commands), "topics": dict(topics)}
+    return CommandResult("help", "contents", document, tables, (*commands, *topics))
+
+
+def _said(error: type[ResilientError]) -> str:
+    """Return the first sentence of an error's docstring, without its talk of attributes."""
+    text = " ".join((error.__doc__ or "").split())
+    return text.partition("; ``")[0].rstrip(".").replace("``", "`") + "."
+
+
+def _below(base: type[ResilientError]) -> Iterator[type[ResilientError]]:
+    yield base
+    for child in base.__subclasses__():
+        if child.__module__ == ResilientError.__module__:
+            yield from _below(child)
+
+
+PAGES = {"refs": REFS, "storage": STORAGE, "environment": ENVIRONMENT}
+JSON = "json"
+TOPICS = {
+    "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
+    "errors": "every error id; `resilient help RES-...` explains one",
+    "refs": "how a checkpoint is named",
+    "storage": "which URLs there are, and what they can do",
+    "environment": "variables that are read, and where arguments come from",
+    "json": "what --json writes; `resilient help json ckpt.ls` is the schema of one command",
+}
+
+
+def manual(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TOPIC]", help="A topic, a command, an exit code, or the id of an error."
+        ),
+    ] = None,
+) -> int:
+    """Explain a topic, a command or the id of an error.
+
+    Example: resilient help RES-STORE-EXCL
+    """
+    name, *rest = words or [""]
+    if name in COMMANDS:
+        return main([name, *rest, "--help"])
+    if name.lower() == JSON:
+        show(_json(".".join(rest).lower()), output_of(ctx))
+        return 0
+    if rest:
+        raise UsageError(f"one topic at a time: `{name}`, `{rest[0]}`", hint="resilient help")
+    found = {"": _contents, "exit-codes": exit_codes, "errors": all_errors}.get(name.lower())
+    output = output_of(ctx)
+    if found:
+        show(found(), output)
+    elif name.lower() in PAGES:
+        show(topic(name.lower(), PAGES[name.lower()]), output)
+    elif name in {str(one.number) for one in EXIT_CODES}:
+        show(one_code(int(name)), output)
+    elif name.upper() in errors():
+        show(one_error(name.upper()), output)
+    else:
+        raise UsageError(f"no help on `{name}`", hint=_nearest(name))
+    return 0
+
+
+def _contents() -> CommandResult:
+    return contents({name: lazy.help for name, lazy in COMMANDS.items()}, TOPICS)
+
+
+def _json(name: str) -> CommandResult:
+    if not name:
+        return all_schemas()
+    if name not in schema_names():
+        close = get_close_matches(name, schema_names(), n=1)
+        raise UsageError(
+            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *close))
+        )
+    return one_schema(name)
+
+
+def _nearest(name: str) -> str:
+    known = [*TOPICS, *COMMANDS, *errors()]
+    by_fold = {one.lower(): one for one in known}
+    close = get_close_matches(name.lower(), by_fold, n=1)
+    return f"resilient help {shell_quote(by_fold[close[0]])}" if close else "resilient help"

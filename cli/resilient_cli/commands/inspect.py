@@ -1,0 +1,239 @@
+"""Ckpt inspect.
+
+The answer of ``ckpt inspect``.
+
+``resilient ckpt inspect``: what a checkpoint says of itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.refs import resolve
+from resilient.clock import SystemClock
+from resilient.errors import RepositoryNotFound
+from resilient_cli.foreign import in_run, inspect_foreign, is_foreign
+from resilient_cli.output import CommandResult, KeyValues, Table, human_size, show
+from resilient_cli.repositories import Place, Ref, Repo, open_repository, output_of, ref_and_place
+from resilient_cli.store_wrappers import CachedListingStore
+from resilient_cli.survey import VerifyLevel, assess_native, examine
+from resilient_cli.views.foreign import conclusion, looked_at, resumable
+from resilient_cli.views.text import NONE, age, count, folder, inline, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from resilient.format.manifest import Manifest, TensorEntry
+    from resilient.format.parity import ParityGroup
+    from resilient.layouts.model import Resumability
+
+
+def inspection(
+    manifest: Manifest, now: str, verdict: Resumability, *, with_tensors: bool
+) -> CommandResult:
+    """Return the answer of ``ckpt inspect``."""
+    parts = [_part(manifest, name) for name in _part_names(manifest)]
+    document = {**_document(manifest, parts), "resumable": resumable(verdict)}
+    blocks: tuple[Table | KeyValues, ...] = (
+        _about(manifest, now),
+        _config(manifest),
+        _files(manifest),
+        _parts(parts),
+    )
+    if with_tensors:
+        tensors = [_tensor(one) for one in manifest.tensors]
+        document["tensors"] = tensors
+        blocks = (*blocks, _tensors(tensors))
+    blocks = (*blocks, conclusion(verdict))
+    return CommandResult(
+        "ckpt.inspect", "checkpoint", document, blocks, (manifest.checkpoint.folder,)
+    )
+
+
+def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    files = [
+        {
+            "name": one.name,
+            "size_bytes": one.size_bytes,
+            "rank": one.rank,
+            "digest": one.digest,
+            "origin": folder(one.origin),
+        }
+        for one in manifest.files
+    ]
+    return {
+        "id": manifest.checkpoint.folder,
+        "run_id": manifest.run_id,
+        "step": manifest.checkpoint.step,
+        "generation": manifest.checkpoint.generation,
+        "parent": folder(manifest.parent),
+        "created_at": manifest.created_at,
+        "format_version": manifest.format_version,
+        "root": manifest.root,
+        "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "referred_bytes": manifest.size_bytes - manifest.own_bytes,
+        "world": dict(manifest.world),
+        "config": dict(manifest.config),
+        "software": dict(manifest.software),
+        "data": dict(manifest.data),
+        "metrics": dict(manifest.metrics),
+        "protects": [one.folder for one in manifest.protects],
+        "parity": [one.to_json() for one in manifest.parity],
+        "files": files,
+        "parts": parts,
+    }
+
+
+def _about(manifest: Manifest, now: str) -> KeyValues:
+    size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
+    if manifest.own_bytes < manifest.size_bytes:
+        referred = human_size(manifest.size_bytes - manifest.own_bytes)
+        size += f", {referred} of it in folders of older checkpoints"
+    return KeyValues(
+        (
+            ("checkpoint", manifest.checkpoint.folder),
+            ("run", manifest.run_id),
+            ("step", str(manifest.checkpoint.step)),
+            ("generation", str(manifest.checkpoint.generation)),
+            ("parent", folder(manifest.parent) or "scratch"),
+            ("created", f"{manifest.created_at} ({age(manifest.created_at, now)} ago)"),
+            ("size", size),
+            ("world", inline(manifest.world)),
+            ("data", inline(manifest.data)),
+            ("metrics", inline(manifest.metrics)),
+            ("protects", ", ".join(map(str, manifest.protects)) or NONE),
+            *(("parity", _parity(group)) for group in manifest.parity),
+            ("software", inline(manifest.software)),
+            ("root", manifest.root),
+        )
+    )
+
+
+def _parity(group: ParityGroup) -> str:
+    may_go = count(len(group.parity), "file")
+    return f"any {may_go} of {', '.join(group.shares)} may be lost"
+
+
+def _config(manifest: Manifest) -> Table:
+    rows = tuple((name, plain(value)) for name, value in manifest.config.items())
+    return Table(("CONFIG", "VALUE"), rows)
+
+
+def _files(manifest: Manifest) -> Table:
+    return Table(
+        ("FILE", "SIZE", "RANK", "DIGEST"),
+        tuple(
+            (one.name, human_size(one.size_bytes), str(one.rank), one.digest)
+            for one in manifest.files
+        ),
+    )
+
+
+def _part_names(manifest: Manifest) -> list[str]:
+    """Return every part once; ranks' receipts repeat a part that all of them hold."""
+    named = [part.name for part in manifest.parts]
+    return list(dict.fromkeys([*named, *(tensor.part for tensor in manifest.tensors)]))
+
+
+def _part(manifest: Manifest, name: str) -> dict[str, Any]:
+    tensors = [one for one in manifest.tensors if one.part == name]
+    scope = next((part.scope for part in manifest.parts if part.name == name), "")
+    return {
+        "type": "part",
+        "name": name,
+        "scope": scope,
+        "tensors": len(tensors),
+        "size_bytes": sum(one.size_bytes for one in tensors),
+    }
+
+
+def _parts(parts: Iterable[Mapping[str, Any]]) -> Table:
+    return Table(
+        ("PART", "SCOPE", "TENSORS", "SIZE"),
+        tuple(
+            (one["name"], one["scope"] or NONE, str(one["tensors"]), human_size(one["size_bytes"]))
+            for one in parts
+        ),
+    )
+
+
+def _tensor(tensor: TensorEntry) -> dict[str, Any]:
+    return {
+        "type": "tensor",
+        "name": tensor.name,
+        "part": tensor.part,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "size_bytes": tensor.size_bytes,
+        "files": sorted({one.file for one in tensor.regions}),
+    }
+
+
+def _tensors(tensors: Iterable[Mapping[str, Any]]) -> Table:
+    return Table(
+        ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILES"),
+        tuple(
+            (
+                one["name"],
+                one["dtype"],
+                "x".join(map(str, one["shape"])) or "scalar",
+                human_size(one["size_bytes"]),
+                ", ".join(one["files"]),
+            )
+            for one in tensors
+        ),
+    )
+
+
+NOT_RESUMABLE = 1
+
+
+def inspect(
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Show each tensor.")] = False,
+) -> int:
+    """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
+
+    The answer ends with whether training can go on from it, as far as sizes of files tell; `ckpt
+    verify` reads them.
+
+    A lone path or URL may also be a checkpoint of another tool: Transformers' Trainer, a
+    distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. It is read
+    without torch and without unpickling, headers alone.
+
+    Exit code 0: training can go on, maybe with a loss that is named. 1: it cannot.
+
+    Example: resilient ckpt inspect latest runs/gpt2 --tensors
+
+    Example: resilient ckpt inspect step:500 theirs/output
+    """
+    ref, place = ref_and_place(ref, place, repo)
+    url = place or repo
+    if ref is None and url and is_foreign(url) and (looked := inspect_foreign(url)):
+        show(looked_at(looked, with_tensors=tensors), output_of(ctx))
+        return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
+    store = open_repository(place, repo)
+    try:
+        checkpoint = resolve(store, ref or "latest")
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        if path is None:
+            raise
+        return inspect(ctx, None, path, tensors=tensors)
+    found = examine(
+        CachedListingStore(store, f"{checkpoint.folder}/"), checkpoint, VerifyLevel.QUICK
+    )
+    # Of one that could not be read this raises what is wrong with it.
+    manifest = found.manifest or read_manifest(store, checkpoint)
+    verdict = assess_native(store, manifest, found)
+    answer = inspection(manifest, SystemClock().now_iso(), verdict, with_tensors=tensors)
+    show(answer, output_of(ctx))
+    return NOT_RESUMABLE if verdict.answer == "no" else 0

@@ -1,0 +1,522 @@
+"""Ckpt tag, untag, prune.
+
+The answers of ``ckpt prune``, ``tag`` and ``untag``.
+
+``resilient ckpt tag``, ``untag`` and ``prune``: what a repository shall keep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.checkpoint.garbage_collection import apply_plan, scan_and_plan
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.refs import create_tag, remove_tag, resolve
+from resilient.checkpoint.retention import BestOf, Retention, parse_best
+from resilient.checkpoint.signed_store import require_signed
+from resilient.checkpoint.trash import TrashPolicy, look_into_trash, restore_from_trash
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, NothingToResume, UsageError
+from resilient.format.keys import parse_prune, parse_trash
+from resilient.redaction import shell_quote
+from resilient_cli.durations import parse_grace
+from resilient_cli.output import CommandResult, KeyValues, Table, Waiting, human_size, show
+from resilient_cli.repositories import (
+    Place,
+    Repo,
+    committed_of,
+    complete_ref,
+    is_somebody_there,
+    open_repository,
+    output_of,
+)
+from resilient_cli.survey import VerifyLevel, survey
+from resilient_cli.views.text import NONE, count, duration, folder, part_of_near
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.checkpoint.refs import Tag
+    from resilient.checkpoint.repository_scan import RepositoryScan
+    from resilient.checkpoint.retention import RotationPlan
+    from resilient.checkpoint.trash import RestoredCheckpoint
+    from resilient.format.keys import CheckpointId
+    from resilient.storage.store import Store
+    from resilient_cli.output import Output
+    from resilient_cli.survey import Survey
+
+
+def pruning(
+    url: str,
+    found: RepositoryScan,
+    plan: RotationPlan,
+    grace: TrashPolicy,
+    *,
+    done: bool,
+    newest: Survey | None = None,
+) -> CommandResult:
+    """Return the answer of ``ckpt prune``.
+
+    Args:
+        url: the repository.
+        found: what the plan was made of.
+        plan: what goes; as far as it was carried out if ``done``.
+        grace: how long what goes can be brought back.
+        done: whether it was carried out.
+        newest: of the newest checkpoint, if that may be why nothing goes.
+    """
+    freed = found.freed_bytes if not plan.held else 0
+    document = {
+        "repository": url,
+        "done": done,
+        "held": plan.held,
+        "unsure": plan.unsure,
+        "freed_bytes": freed,
+        "kept": [
+            {"type": "kept", "id": one.folder, "reasons": list(reasons)}
+            for one, reasons in plan.kept.items()
+        ],
+        "deleted": [
+            {
+                "type": "deleted",
+                "id": one.folder,
+                "size_bytes": found.size_bytes([one]),
+                "still_needed_bytes": found.still_needed_bytes(one),
+            }
+            for one in plan.doomed
+        ],
+        "damaged": {one.folder: why for one, why in plan.damaged.items()},
+        "grace_seconds": grace.seconds,
+        "later_bytes": found.later_bytes if not plan.held else 0,
+        "prune": _prune(found, plan) if done else None,
+        "undo": _way_back(url, found, plan) or None if done else None,
+        "emptied": [one.folder for one in sorted(found.over, reverse=True)],
+    }
+    kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
+    verdict = "trash" if found.into else "delete"
+    gone = [_row(found, one, verdict, _left(found, one)) for one in plan.doomed]
+    over = [] if plan.held else sorted(found.over, reverse=True)
+    gone += [_row(found, one, "delete", "its time in the trash is over") for one in over]
+    table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
+    ids = tuple(one.folder for one in plan.doomed)
+    told = (*_closing(url, found, plan, grace, done=done), *_part_of_near(newest))
+    return CommandResult("ckpt.prune", "rotation", document, (table, *told), ids)
+
+
+def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
+    if newest is None or not newest.absent_ranks:
+        return ()
+    note = part_of_near(newest.checkpoint, newest.absent_ranks)
+    limit = "The run itself keeps no more of it than `near_total_limit`"
+    return (f"{note} {limit}; to be pruned is the durable repository.",)
+
+
+def _row(found: RepositoryScan, one: CheckpointId, verdict: str, why: str) -> tuple[str, ...]:
+    size = human_size(found.size_bytes([one]))
+    return (str(one.step), str(one.generation), size, verdict, one.folder, why)
+
+
+def _left(found: RepositoryScan, one: CheckpointId) -> str:
+    """Say how much of what goes stays, because a checkpoint that stays refers to it."""
+    size_bytes = found.still_needed_bytes(one)
+    return f"but {human_size(size_bytes)} of it are needed by others" if size_bytes else NONE
+
+
+def _closing(
+    url: str, found: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, done: bool
+) -> Iterator[str]:
+    if plan.held and not plan.doomed:
+        yield f"Nothing was deleted: {plan.held}."
+        return
+    rest = f" Files that could be needed stay: {plan.unsure}." if plan.unsure else ""
+    freed = found.freed_bytes if not plan.held else 0
+    if found.into and plan.doomed:
+        yield from _into_trash(url, found, plan, grace, done=done)
+        if not freed and not rest:
+            return
+    number = len(found.over) + (0 if found.into else len(plan.doomed))
+    gone = count(number, "checkpoint")
+    if not done:
+        yield f"{gone} would go, {human_size(freed)}. Nothing was deleted.{rest}"
+    elif plan.held:
+        yield f"{gone} deleted; the rest and all files stay for now: {plan.held}."
+    else:
+        yield f"{gone} deleted, {human_size(freed)} freed.{rest}"
+
+
+def _into_trash(
+    url: str, found: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, done: bool
+) -> Iterator[str]:
+    """Say what can be brought back, for how long and how."""
+    gone, later = count(len(plan.doomed), "checkpoint"), human_size(found.later_bytes)
+    length = duration(grace.seconds * 1000)
+    if not done:
+        yield f"{gone} would go to the trash, {later} for {length}. Nothing was changed."
+        return
+    if plan.held:
+        yield f"{gone} in the trash; the rest and all files stay for now: {plan.held}."
+    else:
+        yield f"{gone} in the trash; {later} are freed by a rotation or prune after {length}."
+    yield f"undo: {_way_back(url, found, plan)}"
+
+
+def _way_back(url: str, found: RepositoryScan, plan: RotationPlan) -> str:
+    prune = _prune(found, plan)
+    return f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(prune)}" if prune else ""
+
+
+def _prune(found: RepositoryScan, plan: RotationPlan) -> str | None:
+    """Return the id by which it is taken back; None if nothing is in the trash by it."""
+    mark = parse_trash(found.into) if plan.doomed else None
+    return mark.prune if mark else None
+
+
+def returning(url: str, returned: RestoredCheckpoint, *, done: bool) -> CommandResult:
+    """Return the answer of ``ckpt prune --undo``.
+
+    Args:
+        url: the repository.
+        returned: what came back, or would.
+        done: whether it did.
+    """
+    document = {
+        "repository": url,
+        "done": done,
+        "prune": returned.prune,
+        "back": [one.folder for one in returned.back],
+        "left": {one.folder: why for one, why in returned.left.items()},
+        "others": list(returned.others),
+    }
+    rows = [(one.folder, "back" if done else "would come back") for one in returned.back]
+    rows += [(one.folder, f"stays in the trash: {why}") for one, why in returned.left.items()]
+    ids = tuple(one.folder for one in returned.back)
+    told: tuple[Table | str, ...] = (
+        Table(("ID", "IS"), tuple(rows)),
+        *_told_of(url, returned, done=done),
+    )
+    return CommandResult("ckpt.prune", "undo", document, told, ids)
+
+
+def _told_of(url: str, returned: RestoredCheckpoint, *, done: bool) -> Iterator[str]:
+    back = count(len(returned.back), "checkpoint")
+    if not (returned.back or returned.left):
+        yield (
+            f"Nothing of the prune {returned.prune} is in the trash: it was taken back before, "
+            "or the trash was emptied."
+        )
+    elif done:
+        yield f"{back} back from the trash, of the prune {returned.prune}."
+    else:
+        yield f"{back} would come back, of the prune {returned.prune}."
+    if returned.others:
+        many = count(len(returned.others), "other prune")
+        again = f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(returned.others[0])}"
+        yield f"{many} in the trash; the newest comes back with: {again}"
+
+
+def tagging(url: str, tag: Tag) -> CommandResult:
+    """Return the answer of ``ckpt tag``."""
+    named, undo = (
+        tag.checkpoint.folder,
+        f"resilient ckpt untag {shell_quote(tag.name)} {shell_quote(url)}",
+    )
+    document = {"repository": url, "name": tag.name, "id": named, "undo": undo}
+    facts = KeyValues((("tag", tag.name), ("names", named), ("undo", undo)))
+    return CommandResult("ckpt.tag", "tag", document, (facts,), (named,))
+
+
+def untagging(url: str, name: str, named: CheckpointId | None) -> CommandResult:
+    """Return the answer of ``ckpt untag``; a damaged tag cannot say what it named."""
+    undo = f"resilient ckpt tag {named} {name} {shell_quote(url)}" if named else ""
+    document = {"repository": url, "name": name, "id": folder(named), "undo": undo}
+    facts = KeyValues((("removed", name), ("named", folder(named) or NONE), ("undo", undo or NONE)))
+    return CommandResult("ckpt.untag", "tag", document, (facts,), (name,))
+
+
+ANSWER_IS_NO = 1
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tag.", show_default=False)]
+
+
+def tag(
+    ctx: typer.Context,
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF", help="latest, step:120, best:loss, ...", autocompletion=complete_ref
+        ),
+    ],
+    name: Name,
+    place: Place = None,
+    repo: Repo = None,
+) -> None:
+    """Give a checkpoint a name. What has one is never rotated away or pruned.
+
+    Example: resilient ckpt tag best:loss release runs/gpt2
+    """
+    store = open_repository(place, repo)
+    checkpoint = resolve(store, ref)
+    require_signed(store, checkpoint)
+    created = create_tag(store, name, checkpoint, SystemClock())
+    show(tagging(store.url, created), output_of(ctx))
+
+
+def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None) -> None:
+    """Take a name away; the checkpoint stays until a rotation or prune lets it go.
+
+    Example: resilient ckpt untag release runs/gpt2
+    """
+    store = open_repository(place, repo, reads_unsigned=True)
+    show(untagging(store.url, name, remove_tag(store, name)), output_of(ctx))
+
+
+def prune(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    place: Place = None,
+    prune_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="With --undo: which prune, as it was told; else the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    repo: Repo = None,
+    *,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest N.")
+    ] = None,
+    keep_best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC:N", help="Keep the best N; add :min or :max to be clear."),
+    ] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep steps that are multiples of N.")
+    ] = None,
+    keep_hourly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N hours (UTC).")
+    ] = None,
+    keep_daily: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N days (UTC).")
+    ] = None,
+    keep_weekly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N weeks (ISO 8601).")
+    ] = None,
+    keep_monthly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N months (UTC).")
+    ] = None,
+    keep_yearly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N years (UTC).")
+    ] = None,
+    keep_within: Annotated[
+        str | None,
+        typer.Option(metavar="2d", help="Keep what was saved within this of the newest."),
+    ] = None,
+    keep_tag: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keep what has this tag; any tag does.")
+    ] = None,
+    level: Annotated[
+        VerifyLevel,
+        typer.Option(help="How to prove the newest before older ones go: quick or full."),
+    ] = VerifyLevel.QUICK,
+    forget_undo: Annotated[
+        bool, typer.Option("--forget-undo", help="Keep nothing just because `ckpt undo` needs it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    grace: Annotated[
+        str,
+        typer.Option(metavar="24h", help="How long what goes can be brought back; 0: not at all."),
+    ] = "24h",
+    empty_trash: Annotated[
+        bool, typer.Option("--empty-trash", help="Free what is in the trash now.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Bring back what the prune ID, or the newest, let go.")
+    ] = False,
+) -> int:
+    """Let go what no policy keeps, and say of everything else why it stays.
+
+    What stays is the union of all reasons. The newest, what has a tag, what the run protects,
+    what a life has just begun from and what `ckpt undo` goes back to always stay; nothing goes
+    while the newest is damaged.
+
+    What goes is in the trash first: no command lists it and no run resumes from it, and --undo
+    brings it back, all of one prune at a time: of the one whose ID is given, as often as it is
+    given, or of the newest. After --grace the next rotation or prune frees its bytes.
+
+    Exit code 0: done. 1: something holds the checkpoints, or not all of them came back.
+
+    Example: resilient ckpt prune runs/gpt2 --keep-last 3 --keep-best loss:2 --dry-run
+    """
+    retention = Retention(
+        keep_last=keep_last,
+        keep_best=tuple(map(_best, keep_best or ())),
+        keep_every=keep_every,
+        keep_hourly=keep_hourly,
+        keep_daily=keep_daily,
+        keep_weekly=keep_weekly,
+        keep_monthly=keep_monthly,
+        keep_yearly=keep_yearly,
+        keep_within=keep_within,
+        keep_tags=tuple(keep_tag or ()),
+        verify_before_rotate="quick" if level is VerifyLevel.QUICK else "full",
+        rolled_back="none" if forget_undo else "undo",
+    )
+    output = output_of(ctx)
+    if undo:
+        _require_alone(retention, empties=empty_trash)
+        place, which = _place_and_id(place, prune_id)
+        return _undo(
+            open_repository(place, repo, reads_unsigned=True), which, output, dry_run=dry_run
+        )
+    if prune_id:
+        raise UsageError(
+            f"`{prune_id}`: only `--undo` takes the id of a prune",
+            hint="resilient ckpt prune REPO --undo ID",
+        )
+    if not empty_trash:
+        _require_policy(retention)
+    asks = not (dry_run or output.agrees)
+    time = TrashPolicy(SystemClock(), parse_grace(grace, "--grace"), empty_trash)
+    store = open_repository(place, repo, reads_unsigned=True)
+    return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)
+
+
+def _let_go(
+    store: Store,
+    retention: Retention,
+    time: TrashPolicy,
+    output: Output,
+    *,
+    asks: bool,
+    dry_run: bool,
+) -> int:
+    """Carry a policy out, or show what it would do; 1 if something holds the checkpoints."""
+    committed = committed_of(store)
+    mine = max(list_numbers(store), default=0)
+    with Waiting("reading"):
+        found = scan_and_plan(store, retention, in_full=True, grace=time)
+    _require_tags(retention, found, store.url)
+    plan = found.plan
+    if asks and (plan.doomed or found.over):
+        show(pruning(store.url, found, plan, time, done=False), output)
+        _require_somebody(output)
+        if not typer.confirm(_question(found), err=True):
+            return ANSWER_IS_NO
+    if not dry_run:
+        with Waiting("deleting"):
+            plan = apply_plan(store, found, mine)
+    newest = survey(store, committed[:1], VerifyLevel.QUICK) if plan.held else []
+    why = newest[0] if newest else None
+    show(pruning(store.url, found, plan, time, done=not dry_run, newest=why), output)
+    return ANSWER_IS_NO if plan.held else 0
+
+
+def _question(found: RepositoryScan) -> str:
+    doomed = len(found.plan.doomed)
+    if found.into and not found.over:
+        return f"Put {doomed} in the trash?"
+    return f"Delete {len(found.over) + (0 if found.into else doomed)}?"
+
+
+def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:
+    """Tell the repository from the id of a prune, whichever stands first.
+
+    Raises:
+        UsageError: the second is no id.
+    """
+    words = [one for one in (place, prune_id) if one]
+    ids = [one for one in words if parse_prune(one)]
+    others = [one for one in words if one not in ids]
+    if len(ids) > 1 or len(others) > 1:
+        raise UsageError(
+            f"`{words[1]}` is no id of a prune, as `prune` and `ckpt ls` tell them",
+            hint="resilient ckpt prune REPO --undo ID",
+        )
+    return next(iter(others), None), next(iter(ids), "")
+
+
+def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
+    """Bring back what a prune let go; 1 if a part of it is not there any more."""
+    returned = look_into_trash(store, prune) if dry_run else restore_from_trash(store, prune)
+    if not (returned.back or returned.left):
+        _require_undone(store, prune)
+    show(returning(store.url, returned, done=not dry_run), output)
+    return ANSWER_IS_NO if returned.left else 0
+
+
+def _require_undone(store: Store, prune: str) -> None:
+    """Require of a prune of which nothing is in the trash that it was taken back before.
+
+    Raises:
+        NothingToResume: its time there is over.
+    """
+    mark = parse_prune(prune)
+    if mark is None or mark.until <= SystemClock().now_iso():
+        raise NothingToResume(
+            f"nothing of the prune {prune} is in the trash of {store.url}: its time is over",
+            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+        )
+
+
+def _require_alone(retention: Retention, *, empties: bool) -> None:
+    """Refuse policies where nothing is decided by them.
+
+    Raises:
+        UsageError: there are some.
+    """
+    if empties or not retention.is_empty:
+        raise UsageError(
+            "`--undo` brings back what a prune let go, and goes with no policy",
+            hint="resilient ckpt prune REPO --undo",
+        )
+
+
+def _require_policy(retention: Retention) -> None:
+    """Require a policy.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if retention.is_empty:
+        raise UsageError(
+            "no policy was given, so there is nothing to decide by",
+            hint="resilient ckpt prune --keep-last 3 --dry-run",
+        )
+
+
+def _require_somebody(output: Output) -> None:
+    """Require somebody to answer, once the plan was shown.
+
+    Raises:
+        UsageError: nobody is there.
+    """
+    if not is_somebody_there(output):
+        raise UsageError(
+            "prune deletes, and nobody is there to confirm it; nothing was deleted: `--yes` does "
+            "what is shown",
+            hint="resilient ckpt prune --yes",
+        )
+
+
+def _require_tags(retention: Retention, found: RepositoryScan, url: str) -> None:
+    """Require that every tag of a policy is there: a wrong name would keep nothing.
+
+    Raises:
+        UsageError: one is not.
+    """
+    unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
+    if unknown:
+        raise UsageError(
+            f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
+        )
+
+
+def _best(wish: str) -> BestOf:
+    try:
+        return parse_best(wish)
+    except ConfigError as error:
+        hint = "resilient ckpt prune --keep-best loss:3:min --dry-run"
+        raise UsageError(error.message, hint=hint) from error

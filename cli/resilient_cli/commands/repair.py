@@ -1,0 +1,462 @@
+"""Ckpt repair.
+
+The answer of ``ckpt repair`` about a checkpoint that another tool wrote.
+
+The answer of ``ckpt repair``.
+
+``resilient ckpt repair``: a damaged checkpoint made whole, or what is lost of it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.repair import apply_repair, plan_repair
+from resilient.checkpoint.signing import check_signature
+from resilient.checkpoint.verified_read import join_names
+from resilient.distributed.launch_env import read_storage_options
+from resilient.errors import (
+    KeyNotFound,
+    NoIntactCheckpoint,
+    RepositoryNotFound,
+    SignatureRefused,
+    UsageError,
+)
+from resilient.format.keys import parse_checkpoint
+from resilient.redaction import shell_quote
+from resilient.storage.folder import open_folder
+from resilient.storage.open import open_store
+from resilient_cli.foreign import in_run, is_foreign
+from resilient_cli.output import CommandResult, Progress, Table, Waiting, show
+from resilient_cli.repositories import (
+    Place,
+    Ref,
+    Repo,
+    committed_of,
+    local_path,
+    open_repository,
+    output_of,
+    ref_and_place,
+    signing_of,
+)
+from resilient_cli.store_wrappers import ProgressStore
+from resilient_cli.survey import VerifyLevel, first_intact
+from resilient_cli.views.foreign import conclusion, resumable
+from resilient_cli.views.text import NONE, count, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.checkpoint.repair import RepairPlan, RepairStep, UnrepairableFile
+    from resilient.format.keys import CheckpointId
+    from resilient.layout_repair.plan import LayoutRepairPlan
+    from resilient.layouts.model import Resumability
+    from resilient.storage.store import Store
+    from resilient.train.hf_interop.rebuild import RebuildPlan
+
+_SHOWN_MAX = 6
+
+
+def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -> CommandResult:
+    """Return the answer of ``ckpt repair`` about a foreign checkpoint.
+
+    Args:
+        plan: what can be made whole and what cannot.
+        target: where it is written, or would be.
+        command: The command that writes it.
+        done: whether it was.
+    """
+    document = {
+        "url": plan.url,
+        "layout": plan.layout,
+        "done": done,
+        "whole": plan.is_whole,
+        "mended": plan.is_mended,
+        "target": str(target) if plan.is_mended or plan.salvaged else None,
+        "steps": [{"type": "step", **asdict(one)} for one in plan.steps],
+        "losses": dict(plan.losses),
+        "refused": dict(plan.refused),
+        "salvaged": [_salvaged(one) for one in plan.salvaged if not plan.is_mended],
+        "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
+    }
+    rows = [(one.file, "mended" if done else "mend", one.what, one.source) for one in plan.steps]
+    rows += [(name, "LOST", follows, NONE) for name, follows in plan.losses.items()]
+    rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
+    table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))
+    blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, done=done))
+    if not done and (plan.is_mended or plan.salvaged):
+        blocks = (*blocks, f"To write it: {command}")
+    return CommandResult("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
+
+
+def _salvaged(one: Any) -> dict[str, Any]:
+    whole = [saved.name for saved in one.saved]
+    return {"type": "salvaged", "file": one.file, "whole": whole, "lost": list(one.lost)}
+
+
+def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
+    if not plan.steps and not plan.refused and not plan.is_hopeless:
+        lacks = "; ".join(plan.verdict.why)
+        if lacks and plan.is_damaged:
+            yield f"{plan.url} is damaged: a resume loses {lacks}. Nothing here makes it whole."
+        elif lacks:
+            yield f"Nothing of {plan.url} is damaged."
+            yield f"It is without {lacks}, and nothing here has it."
+        else:
+            yield f"{plan.url} is whole: nothing to repair."
+        return
+    if plan.is_mended:
+        kept = "; what is lost is in its repaired.json" if plan.losses else ""
+        verb = "is in" if done else "would be in"
+        yield f"A new checkpoint {verb} {target}{kept}. {plan.url} is only read."
+    elif plan.salvaged:
+        yield from _left(plan, target, done=done)
+    else:
+        yield "Nothing can be mended, and nothing was changed."
+
+
+def _left(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
+    whole = sum(len(one.saved) for one in plan.salvaged)
+    lost = [name for one in plan.salvaged for name in one.lost]
+    named = ", ".join(lost[:_SHOWN_MAX]) + (", ..." if len(lost) > _SHOWN_MAX else "")
+    verb = "are in" if done else "would be in"
+    yield f"No tool can go on from it. {count(whole, 'tensor')} of what is damaged {verb} {target}."
+    yield f"Lost: {count(len(lost), 'tensor')}{': ' + named if named else ''}."
+
+
+def repairing(
+    url: str,
+    plan: RepairPlan,
+    resume: CheckpointId | None,
+    *,
+    done: bool,
+    aside: Mapping[str, str],
+) -> CommandResult:
+    """Return the answer of ``ckpt repair``.
+
+    Args:
+        url: the repository.
+        plan: what can be made whole and what cannot.
+        resume: what training can resume from; None was not asked for, or is none.
+        done: whether the plan was carried out.
+        aside: where what was damaged is kept, by file name.
+    """
+    document = {
+        "repository": url,
+        "id": plan.checkpoint.folder,
+        "done": done,
+        "whole": plan.is_whole,
+        "fixes": [{"type": "fix", **asdict(one)} for one in plan.fixes],
+        "losses": [{"type": "loss", **asdict(one)} for one in plan.losses],
+        "lost_tensors": list(plan.lost_tensors),
+        "whole_tensors": list(plan.whole_tensors),
+        "parts": plan.parts,
+        "resume": folder(resume),
+        "aside": dict(aside),
+    }
+    verdict = "rebuilt" if done else "rebuild"
+    rows = [*(_fix(one, verdict) for one in plan.fixes), *map(_loss, plan.losses)]
+    table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
+    ids = tuple(one.file for one in plan.fixes)
+    lines = [*_repair_lines(plan, resume, done=done), *_kept(aside)]
+    blocks: tuple[Table | str, ...] = (table, *lines)
+    return CommandResult("ckpt.repair", "repair", document, blocks, ids)
+
+
+def rebuilding(made: RebuildPlan, verdict: Resumability) -> CommandResult:
+    """Return the answer of ``ckpt repair --rebuild``.
+
+    Args:
+        made: The rebuilt folder.
+        verdict: The judge's answer about the rebuilt folder.
+    """
+    rows = [(name, "known", source) for name, source in made.known.items()]
+    rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
+    table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
+    said = f"Step {made.step} is in {made.folder}; what is lost is in rebuilt.json too."
+    document = {**asdict(made), "resumable": resumable(verdict)}
+    blocks = (table, said, conclusion(verdict))
+    return CommandResult("ckpt.repair", "rebuild", document, blocks, (made.folder,))
+
+
+def _fix(fix: RepairStep, verdict: str) -> tuple[str, ...]:
+    return (fix.file, verdict, NONE, fix.problem, fix.source, NONE)
+
+
+def _loss(loss: UnrepairableFile) -> tuple[str, ...]:
+    span = f"{loss.start}-{loss.stop}" if loss.stop > loss.start else NONE
+    return (loss.file, "LOST", span, loss.problem, NONE, join_names(loss.tensors) or NONE)
+
+
+def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iterator[str]:
+    """Yield what was done, then what is lost and what can be salvaged, then what to go on from."""
+    files, name = count(len(plan.fixes), "file"), plan.checkpoint
+    if not plan.fixes:
+        yield f"{name} is whole: nothing to repair." if plan.is_whole else "Nothing was changed."
+    elif done:
+        yield f"{files} rebuilt, each proved against the manifest before it was put."
+    else:
+        yield f"{files} would be rebuilt, with `--apply`. Nothing was changed."
+    if plan.is_whole:
+        return
+    yield from _salvage(plan)
+    yield f"Training can resume from {resume}." if resume else "Training cannot resume."
+
+
+def _kept(aside: Mapping[str, str]) -> Iterator[str]:
+    """Say where what was damaged can be found; of files that were missing there is nothing."""
+    if aside:
+        yield (
+            f"What was damaged is kept until the checkpoint is pruned: {', '.join(aside.values())}."
+        )
+
+
+def _salvage(plan: RepairPlan) -> Iterator[str]:
+    if plan.manifest is None:
+        yield (
+            "Lost: the manifest and its copy, so nothing of it can be proved. Its files are still "
+            "there, and those that end in .safetensors can be opened one by one."
+        )
+        return
+    lost, whole = plan.lost_tensors, plan.whole_tensors
+    names = f": {', '.join(lost)}" if lost else ""
+    yield f"Lost: {count(len(lost), 'tensor')}{names}."
+    if any(one.file.startswith("rng_state_") for one in plan.losses):
+        yield (
+            "Random states that are lost do not follow from seed and step: other numbers were "
+            "drawn since. Without them dropout and augmentation draw other numbers from here on."
+        )
+    hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
+    left = [name for name, is_whole in plan.parts.items() if is_whole]
+    yield f"Whole: {count(len(whole), 'tensor')}. Parts that are whole: {', '.join(left) or NONE}."
+    yield f"Parts that are not: {', '.join(hurt) or NONE}."
+
+
+DAMAGE_LEFT = 1
+
+
+def repair(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="A repository with the same checkpoint; of another tool's checkpoint another "
+            "copy, another step of its run, or what the run logged.",
+        ),
+    ] = None,
+    undelete: Annotated[
+        bool,
+        typer.Option("--undelete", help="Bring back what lost its manifest, if it is all there."),
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Do what the plan says.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the plan, as without --apply.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Where another tool's checkpoint is written; by default repaired/NAME beside it.",
+        ),
+    ] = None,
+    rebuild: Annotated[
+        Path | None,
+        typer.Option(
+            "--rebuild", metavar="FOLDER", help="Write what is whole there, with a new state."
+        ),
+    ] = None,
+) -> int:
+    """Show how a damaged checkpoint can be made whole, and what cannot be; --apply does it.
+
+    Files of ours are made whole from parity, or from another repository: every byte is proved
+    against the manifest before it is put, and what is whole is not touched. What was damaged stays
+    beside it as aside-..., until the checkpoint is pruned. Exit code 0: it is whole then. 1:
+    something is lost, and an intact checkpoint remains to resume from. 3: none does.
+
+    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md). It is only read:
+    what is mended is a new checkpoint, proved before it is written, and what is lost is named. Of
+    what nothing mends, the tensors that are whole are saved. Nothing is unpickled.
+
+    What cannot be made whole is salvaged by --rebuild: weights, and whatever else is whole, become
+    a folder as Hugging Face's Trainer keeps it, with a state that says what is lost. Such a folder
+    that lost its own trainer_state.json is rebuilt the same way. The source is only read.
+
+    Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
+    """
+    command = " ".join(filter(None, ("resilient ckpt repair", ref, place or repo)))
+    ref, place = ref_and_place(ref, place, repo)
+    if out is not None:
+        out = local_path(out, "--out", f"{command} --apply --out repaired")
+    if rebuild is not None:
+        rebuild = local_path(rebuild, "--rebuild", f"{command} --rebuild rebuilt")
+        if source or undelete or dry_run or apply or out:
+            raise UsageError(
+                "`--rebuild` changes nothing in its source, and goes with no other option",
+                hint="resilient ckpt repair --help",
+            )
+        path = in_run(ref, place or repo)
+        made = _rebuild(None if path else ref, path or place or repo or "", rebuild)
+        # Not before it is needed: it loads the readers of all layouts.
+        from resilient.diff.verification import verify_folder
+
+        verdict = verify_folder(made.folder).verdict
+        show(rebuilding(made, verdict), output_of(ctx))
+        return 0 if verdict.answer == "yes" else DAMAGE_LEFT
+    is_done = apply and not dry_run
+    url = place or repo
+    if ref is None and url and not undelete and _is_of_others(url):
+        return _mend(ctx, url, source or [], out, is_done=is_done)
+    store = open_repository(place, repo, reads_unsigned=True)
+    try:
+        committed_of(store)
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        if path is None:
+            raise
+        return repair(
+            ctx, None, path, source=source, undelete=undelete, dry_run=dry_run, apply=apply, out=out
+        )
+    checkpoint = _named(store, ref, undelete=undelete)
+    return _mend_ours(ctx, store, checkpoint, source or [], undelete=undelete, is_done=is_done)
+
+
+def _mend_ours(
+    ctx: typer.Context,
+    store: Store,
+    checkpoint: CheckpointId,
+    sources: list[str],
+    *,
+    undelete: bool,
+    is_done: bool,
+) -> int:
+    """Show how a checkpoint of ours can be made whole, and do it when that is asked for."""
+    options = read_storage_options(os.environ)
+    others = [open_store(url, storage_options=options) for url in sources]
+    with Progress("reading") as told:
+        of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
+        reader = ProgressStore(store, told, of_bytes)
+        plan = plan_repair(reader, checkpoint, others, undelete=undelete)
+    plan = _with_random_states(store, plan, others, undelete=undelete)
+    _require_signed(plan, [store, *others])
+    aside = _carry_out(store, plan, others) if is_done else {}
+    resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, VerifyLevel.FULL)
+    show(repairing(store.url, plan, resume, done=is_done, aside=aside), output_of(ctx))
+    if not plan.is_whole and resume is None:
+        raise NoIntactCheckpoint(
+            f"no checkpoint in `{store.url}` is left that training could resume from",
+            hint=f"resilient ckpt repair {checkpoint} {shell_quote(store.url)} --from COPY",
+        )
+    return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
+    """Refuse to repair a checkpoint that none of the repositories has a signature of.
+
+    Raises:
+        SignatureRefused: a signature is required, and the key has not signed the checkpoint.
+    """
+    signing = signing_of(is_required=False)
+    if not signing.is_required or plan.manifest is None:
+        return
+    for store in stores[1:]:
+        with suppress(SignatureRefused):
+            check_signature(store, plan.manifest, signing)
+            return
+    check_signature(stores[0], plan.manifest, signing)
+
+
+def _with_random_states(
+    store: Store, plan: RepairPlan, others: list[Store], *, undelete: bool
+) -> RepairPlan:
+    """Plan anew with random states that follow from seed and step, if some are lost and do."""
+    if plan.manifest is None or not any(one.file.startswith("rng_state_") for one in plan.losses):
+        return plan
+    # Not before it is needed: it takes torch.
+    from resilient.train.hf_interop.rebuild import random_states_of
+
+    options = read_storage_options(os.environ)
+    made = random_states_of(store.url, plan.manifest, storage_options=options)
+    if made is None:
+        return plan
+    others.append(made)
+    return plan_repair(store, plan.checkpoint, others, undelete=undelete)
+
+
+def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str, str]:
+    with Waiting("repairing"):
+        return apply_repair(store, plan, others)
+
+
+def _is_of_others(url: str) -> bool:
+    """Say whether files are at a place, and no repository of ours."""
+    if not is_foreign(url):
+        return False
+    folder = open_folder(url, read_storage_options(os.environ))
+    try:
+        return bool(folder.list().sizes)
+    except KeyNotFound:
+        return False
+
+
+def _mend(
+    ctx: typer.Context, url: str, others: list[str], out: Path | None, *, is_done: bool
+) -> int:
+    """Show how a checkpoint of another tool can be mended, and write it when that is asked for."""
+    from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+
+    with Waiting("reading"):
+        plan = plan_layout_repair(url, others, read_storage_options(os.environ))
+    target = out or place_of(plan)
+    is_written = is_done and (plan.is_mended or bool(plan.salvaged))
+    if is_written:
+        with Waiting("writing"):
+            write_repaired(plan, target)
+    words = ["resilient ckpt repair", shell_quote(plan.url)]
+    words += [f"--from {shell_quote(one)}" for one in others]
+    words += ["--apply", *([f"--out {shell_quote(out)}"] if out else [])]
+    command = " ".join(words)
+    show(mending(plan, target, command, done=is_written), output_of(ctx))
+    is_fine = not plan.is_damaged and not plan.losses and not plan.refused
+    return 0 if is_fine else DAMAGE_LEFT
+
+
+def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
+    """Write what is whole of a checkpoint of ours, or of a folder of Hugging Face's Trainer."""
+    # Not before it is asked for: it takes torch.
+    from resilient.train.hf_interop.rebuild import (
+        is_weights_folder,
+        rebuild_checkpoint,
+        rebuild_folder,
+    )
+
+    with Waiting("rebuilding"):
+        if is_weights_folder(place):
+            return rebuild_folder(place, out)
+        options = read_storage_options(os.environ)
+        open_repository(place, None)
+        return rebuild_checkpoint(place, out, ref or "latest", storage_options=options)
+
+
+def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
+    """Return the checkpoint that is meant; one without a manifest has to be named in full."""
+    named = parse_checkpoint(ref or "")
+    if undelete and named is None:
+        raise UsageError(
+            "`--undelete` needs the full name of the checkpoint",
+            hint=f"resilient ckpt repair checkpoint-120-g3 {shell_quote(store.url)} --undelete",
+        )
+    return named or resolve(store, ref or "latest")

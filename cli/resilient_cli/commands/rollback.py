@@ -1,0 +1,225 @@
+"""Ckpt rollback, undo, reflog.
+
+The answers of ``ckpt rollback``, ``undo`` and ``reflog``.
+
+``resilient ckpt rollback``, ``undo`` and ``reflog``: where resume goes on, and where it did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.checkpoint.reflog import Reflog
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
+from resilient.checkpoint.signed_store import require_signed
+from resilient.clock import SystemClock
+from resilient.errors import UsageError
+from resilient.redaction import shell_quote
+from resilient_cli.output import CommandResult, KeyValues, Table, show
+from resilient_cli.repositories import (
+    Place,
+    Ref,
+    Repo,
+    committed_of,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
+from resilient_cli.views.text import NONE, age, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from resilient.checkpoint.reflog import ReflogEntry, ReflogHead
+    from resilient.checkpoint.rollback import RollbackPlan
+    from resilient.storage.store import Store
+
+
+def render_move(
+    command: str, url: str, journey: RollbackPlan, number: int | None, *, dry_run: bool
+) -> CommandResult:
+    """Return the answer of ``ckpt rollback`` or ``ckpt undo``.
+
+    Args:
+        command: dotted name.
+        url: the repository.
+        journey: the move.
+        number: the life that it is; None if nothing was changed.
+        dry_run: whether nothing was to be changed.
+    """
+    undo = _way_back(url, journey) if number or (dry_run and journey.is_needed) else ""
+    document = {
+        "repository": url,
+        "done": number is not None,
+        "life": number,
+        "before": folder(journey.before),
+        "after": journey.after.folder,
+        "undoes": journey.undoes or None,
+        "abandoned": [one.folder for one in journey.left],
+        "undo": undo,
+    }
+    ids = (journey.after.folder,)
+    return CommandResult(command, "move", document, tuple(_said(journey, number, undo)), ids)
+
+
+def _way_back(url: str, journey: RollbackPlan) -> str:
+    """Return the command that goes back to where this move began."""
+    if journey.undoes and journey.before:
+        return f"resilient ckpt rollback {shell_quote(journey.before)} {shell_quote(url)}"
+    return f"resilient ckpt undo {shell_quote(url)}"
+
+
+def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
+    if not journey.is_needed:
+        yield f"latest is {journey.after} already. Nothing was changed."
+        return
+    before = folder(journey.before) or "scratch"
+    yield KeyValues(
+        (
+            ("latest", f"{before} -> {journey.after}"),
+            ("abandoned", _few(journey)),
+            ("undo", undo),
+        )
+    )
+    if number:
+        yield "Nothing was deleted. A run that still trains here ends at its next save (exit 80)."
+    else:
+        yield "Only looked: nothing was changed."
+
+
+def _few(journey: RollbackPlan) -> str:
+    if not journey.left:
+        return NONE
+    shown = ", ".join(one.folder for one in journey.left[:3])
+    rest = len(journey.left) - 3
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
+    """Return the answer of ``ckpt reflog``."""
+    document = {
+        "repository": url,
+        "moves": [
+            {
+                "type": "move",
+                "ref": _ref(one),
+                "life": one.number,
+                "cause": one.life.cause if one.life else None,
+                "claimed_at": one.life.claimed_at if one.life else None,
+                "host": one.life.host if one.life else None,
+                "began_from": folder(one.life.parent) if one.life else None,
+                "head": folder(one.head.checkpoint),
+                "gone": one.head.gone,
+            }
+            for one in found
+        ],
+    }
+    rows = tuple(_row(one, now) for one in found)
+    table = Table(("REF", "LIFE", "CAUSE", "AGE", "BEGAN FROM", "HEAD"), rows)
+    return CommandResult("ckpt.reflog", "moves", document, (table,), tuple(map(_ref, found)))
+
+
+def _ref(move: ReflogEntry) -> str:
+    return f"@{{{move.back}}}"
+
+
+def _row(move: ReflogEntry, now: str) -> tuple[str, ...]:
+    if move.life is None:
+        about: tuple[str, ...] = ("DAMAGED", NONE, NONE)
+    else:
+        began = folder(move.life.parent) or "scratch"
+        about = (move.life.cause, age(move.life.claimed_at, now), began)
+    return (_ref(move), str(move.number), *about, _head(move.head))
+
+
+def _head(head: ReflogHead) -> str:
+    return head.gone or folder(head.checkpoint) or "scratch"
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")]
+SingleWriter = Annotated[
+    bool,
+    typer.Option("--single-writer", help="Promise: no two jobs write to the repository at once."),
+]
+
+
+def rollback(
+    ctx: typer.Context,
+    ref: Ref,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    dry_run: DryRun = False,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Let training go on from an older checkpoint. Nothing is copied and nothing is deleted.
+
+    A new life of the run begins from REF. What came after is abandoned: never resumed by itself,
+    kept through rotations until `ckpt prune`, back with `ckpt undo`. A run that still trains here
+    ends at its next save, with exit code 80.
+
+    Example: resilient ckpt rollback step:12000 s3://bucket/run
+    """
+    ref, place = ref_and_place(ref, place, repo)
+    if ref is None:
+        raise UsageError(
+            "rollback takes the checkpoint to go back to, and then the repository",
+            hint=f"resilient ckpt rollback latest~1 {shell_quote(place)}",
+        )
+    store = open_repository(place, repo)
+    target = resolve(store, ref)
+    require_signed(store, target)
+    journey = plan_rollback(store, target)
+    _go("ckpt.rollback", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
+
+
+def undo(
+    ctx: typer.Context,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    dry_run: DryRun = False,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Take the newest rollback back that is in force; once more takes back the one before.
+
+    Training goes on from where it would have without it. What was trained since the rollback is
+    abandoned in its turn and not deleted.
+
+    Example: resilient ckpt undo s3://bucket/run
+    """
+    store = open_repository(place, repo)
+    committed_of(store)
+    journey = plan_undo(store)
+    _go("ckpt.undo", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
+
+
+def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
+    """List the lives of the run, newest first: why each began, from where, and where it ended.
+
+    REF names where a life ended, for any command: `ckpt rollback @{2}`.
+
+    Example: resilient ckpt reflog s3://bucket/run
+    """
+    store = open_repository(place, repo)
+    committed_of(store)
+    found = Reflog(store).newest_first()
+    show(moves(store.url, found, SystemClock().now_iso()), output_of(ctx))
+
+
+def _go(
+    command: str,
+    ctx: typer.Context,
+    store: Store,
+    journey: RollbackPlan,
+    *,
+    dry_run: bool,
+    single_writer: bool,
+) -> None:
+    number = None
+    if not dry_run:
+        number = apply_rollback(store, journey, SystemClock(), single_writer=single_writer)
+    show(render_move(command, store.url, journey, number, dry_run=dry_run), output_of(ctx))

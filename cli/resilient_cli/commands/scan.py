@@ -1,0 +1,76 @@
+"""Ckpt scan.
+
+What could harm, as an answer.
+
+``resilient ckpt scan``: whether a checkpoint can harm whoever loads it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.distributed.launch_env import read_storage_options
+from resilient.layouts.security_scan import Risk, scan
+from resilient.storage.folder import open_folder
+from resilient_cli.output import CommandResult, Progress, Table, show
+from resilient_cli.repositories import output_of
+from resilient_cli.store_wrappers import ProgressFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.layouts.security_scan import ScanFinding
+    from resilient.storage.folder import DirectoryListing
+
+
+def scanned(url: str, listing: DirectoryListing, found: Sequence[ScanFinding]) -> CommandResult:
+    """Return the findings, and one line that says whether to load it."""
+    counts = {risk.value: sum(one.risk is risk for one in found) for risk in Risk}
+    files = len(listing.sizes) + len(listing.outside)
+    document = {
+        "url": url,
+        "files": files,
+        "counts": counts,
+        "safe": not counts[Risk.DANGER] and not counts[Risk.WARNING],
+        "findings": [asdict(one) for one in found],
+    }
+    rows = tuple((one.risk.value, one.file or ".", one.what, one.consequence) for one in found)
+    table = Table(("RISK", "FILE", "WHAT", "CONSEQUENCE"), rows)
+    ids = tuple(dict.fromkeys(one.file for one in found if one.risk is not Risk.NOTE))
+    return CommandResult("ckpt.scan", "scan", document, (table, _verdict(files, counts)), ids)
+
+
+def _verdict(files: int, counts: dict[str, int]) -> str:
+    looked = f"{files} file{'s' * (files != 1)} looked at, none of them run."
+    if counts[Risk.DANGER]:
+        return f"{looked} Do not load it: {counts[Risk.DANGER]} can harm you."
+    if counts[Risk.WARNING]:
+        return f"{looked} Load it only if you trust who made it."
+    return f"{looked} Nothing that harms was found."
+
+
+HARM_FOUND = 1
+
+
+def scan_(
+    ctx: typer.Context,
+    path: Annotated[str, typer.Argument(help="Path or URL of a folder, a checkpoint or a file.")],
+) -> int:
+    """Look for what could harm whoever loads a checkpoint of any tool; nothing in it is run.
+
+    Pickles that call code, links and names that lead out of the folder, archives that swell,
+    headers that lie, code that comes along. Exit code 1: there is a danger, or something that
+    nobody can judge; notes alone are 0.
+
+    Example: resilient ckpt scan downloads/model
+    """
+    with Progress("reading") as told:
+        folder = ProgressFolder(open_folder(path, read_storage_options(os.environ)), told)
+        listing = folder.list()
+        found = scan(folder, listing)
+    show(scanned(folder.url, listing, found), output_of(ctx))
+    return HARM_FOUND if any(one.risk is not Risk.NOTE for one in found) else 0

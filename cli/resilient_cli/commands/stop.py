@@ -1,0 +1,135 @@
+"""Stop.
+
+What became of launchers that were asked to leave.
+
+``resilient stop``: ask the launcher of a run to save and leave.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.clock import SystemClock
+from resilient.errors import DeadlineExceeded, NotRunning, StoreDenied
+from resilient.goodput.event_log import agents, read_records
+from resilient.redaction import shell_quote
+from resilient_cli.liveness import is_agent_alive
+from resilient_cli.output import CommandResult, show
+from resilient_cli.repositories import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.goodput.event_log import Agent
+
+
+def stopped(found: Sequence[Agent]) -> CommandResult:
+    """Return how each launcher ended, as far as it said it."""
+    lines = tuple(_said(one) for one in found)
+    ids = tuple(str(one.pid) for one in found)
+    return CommandResult("stop", "stop", {"agents": [asdict(one) for one in found]}, lines, ids)
+
+
+def _said(one: Agent) -> str:
+    if one.exit_code is None:
+        return f"pid {one.pid}: asked to save and leave"
+    return f"pid {one.pid}: exit {one.exit_code}, {one.reason}"
+
+
+Run = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folder of event files, or the output folder."),
+]
+Now = Annotated[bool, typer.Option("--now", help="Leave at once; what is not saved is lost.")]
+ThisHost = Annotated[
+    bool, typer.Option("--this-host", help="Leave the run to the other hosts, if enough are left.")
+]
+Within = Annotated[
+    float, typer.Option(help="Seconds to wait for the end; 0 asks and does not wait.", min=0)
+]
+_POLL_SECONDS = 0.1
+_BETWEEN_SECONDS = 1.0
+"""One order that arrives twice is one; a second one is an order to leave at once."""
+
+
+def stop(
+    ctx: typer.Context,
+    run: Run,
+    *,
+    now: Now = False,
+    this_host: ThisHost = False,
+    within: Within = 120.0,
+) -> int:
+    """Ask a run of this machine to save and leave, and wait until it did.
+
+    It is what SIGTERM to `resilient train` does: all ranks agree on a step, save it, and the
+    launcher ends with 75, so that a scheduler starts it again; the same command resumes. The
+    exit code is 0 once it ended. Of a run on several machines it is enough to stop one launcher.
+    With --this-host one that may go on with fewer machines (--nnodes MIN:MAX) goes on without it.
+
+    Example: resilient stop runs/mine
+    """
+    here, elsewhere = _living(run)
+    if not here:
+        raise _nobody(run, elsewhere)
+    clock = SystemClock()
+    _signal(here)
+    if not this_host:
+        # Within moments it is the same order, and then one for all hosts.
+        _signal(here, signal.SIGINT)
+    if now:
+        clock.sleep(_BETWEEN_SECONDS)
+        _signal([one for one in here if is_agent_alive(one)])
+    deadline = clock.monotonic_seconds() + within
+    while within and any(is_agent_alive(one) for one in here):
+        if clock.monotonic_seconds() > deadline:
+            raise DeadlineExceeded(
+                f"pid {here[0].pid} has not ended within {within:g} s",
+                deadline_seconds=within,
+                hint=f"resilient status {shell_quote(run[0])}; "
+                f"resilient stop --now {shell_quote(run[0])} to lose the rest",
+            )
+        clock.sleep(_POLL_SECONDS)
+    known = {(one.host, one.pid): one for one in agents(read_records(run))}
+    show(stopped([known[one.host, one.pid] for one in here]), output_of(ctx))
+    return 0
+
+
+def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
+    """Return the launchers that live on this machine, and those of others that never ended."""
+    open_ = [one for one in agents(read_records(run)) if one.exit_code is None]
+    host = socket.gethostname()
+    here = [one for one in open_ if one.host == host and is_agent_alive(one)]
+    return here, [one for one in open_ if one.host != host]
+
+
+def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
+    if elsewhere:
+        last = elsewhere[-1]
+        return NotRunning(
+            f"no launcher of `{run[0]}` runs on this machine; one began on {last.host}",
+            hint=f"ssh {shell_quote(last.host)} resilient stop {shell_quote(run[0])}",
+        )
+    return NotRunning(
+        f"no launcher of `{run[0]}` is running", hint=f"resilient status {shell_quote(run[0])}"
+    )
+
+
+def _signal(found: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
+    """Send a signal to launchers; one that ended meanwhile is what was wanted."""
+    for one in found:
+        try:
+            os.kill(one.pid, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError as error:
+            raise StoreDenied(
+                f"pid {one.pid} belongs to another user", hint=f"sudo kill -TERM {one.pid}"
+            ) from error

@@ -1,0 +1,203 @@
+"""Ckpt unlock.
+
+The answer of ``ckpt unlock``.
+
+``resilient ckpt unlock``: who may write to a repository, and shutting them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.checkpoint.fencing import find_writer, shut_out
+from resilient.checkpoint.garbage_collection import scan_and_plan
+from resilient.checkpoint.retention import Retention
+from resilient.clock import SystemClock
+from resilient.errors import RepositoryNotFound, WriterAlive
+from resilient.goodput.event_log import present_ms
+from resilient.redaction import shell_quote
+from resilient_cli.liveness import LivenessState, check_liveness, records_of
+from resilient_cli.output import CommandResult, KeyValues, show
+from resilient_cli.repositories import Place, Repo, open_repository, output_of
+from resilient_cli.views.goodput import moment
+from resilient_cli.views.text import NONE, age, folder
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.fencing import Writer
+    from resilient.checkpoint.generations import Generation
+    from resilient.format.keys import CheckpointId
+    from resilient_cli.liveness import LivenessReport
+
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unlocking:
+    """What was found, and what was done.
+
+    Attributes:
+        url: the repository.
+        writer: the newest life, as it was before.
+        seen: what is known of its process.
+        held: why rotation deletes nothing, as it is afterwards; empty if nothing holds it.
+        life: the one that was begun; None if nothing was changed.
+        is_needed: whether there is anybody to shut out.
+    """
+
+    url: str
+    writer: Writer
+    seen: LivenessReport
+    held: str
+    life: Generation | None
+    is_needed: bool
+
+
+def unlocking(found: Unlocking, now: str) -> CommandResult:
+    """Return the answer of ``ckpt unlock``."""
+    writer, record = found.writer, found.writer.record
+    document = {
+        "repository": found.url,
+        "done": found.life is not None,
+        "life": found.life.number if found.life else None,
+        "state": found.seen.state.value,
+        "why": found.seen.why,
+        "writer": {
+            "type": "writer",
+            "life": writer.life,
+            "cause": record.cause if record else None,
+            "claimed_at": record.claimed_at if record else None,
+            "host": record.host if record else None,
+            "problem": writer.problem or None,
+            "last": folder(writer.last),
+            "committed_at": writer.committed_at or None,
+            "unfinished": [one.folder for one in writer.unfinished],
+        },
+        "process": _process(found.seen),
+        "resume": folder(_resume(found)),
+        "held": found.held or None,
+    }
+    blocks: tuple[KeyValues | str, ...] = (KeyValues(tuple(_facts(found, now))), *_told(found))
+    number = found.life.number if found.life else writer.life
+    return CommandResult("ckpt.unlock", "writer", document, blocks, (str(number),))
+
+
+def _resume(found: Unlocking) -> CheckpointId | None:
+    """Return what resume takes now: what was saved while it was looked at counts."""
+    return found.life.parent if found.life else found.writer.resume
+
+
+def _process(seen: LivenessReport) -> dict[str, Any] | None:
+    if seen.agent is None:
+        return None
+    return {
+        "host": seen.agent.host,
+        "pid": seen.agent.pid,
+        "began": moment(seen.agent.began_ms),
+        "told": moment(seen.told_ms),
+        "exit_code": seen.agent.exit_code,
+    }
+
+
+def _facts(found: Unlocking, now: str) -> list[tuple[str, str]]:
+    writer, record, seen = found.writer, found.writer.record, found.seen
+    began = f"DAMAGED: {writer.problem}"
+    if record:
+        began = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
+    saved = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
+    if writer.unfinished:
+        few = ", ".join(one.folder for one in writer.unfinished[:_FEW])
+        saved += f"; begun and not committed: {few}"
+    process = NONE
+    if seen.agent:
+        told = age(moment(seen.told_ms), now)
+        process = f"pid {seen.agent.pid} on {seen.agent.host}, last heard {told} ago"
+    return [
+        ("life", f"{writer.life}, {began}"),
+        ("saved", saved),
+        ("process", process),
+        ("writer", f"{seen.state.value}: {seen.why}"),
+        ("resume", folder(_resume(found)) or "scratch"),
+        ("held", found.held or NONE),
+    ]
+
+
+def _told(found: Unlocking) -> list[str]:
+    if found.life:
+        began = folder(_resume(found)) or "scratch"
+        return [
+            f"life {found.life.number} begins from {began} and saves nothing.",
+            "Whatever wrote before ends at its next save (exit 80).",
+            "Nothing was abandoned or deleted. The command that trained goes on from there.",
+        ]
+    if not found.is_needed:
+        return ["Nobody is left to shut out: nothing was changed."]
+    lead = "The same command trains on as it is; to be sure that nothing else writes:"
+    force = " --force" if found.seen.state is LivenessState.ALIVE else ""
+    return [f"Only looked. {lead} resilient ckpt unlock {found.url} --yes{force}"]
+
+
+HELD = 80
+
+
+def unlock(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The run's event files, if they are not in REPO."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Shut the writer out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also one that lives: it ends at its next save.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only look, as without --yes.")
+    ] = False,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="Promise: no other job writes to REPO.")
+    ] = False,
+) -> int:
+    """Say who may write to a repository, whether it lives, and what holds it; shut it out by --yes.
+
+    Nothing that died can lock a repository: the same command always begins a new life. But a
+    process of the newest life may go on saving until a newer one begins, also if it hangs or was
+    forgotten. --yes begins one that goes on from what resume takes and saves nothing: nothing is
+    abandoned or deleted, and whatever wrote before ends at its next save, with exit code 80.
+
+    Exit code 0: nobody is seen alive. 80: a writer is, and without --force it was let be.
+
+    Example: resilient ckpt unlock s3://bucket/run --yes
+    """
+    store, clock = open_repository(place, repo, reads_unsigned=True), SystemClock()
+    writer = find_writer(store)
+    if writer is None:
+        raise RepositoryNotFound(
+            f"no repository at `{store.url}`: no run ever began there",
+            hint=f"resilient doctor --repo {shell_quote(store.url)}",
+        )
+    now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
+    records = records_of(run, place or repo or "")
+    seen = check_liveness(writer, records, present_ms(records, clock, now_ms))
+    is_alive = seen.state is LivenessState.ALIVE
+    acts = (yes or output_of(ctx).agrees) and not dry_run
+    if acts and is_alive and not force:
+        raise WriterAlive(
+            f"life {writer.life} of {store.url} is written by a process that lives: {seen.why}; "
+            "nothing was changed",
+            hint=f"resilient stop {shell_quote(run or store.url)}; "
+            f"resilient ckpt unlock {shell_quote(store.url)} --yes --force loses what it has not saved",
+        )
+    # A life that saves nothing shuts everybody else out already.
+    needed = not writer.is_nobody or is_alive
+    life = shut_out(store, clock, single_writer=single_writer) if acts and needed else None
+    held = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
+    found = Unlocking(store.url, writer, seen, held, life, is_needed=needed)
+    show(unlocking(found, clock.now_iso()), output_of(ctx))
+    return HELD if is_alive and not life else 0

@@ -1,0 +1,252 @@
+"""Ckpt verify.
+
+The answer of ``ckpt verify``.
+
+``resilient ckpt verify``: whether checkpoints are whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.checkpoint.catalog import folders_of, lineage
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.verify import BY_ITSELF, verify_records
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    NoIntactCheckpoint,
+    NothingToResume,
+    RepositoryNotFound,
+    UsageError,
+)
+from resilient.redaction import shell_quote
+from resilient_cli.foreign import in_run, look_if_known
+from resilient_cli.output import CommandResult, Progress, Table, human_size, show
+from resilient_cli.repositories import (
+    Place,
+    Ref,
+    Repo,
+    committed_of,
+    open_repository,
+    output_of,
+    ref_and_place,
+    signing_of,
+)
+from resilient_cli.store_wrappers import ProgressStore
+from resilient_cli.survey import SampleRequest, Survey, VerifyLevel, first_intact, read_some, survey
+from resilient_cli.views.foreign import proved
+from resilient_cli.views.text import NONE, count, folder, part_of_near, share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.checkpoint.verify import Finding
+    from resilient.format.keys import CheckpointId
+    from resilient.storage.store import Store
+    from resilient_cli.survey import SampleResult
+
+_STATES = {"damaged": "DAMAGED", "warning": "warning"}
+
+
+def verification(
+    url: str,
+    surveys: Sequence[Survey],
+    resume: CheckpointId | None,
+    level: VerifyLevel,
+    records: Sequence[Finding] = (),
+    part: SampleResult | None = None,
+) -> CommandResult:
+    """Return the answer of ``ckpt verify``.
+
+    Args:
+        url: the repository.
+        surveys: what is known of the checkpoints.
+        resume: where training would go on.
+        level: how closely it was looked.
+        records: what is wrong with what lies beside the checkpoints.
+        part: how much was read, if not all.
+    """
+    intact = [survey for survey in surveys if survey.intact]
+    damaged = [survey for survey in surveys if survey.damaged]
+    document = {
+        "repository": url,
+        "level": level.value,
+        "intact": len(intact),
+        "damaged": len(damaged),
+        "unreadable": len(surveys) - len(intact) - len(damaged),
+        "resume": folder(resume),
+        "checkpoints": [_checkpoint(survey) for survey in surveys],
+        "records": [asdict(one) for one in records],
+        "sample": part.to_json() if part else None,
+    }
+    rows = tuple(row for survey in surveys for row in _rows(survey))
+    read = (_read(part),) if part else ()
+    rows += tuple(_finding(NONE, _STATES[one.severity], one) for one in records)
+    table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
+    found = [one for survey in surveys for one in survey.findings] + list(records)
+    fixes = dict.fromkeys(one.fix for one in found if one.fix)
+    if not resume:
+        fixes.pop(BY_ITSELF, None)
+    counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
+    ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
+    blocks: tuple[Table | str, ...] = (
+        table,
+        f"{counts} {ruling}",
+        *read,
+        *[
+            f"{part_of_near(one.checkpoint, one.absent_ranks)} To be verified is the durable "
+            "repository."
+            for one in damaged
+            if one.absent_ranks
+        ],
+        *[f"fix: {fix}" for fix in fixes],
+    )
+    ids = tuple(survey.checkpoint.folder for survey in intact)
+    return CommandResult("ckpt.verify", "verification", document, blocks, ids)
+
+
+def _read(part: SampleResult) -> str:
+    """Say how much was read."""
+    found = part.sample
+    seen = f"{found.chunks} of {count(found.of, 'chunk')}, {human_size(found.size_bytes)}"
+    end = ", then the time was over" if part.is_over else ""
+    rest = "; the rest only by presence and size" if found.chunks < found.of else ""
+    return f"Read {share(found.chunks, found.of)}: {seen}{end}{rest}."
+
+
+def _checkpoint(survey: Survey) -> dict[str, Any]:
+    return {
+        "type": "checkpoint",
+        "id": survey.checkpoint.folder,
+        "state": survey.state.lower(),
+        "intact": survey.intact,
+        "files": len(survey.manifest.files) if survey.manifest else None,
+        "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
+        "own_bytes": survey.manifest.own_bytes if survey.manifest else None,
+        "absent_ranks": list(survey.absent_ranks),
+        "findings": [asdict(one) for one in survey.findings],
+    }
+
+
+def _rows(survey: Survey) -> list[tuple[str, ...]]:
+    """Return one row per finding, or one that says how much was looked at."""
+    name = survey.checkpoint.folder
+    if survey.findings or not survey.manifest:
+        return [_finding(name, survey.state, one) for one in survey.findings]
+    files = count(len(survey.manifest.files), "file")
+    return [(name, survey.state, files, human_size(survey.size_bytes), NONE, NONE)]
+
+
+def _finding(name: str, state: str, finding: Finding) -> tuple[str, ...]:
+    span = f"{finding.start}-{finding.stop}" if finding.stop > finding.start else NONE
+    return (name, state, finding.file, span, finding.tensor or NONE, finding.problem)
+
+
+DAMAGE_FOUND = 1
+
+
+def verify(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All checkpoints.")] = False,
+    level: Annotated[
+        VerifyLevel,
+        typer.Option(
+            help="quick: presence and sizes; full: every byte; deep: also regions, headers, "
+            "documents, and whether records, tags and checkpoints fit each other."
+        ),
+    ] = VerifyLevel.FULL,
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
+            "signed counts as damaged. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
+        ),
+    ] = False,
+    sample: Annotated[
+        str,
+        typer.Option(metavar="5%", help="Read only this share of the bytes, other ones each time."),
+    ] = "",
+    max_duration: Annotated[
+        str, typer.Option(metavar="10m", help="Read for so long at most, in random order.")
+    ] = "",
+) -> int:
+    """Hold the latest, one or all checkpoints against what was committed.
+
+    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md): its checksums
+    are proved and its numbers looked at, and the answer is whether training can go on from it.
+
+    With --sample or --max-duration some of the bytes are read, chosen at random; presence and sizes
+    of all files are looked at first. 5 % of all each night have seen nearly everything in a year.
+
+    Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from, or
+    a resume of another tool's stops or loses a state that was saved. 3: none remains. 65: not
+    damaged, but of a newer release.
+
+    Example: resilient ckpt verify --all runs/gpt2 --level quick
+    """
+    if every and ref and place:
+        raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
+    ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    signing = signing_of(is_required=require_signature)
+    wish = SampleRequest.of(sample, max_duration, level)
+    alone = ref is None and not every and not signing.is_required and not wish.is_some
+    if alone and (looked := look_if_known(place or repo, is_read=level is not VerifyLevel.QUICK)):
+        show(proved(looked), output_of(ctx))
+        return DAMAGE_FOUND if looked.is_damaged else 0
+    store = open_repository(place, repo, reads_unsigned=True)
+    try:
+        found = committed_of(store)
+    except RepositoryNotFound:
+        path = in_run(ref, place or repo)
+        if path is None:
+            raise
+        return verify(
+            ctx,
+            None,
+            path,
+            level=level,
+            require_signature=signing.is_required,
+            sample=sample,
+            max_duration=max_duration,
+        )
+    chosen = found if every or not found else [resolve(store, ref or "latest")]
+    folders = folders_of(store)
+    of_bytes = sum(sum(folders.get(one, {}).values()) for one in chosen)
+    with Progress("reading") as told:
+        reader = ProgressStore(store, told, of_bytes)
+        surveys = survey(reader, chosen, VerifyLevel.QUICK if wish.is_some else level, signing)
+    part = read_some(store, surveys, wish) if wish.is_some else None
+    surveys = part.surveys if part else surveys
+    states = {one.checkpoint: one.intact for one in surveys}
+    others = VerifyLevel.QUICK if wish.is_some else level
+    resume = first_intact(store, states, others, signing)
+    records = verify_records(store, level.value)
+    show(verification(store.url, surveys, resume, level, records, part), output_of(ctx))
+    is_damaged = any(one.severity == "damaged" for one in records)
+    return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
+
+
+def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
+    """Return the exit code when something intact remains, and raise when nothing does."""
+    # Lost parity hurts no resume, and yet it is damage that somebody has to hear of.
+    if not any(one.findings for one in surveys) and (surveys or resume):
+        return 0
+    if resume:
+        return DAMAGE_FOUND
+    if not surveys and not lineage(store).lost:
+        raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
+    if surveys and not any(one.damaged for one in surveys):
+        newer = next(one for one in surveys if not one.intact).findings[0]
+        raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)
+    raise NoIntactCheckpoint(
+        f"no checkpoint in `{store.url}` is left that training could resume from",
+        hint=f"resilient ckpt repair latest {shell_quote(store.url)} --from COPY",
+    )

@@ -1,1 +1,0 @@
-"""What `resilient doctor` looks at; none of it imports torch."""

@@ -1,0 +1,372 @@
+"""KubeRun.
+
+What the pods of a run may reach besides each other, and who they are there.
+
+What is asked of Kubernetes, held against what an API server takes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient_cli import preemption_budget
+from resilient_cli.launch_checks import (
+    MEETING,
+    has_credentials,
+    is_secret,
+    is_variable,
+    refuse_given,
+    secret_option,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PORT_MAX = 65535
+_ANNOTATIONS = {
+    "irsa": "eks.amazonaws.com/role-arn",
+    "gke": "iam.gke.io/gcp-service-account",
+    "azure": "azure.workload.identity/client-id",
+}
+_HAND_OUT = {
+    "eks": (("169.254.170.23/32",), (80,)),
+    "gke": (("169.254.169.252/32", "169.254.169.254/32"), (80, 988)),
+}
+"""Where credentials come from, if not from a file that a webhook mounts."""
+_KINDS = "eks, irsa=ROLE_ARN, gke=SERVICE_ACCOUNT or azure=CLIENT_ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the pods are for the cloud; nobody by default.
+
+    Attributes:
+        kind: ``eks`` (Pod Identity), ``irsa``, ``gke``, ``azure`` (Workload ID), or empty.
+        value: the role, service account or client; Pod Identity associates it by itself.
+    """
+
+    kind: str = ""
+    value: str = ""
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What the ServiceAccount says."""
+        return {_ANNOTATIONS[self.kind]: self.value} if self.value else {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the pods say besides."""
+        return {"azure.workload.identity/use": "true"} if self.kind == "azure" else {}
+
+    @property
+    def egress(self) -> list[dict[str, Any]]:
+        """The rules by which they reach what hands out credentials."""
+        blocks, ports = _HAND_OUT.get(self.kind, ((), ()))
+        return [rule(blocks, ports)] if blocks else []
+
+
+NOBODY = Identity()
+
+
+def parse_identity(text: str) -> Identity:
+    """Return the identity that ``--identity`` names.
+
+    Raises:
+        ConfigError: there is none of that kind, or it misses its name.
+    """
+    kind, _, value = text.partition("=")
+    if text and (kind not in {"eks", *_ANNOTATIONS} or (kind == "eks") is bool(value)):
+        raise ConfigError(f"--identity {text!r} is not {_KINDS}")
+    if any(not one.isprintable() or one.isspace() for one in value):
+        raise ConfigError(f"--identity {text!r}: a name has no blanks")
+    return Identity(kind, value)
+
+
+def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Return the networks and ports of ``--egress CIDR:PORT``.
+
+    Raises:
+        ConfigError: one is neither.
+    """
+    found = []
+    for text in given:
+        network, _, port = text.rpartition(":")
+        if not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+            raise ConfigError(f"--egress {text!r} is not CIDR:PORT: 10.0.0.0/8:9000")
+        try:
+            found.append((str(ipaddress.ip_network(network)), int(port)))
+        except ValueError as error:
+            raise ConfigError(
+                f"--egress {text!r}: {error}; it is CIDR:PORT, as 10.0.0.0/8:9000"
+            ) from error
+    return tuple(found)
+
+
+def rule(blocks: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
+    """Return the rule of a NetworkPolicy that opens TCP ports of some networks."""
+    return {
+        "to": [{"ipBlock": {"cidr": one}} for one in blocks],
+        "ports": [{"port": one, "protocol": "TCP"} for one in ports],
+    }
+
+
+class Flavor(StrEnum):
+    """What holds the pods."""
+
+    JOB = "job"
+    JOBSET = "jobset"
+    TRAINJOB = "trainjob"
+    PYTORCHJOB = "pytorchjob"
+    KUEUE = "kueue"
+
+
+class Spot(StrEnum):
+    """Whose spot nodes; none for nodes that stay."""
+
+    NONE = "none"
+    AWS = "aws"
+    GKE = "gke"
+    AKS = "aks"
+
+
+_GRACE_SECONDS = 25.0
+_NOTICE = {Spot.AWS: "aws", Spot.GKE: "gke", Spot.AKS: "azure"}
+# Names of pods end in a number, and a Job of another flavor adds the name of its part.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
+"""Variables whose values only the pod knows."""
+# As the grammar of github.com/distribution/reference.
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_PODS = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
+_QUANTITIES = {
+    "--cpu": (re.compile(r"[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]*m"), "8, 0.5 or 500m"),
+    "--memory": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 64Gi"),
+    "--shm": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 16Gi"),
+    "--disk": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 10Gi"),
+}
+_MEETING = "the manifests say where pods meet; give `k8s --pods MIN:MAX`"
+_OURS = {
+    **dict.fromkeys(MEETING, _MEETING),
+    "metrics_port": "the probe of the pods asks port 9464",
+    "metrics_host": "the probe of the pods asks from outside",
+    "storage_options": "everybody who sees the Job would have them; give --secret",
+    "dry_run": "it is not for a cluster",
+    "requeue_exit_code": "the manifests say what follows 75",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a pod has; requests are limits, and shared memory is part of the memory."""
+
+    cpu: str = "4"
+    memory: str = "16Gi"
+    shm: str = "4Gi"
+    disk: str = "10Gi"
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodTimes:
+    """Seconds: until the workers are killed, until the pod is, and all of the run's."""
+
+    grace: float = _GRACE_SECONDS
+    termination: int = 30
+    deadline: int = 604800
+
+
+@dataclass(frozen=True, slots=True)
+class KubeRun:
+    """A run, as Kubernetes is asked for it; everything in it has been checked.
+
+    Attributes:
+        name: of all that is made.
+        image: of the container.
+        command: the words after ``resilient train``.
+        pods_min: fewest that train.
+        pods_max: how many are asked for.
+        namespace: where; empty for that of whoever applies it.
+        resources: of each pod.
+        times: how long what may take.
+        spot: whose spot nodes.
+        failures_max: starts that may fail, preemptions not counted.
+        environment: names and values.
+        secrets: names of Secrets whose entries are variables.
+        claim: a PersistentVolumeClaim at ``/checkpoints``.
+        queue: of Kueue.
+        given: options of ``train`` that the command gives itself.
+        identity: who the pods are for the cloud.
+        egress: networks and ports that they may reach besides port 443 everywhere.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    pods_min: int = 1
+    pods_max: int = 1
+    namespace: str = ""
+    resources: Resources = Resources()
+    times: PodTimes = PodTimes()
+    spot: Spot = Spot.NONE
+    failures_max: int = 6
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    claim: str = ""
+    queue: str = ""
+    given: frozenset[str] = frozenset()
+    identity: Identity = NOBODY
+    egress: tuple[tuple[str, int], ...] = ()
+
+
+def check_names(named: Mapping[str, str]) -> None:
+    """Hold names of objects against what an API server takes; empty ones are left out.
+
+    Raises:
+        ConfigError: one is no name, with the option.
+    """
+    for option, text in named.items():
+        pattern = _NAME if option == "--name" else _SUBDOMAIN
+        if text and not pattern.fullmatch(text):
+            length = 40 if option == "--name" else 253
+            raise ConfigError(
+                f"{option} {text!r} is not 1 to {length} of a-z, 0-9 and -, a letter first"
+            )
+
+
+def check_image(image: str) -> None:
+    """Refuse what is no image.
+
+    Raises:
+        ConfigError: it is not what a registry could have.
+    """
+    if not _IMAGE.fullmatch(image):
+        shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
+        raise ConfigError(
+            f"--image {shown!r} is no image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], the name of "
+            "a-z and 0-9 and the digest of 64 digits, as `docker push` says it",
+            hint="docker images --digests",
+        )
+
+
+def check_resources(asked: Resources) -> None:
+    """Hold quantities against how Kubernetes writes them.
+
+    Raises:
+        ConfigError: one is none, or shared memory does not fit into the memory.
+    """
+    texts = {"--cpu": asked.cpu, "--memory": asked.memory, "--shm": asked.shm, "--disk": asked.disk}
+    for option, text in texts.items():
+        pattern, wanted = _QUANTITIES[option]
+        if not pattern.fullmatch(text):
+            raise ConfigError(f"{option} {text!r} is not {wanted}")
+    if _bytes(asked.shm) >= _bytes(asked.memory):
+        raise ConfigError(
+            f"--shm {asked.shm} is part of --memory {asked.memory}, and leaves nothing of it"
+        )
+
+
+def parse_pods(text: str) -> tuple[int, int]:
+    """Return the fewest and the most pods of ``N`` or ``MIN:MAX``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = _PODS.fullmatch(text)
+    if not found:
+        raise ConfigError(f"--pods {text!r} is not N or MIN:MAX")
+    fewest, most = int(found[1]), int(found[2] or found[1])
+    if most < fewest:
+        raise ConfigError(f"--pods {text!r}: at most {most} is less than at least {fewest}")
+    return fewest, most
+
+
+def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return names and values of ``NAME=VALUE``; a manifest is no place for secrets.
+
+    Raises:
+        ConfigError: a name is none, has no value, stands twice, or is that of a secret.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, has_value, value = text.partition("=")
+        if not is_variable(name) or not has_value:
+            raise ConfigError(f"--env {name!r} is not NAME=VALUE")
+        if name in found or name in TOLD:
+            raise ConfigError(f"--env {name} stands twice, or is told by Kubernetes")
+        if is_secret(name, value):
+            raise ConfigError(
+                f"--env {name}: everybody who sees the Job would have its value",
+                hint=f"kubectl create secret generic NAME --from-literal={name}=...",
+            )
+        found[name] = value
+    return tuple(found.items())
+
+
+def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
+    """Refuse what the manifests decide, and what would be told to everybody.
+
+    Args:
+        command: the words after ``train``.
+        given: names of the options of ``train`` among them.
+
+    Raises:
+        ConfigError: with the option, and what to do instead.
+    """
+    refuse_given(set(given), _OURS)
+    for word in command:
+        if has_credentials(word):
+            raise ConfigError(
+                "a URL of the command has a user, a password or a signature in it, and the Job "
+                "would show it: RESILIENT_STORAGE_OPTIONS is given by --secret NAME",
+                hint="kubectl create secret generic NAME "
+                "--from-literal=RESILIENT_STORAGE_OPTIONS=...",
+            )
+    if option := secret_option(command):
+        raise ConfigError(
+            f"{option}: its value would be in the Job, for everybody who sees that; the "
+            "script can read a variable, which is given by --secret NAME",
+            hint="kubectl create secret generic NAME --from-literal=VARIABLE=...",
+        )
+
+
+def fit_times(
+    given: float | None, took: preemption_budget.SaveTimes, spot: Spot, deadline_seconds: int
+) -> PodTimes:
+    """Return a grace that a save fits into, and the pod's, which fits the notice.
+
+    Args:
+        given: ``--grace`` of the command, if it says one.
+        took: what saves and promotions took, if that is known.
+        spot: whose notice.
+        deadline_seconds: of the run.
+
+    Raises:
+        ConfigError: a save does not fit, with the numbers.
+    """
+    notice = preemption_budget.NOTICE_SECONDS[_NOTICE[spot]] if spot in _NOTICE else None
+    room = (
+        _GRACE_SECONDS
+        if notice is None
+        else min(_GRACE_SECONDS, notice - preemption_budget.MARGIN_SECONDS)
+    )
+    grace = max(room, preemption_budget.needed_grace(took)) if given is None else given
+    termination = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
+    preemption_budget.require(preemption_budget.budget_of(took, grace, float(termination), notice))
+    return PodTimes(grace, termination, deadline_seconds)
+
+
+def _bytes(text: str) -> float:
+    number, unit, binary = re.fullmatch(r"(\d+)([KMGT])(i?)", text).groups()  # type: ignore[union-attr]
+    return float(int(number) * (1024 if binary else 1000) ** ("KMGT".index(unit) + 1))

@@ -1,0 +1,267 @@
+"""What a cluster's objects say of a run: its state, its pods by index, its exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import PERMANENT
+from resilient_cli.kubernetes.manifests import REQUEUE
+from resilient_cli.kubernetes.spec import Flavor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Object = dict[str, Any]
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+_INDEXES = (
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+)
+_DONE = ("Complete", "Completed", "Succeeded")
+_FLAVORS = {"Job": Flavor.JOB, "JobSet": Flavor.JOBSET, "TrainJob": Flavor.TRAINJOB}
+_FLAVORS["PyTorchJob"] = Flavor.PYTORCHJOB
+ENDED = ("complete", "failed", "suspended")
+"""States that nothing but a person, or a controller of theirs, changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod of a run.
+
+    Attributes:
+        name: of the pod.
+        index: of the run; 0 where nothing says it.
+        phase: ``Pending``, ``Running``, ..., or why its container waits.
+        node: where it is or was; empty before it has one.
+        restarts: of its container, in this pod.
+        exit_code: of its container's last end; None before the first.
+        ended_at: when that was.
+        disrupted: whether the cluster took it away.
+        created_at: when it was made.
+        container: name of the one that trains.
+    """
+
+    name: str
+    index: int
+    phase: str
+    node: str
+    restarts: int
+    exit_code: int | None
+    ended_at: str
+    disrupted: bool
+    created_at: str
+    container: str
+
+    @property
+    def was_preempted(self) -> bool:
+        """Whether it ended by a preemption, which counts nothing."""
+        return self.disrupted or self.exit_code == REQUEUE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by a failure, which is counted."""
+        return bool(self.exit_code) and not self.was_preempted
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """A warning of the cluster about an object of a run."""
+
+    last_at: str
+    about: str
+    reason: str
+    message: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run in a cluster.
+
+    Attributes:
+        name: of the run.
+        namespace: where it is.
+        flavor: what holds the pods.
+        state: ``pending``, ``queued``, ``running``, ``suspended``, ``complete`` or ``failed``.
+        reason: why, in the controller's word; empty for none.
+        message: the same in a sentence.
+        queue: of Kueue; empty without.
+        admission: what Kueue says: ``admitted``, ``pending`` or ``evicted``; empty without.
+        repository: of the checkpoints, if the command names it.
+        claims: PersistentVolumeClaims that the pods mount.
+        pods: all that are there, by index, the newest of an index last.
+        events: warnings, the newest last.
+    """
+
+    name: str
+    namespace: str
+    flavor: Flavor
+    state: str
+    reason: str
+    message: str
+    queue: str
+    admission: str
+    repository: str
+    claims: tuple[str, ...]
+    pods: tuple[PodState, ...]
+    events: tuple[ClusterEvent, ...] = ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes by itself."""
+        return self.state in ENDED
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the run ended with, by our table; None while it goes on.
+
+        A failure has the code after which another start would end the same way, if a pod says
+        one, else the last that counted. A suspended run is a preempted one.
+        """
+        if self.state == "complete":
+            return 0
+        if self.state == "suspended":
+            return REQUEUE
+        if self.state != "failed":
+            return None
+        ended = sorted((one for one in self.pods if one.exit_code), key=lambda one: one.ended_at)
+        counted = [one for one in ended if one.has_failed]
+        fatal = [one for one in counted if one.exit_code in PERMANENT]
+        # Whoever outlives --deadline did not fail: its last pods say whether they saved.
+        chosen = ended if self.reason == "DeadlineExceeded" else fatal or counted or ended
+        return chosen[-1].exit_code if chosen else 1
+
+    def newest(self) -> dict[int, PodState]:
+        """Return the newest pod of each index."""
+        return {one.index: one for one in self.pods}
+
+
+def state_of(
+    holder: Object, pods: Sequence[Object], workload: Object | None, events: Sequence[Object]
+) -> RunState:
+    """Return what objects say of a run.
+
+    Args:
+        holder: the Job, JobSet, TrainJob or PyTorchJob.
+        pods: all of the run.
+        workload: Kueue's, if there is one.
+        events: warnings of the namespace.
+    """
+    metadata = holder["metadata"]
+    queue = metadata.get("labels", {}).get(QUEUE, "")
+    seen = sorted(map(pod_of, pods), key=lambda one: (one.index, one.created_at, one.name))
+    admission = _admission(workload) if queue else ""
+    state, cause = _judge(holder, seen, admission)
+    flavor = _FLAVORS[holder["kind"]]
+    return RunState(
+        metadata["name"],
+        metadata["namespace"],
+        Flavor.KUEUE if queue and flavor is Flavor.JOB else flavor,
+        state,
+        cause.get("reason", ""),
+        cause.get("message", ""),
+        queue,
+        admission,
+        repository_of([holder, *pods]),
+        tuple(sorted(set(claims_of(holder.get("spec"))))),
+        tuple(seen),
+        tuple(_warnings({metadata["name"], *(one.name for one in seen)}, events)),
+    )
+
+
+def pod_of(pod: Object) -> PodState:
+    """Return the state of a pod."""
+    metadata, status, spec = pod["metadata"], pod.get("status", {}), pod.get("spec", {})
+    labels = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
+    index = next((labels[one] for one in _INDEXES if one in labels), "0")
+    container = spec.get("containers", [{}])[0].get("name", "")
+    told: Object = next(
+        (one for one in status.get("containerStatuses", ()) if one["name"] == container), {}
+    )
+    now = told.get("state", {})
+    end = now.get("terminated") or told.get("lastState", {}).get("terminated") or {}
+    phase = now.get("waiting", {}).get("reason") or status.get("phase", "Pending")
+    return PodState(
+        metadata["name"],
+        int(index),
+        "Terminating" if metadata.get("deletionTimestamp") and not end else phase,
+        spec.get("nodeName", ""),
+        told.get("restartCount", 0),
+        end.get("exitCode"),
+        end.get("finishedAt") or "",
+        _condition(pod, "DisruptionTarget") is not None,
+        metadata.get("creationTimestamp", ""),
+        container,
+    )
+
+
+def _judge(
+    holder: Object, pods: Sequence[PodState], admission: str
+) -> tuple[str, Mapping[str, Any]]:
+    for kinds, state in ((_DONE, "complete"), (("Failed",), "failed")):
+        for kind in kinds:
+            if found := _condition(holder, kind):
+                return state, found
+    suspended = _condition(holder, "Suspended")
+    spec = holder.get("spec", {})
+    if suspended or spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
+        # In a queue that is how a run waits, and it goes on by itself.
+        return "queued" if admission else "suspended", suspended or {}
+    if any(one.phase == "Running" for one in pods):
+        return "running", {}
+    return "pending", {}
+
+
+def _condition(made: Object, kind: str) -> dict[str, Any] | None:
+    for one in made.get("status", {}).get("conditions") or ():
+        if one["type"] == kind and one["status"] == "True":
+            return dict(one)
+    return None
+
+
+def _admission(workload: Object | None) -> str:
+    if workload is not None and _condition(workload, "Admitted"):
+        return "admitted"
+    return "evicted" if workload is not None and _condition(workload, "Evicted") else "pending"
+
+
+def repository_of(made: Any) -> str:
+    """Return the repository that a command somewhere in an object names; empty for none."""
+    words = (made.get("args") or []) if isinstance(made, dict) else []
+    for number, word in enumerate(words):
+        if word in ("--repo", "-r"):
+            return str(words[number + 1])
+        if word.startswith("--repo="):
+            return str(word.partition("=")[2])
+    below = made.values() if isinstance(made, dict) else made if isinstance(made, list) else ()
+    return next(filter(None, map(repository_of, below)), "")
+
+
+def claims_of(value: Any) -> list[str]:
+    """Return the names of PersistentVolumeClaims somewhere in an object."""
+    if isinstance(value, list):
+        return [name for one in value for name in claims_of(one)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["claimName"]] if isinstance(value.get("claimName"), str) else []
+    return own + [name for one in value.values() for name in claims_of(one)]
+
+
+def _warnings(names: set[str], events: Sequence[Object]) -> list[ClusterEvent]:
+    found = [
+        ClusterEvent(
+            one.get("series", {}).get("lastObservedTime")
+            or one.get("lastTimestamp")
+            or one.get("eventTime")
+            or "",
+            f"{one['involvedObject']['kind'].lower()}/{one['involvedObject']['name']}",
+            one.get("reason", ""),
+            " ".join(one.get("message", "").split()),
+            one.get("count") or one.get("series", {}).get("count") or 1,
+        )
+        for one in events
+        if one.get("type") == "Warning" and one["involvedObject"].get("name") in names
+    ]
+    return sorted(found, key=lambda one: one.last_at)

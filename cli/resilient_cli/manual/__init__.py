@@ -1,1 +1,0 @@
-"""What ``resilient help`` knows: errors, exit codes, references, storage, configuration."""

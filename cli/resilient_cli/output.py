@@ -1,0 +1,500 @@
+"""Tables, plain, JSON; safe stdout; progress.
+
+Text to stdout and stderr, all of it through :func:`put`: a terminal obeys nothing of it.
+
+What others wrote (names, messages, lines of servers) may hold escapes, bells, carriage returns and
+letters that turn the direction of those around them. They are spelled; newlines are meant, and so
+are the colours that :mod:`resilient_cli.output` puts in.
+
+Values to a table, to plain columns or to JSON; the only module that styles.
+
+stdout carries the answer and nothing else; whatever is said about the work goes to stderr. All text
+goes through :mod:`resilient_cli.output`, which spells what a terminal would obey.
+Terminal colours are three escape codes, so nothing heavier is loaded for them.
+
+How far something is that takes more than a second: a bar on a terminal, else a line at times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from resilient.clock import SystemClock
+from resilient.redaction import escape_control_chars, redact_json, redact_secrets
+from resilient.storage.errors import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from resilient.clock import Clock
+
+_COLOR = re.compile(r"(\x1b\[(?:\d{1,2};?){1,2}m)")
+
+
+def put(text: str, stream: TextIO, *, is_painted: bool = False) -> None:
+    """Write a text to stdout or stderr; the one way for text that does not end as JSON of others.
+
+    Args:
+        text: with the newlines that are meant.
+        stream: where to.
+        is_painted: whether the colours of this module may be in it, and are meant.
+    """
+    parts = _COLOR.split(text) if is_painted else [text]
+    stream.write(
+        "".join(one if nth % 2 else escape_control_chars(one) for nth, one in enumerate(parts))
+    )
+
+
+def say(line: str) -> None:
+    """Write a line about the work to stderr, without the secrets of URLs."""
+    put(f"{redact_secrets(line)}\n", sys.stderr)
+    sys.stderr.flush()
+
+
+def redraw(line: str, stream: TextIO) -> None:
+    """Write over the line that a terminal shows."""
+    stream.write("\r" + escape_control_chars(line, ""))
+    stream.flush()
+
+
+def clear_screen() -> None:
+    """Let what is shown next begin at the top of the terminal."""
+    sys.stdout.write("\x1b[H\x1b[2J")
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Say of a stdout that takes no more what it is: a full disk, mostly.
+
+    Raises:
+        StoreError: of the kind that the system's error is; a pipe that nobody reads is none.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        ignore_broken_pipe()  # what is left in the buffer would fail again at the end
+        raise kind_of(error)(
+            f"the answer could not be written to stdout, and is cut short: {error.strerror}",
+            hint="df -h",
+        ) from error
+
+
+def ignore_broken_pipe() -> None:
+    """Write to nowhere from here on: whoever read has enough, and what was done stays done."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def write_nowhere_if_closed() -> None:
+    """Give a process that was started without stdout or stderr (``>&-``) one that takes all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+def use_utf8_streams(*streams: TextIO) -> None:
+    """Let streams write what their encoding has not as escapes: a name must not end a command."""
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return how many columns a terminal has; 0 for what is none, where lines may be long."""
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+_GAP = "  "
+_LAST_MIN = 20
+"""Columns that a last column must have left to be folded, and not its row to be stacked."""
+_KIBI = 1024
+_STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
+_STYLES |= {"danger": "31;1", "note": "2"}
+
+
+class Format(StrEnum):
+    """What the answer is for: eyes, other Unix tools, or programs."""
+
+    HUMAN = "human"
+    PLAIN = "plain"
+    JSON = "json"
+
+
+@dataclass(slots=True)
+class Output:
+    """How the answer is wanted; the global options fill it in as they are met.
+
+    Attributes:
+        format: for whom.
+        quiet: only ids.
+        debug: tracebacks too.
+        color: unless conventions forbid it.
+        asks: whether a question may be asked.
+        agrees: whether the answer to a question is yes without asking.
+    """
+
+    format: Format = Format.HUMAN
+    quiet: bool = False
+    debug: bool = False
+    color: bool = True
+    asks: bool = True
+    agrees: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names. A cell that is a word of a state gets that state's colour."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """Names and values, one pair per line."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command found out, once, for every format.
+
+    Attributes:
+        command: dotted name, for example ``ckpt.ls``; part of the schema's name.
+        kind: the JSON document's ``type``.
+        document: the JSON document's other fields.
+        blocks: the same for people, in order; texts are left out of plain columns.
+        ids: what ``-q`` prints, one per line.
+        is_verbatim: whether another program reads it, so that not a character may be masked;
+            whoever made it refused what is secret.
+    """
+
+    command: str
+    kind: str
+    document: Mapping[str, Any]
+    blocks: tuple[Table | KeyValues | str, ...]
+    ids: tuple[str, ...] = field(default=())
+    is_verbatim: bool = False
+
+
+def show(answer: CommandResult, output: Output) -> None:
+    """Write the answer to stdout in the wanted format, without the secrets of URLs."""
+    if not answer.is_verbatim:
+        answer = _cleared(answer)
+    if output.quiet:
+        # Each is one line, whatever others called it; a text that is the whole answer may be more.
+        is_text = answer.ids == answer.blocks
+        lines: Iterable[str] = (
+            answer.ids if is_text else (escape_control_chars(one, "\t") for one in answer.ids)
+        )
+    elif output.format is Format.JSON:
+        schema = {"schema": f"resilient/{answer.command}@1", "type": answer.kind}
+        lines = [_json({**schema, **answer.document})]
+    elif output.format is Format.PLAIN:
+        lines = _plain_lines(answer.blocks)
+    else:
+        width = columns_of(sys.stdout)
+        lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout), width=width)
+    is_as_it_is = answer.is_verbatim and not sys.stdout.isatty()
+    try:
+        with answering():
+            for line in lines:
+                _put(line, as_it_is=is_as_it_is, is_painted=_colored(output, sys.stdout))
+            sys.stdout.flush()
+    except BrokenPipeError:
+        ignore_broken_pipe()
+
+
+def _put(line: str, *, as_it_is: bool, is_painted: bool) -> None:
+    if as_it_is:
+        sys.stdout.write(line + "\n")
+    else:
+        put(line + "\n", sys.stdout, is_painted=is_painted)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    # All else that a terminal obeys JSON escapes by itself.
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _cleared(answer: CommandResult) -> CommandResult:
+    blocks = tuple(
+        replace(one, rows=_cells(one.rows))
+        if isinstance(one, Table)
+        else replace(one, pairs=_cells(one.pairs))
+        if isinstance(one, KeyValues)
+        else redact_secrets(one)
+        for one in answer.blocks
+    )
+    ids = tuple(map(redact_secrets, answer.ids))
+    return replace(answer, document=redact_json(answer.document), blocks=blocks, ids=ids)
+
+
+def _cells(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tuple(map(redact_secrets, row)) for row in rows)
+
+
+def show_error(fields: Mapping[str, Any], output: Output) -> None:
+    """Write an error to stderr: two lines for people, one JSON object for programs.
+
+    Args:
+        fields: ``exit``, ``code``, ``message`` and ``hint``.
+        output: the wanted format.
+    """
+    clean = redact_json(fields)
+    if output.format is Format.JSON:
+        head = {"schema": "resilient/error@1", "type": "error"}
+        put(_json({**head, **clean}) + "\n", sys.stderr)
+        return
+    word = _paint("error:", colored=_colored(output, sys.stderr))
+    # More lines of a message stand farther in than a hint: none can look like one.
+    message = escape_control_chars(clean["message"]).replace("\n", "\n    ")
+    put(f"{word} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
+    if clean["hint"]:
+        put(f"  hint: {escape_control_chars(clean['hint'], '')}\n", sys.stderr)
+
+
+def human_size(size_bytes: int) -> str:
+    """Return a size for people: ``512 B``, ``4.9 GiB``."""
+    if size_bytes < _KIBI:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    units = iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = ""
+    # 1023.95 would be rounded to 1024.0 of the smaller unit.
+    while size >= (_KIBI - 0.05 if unit else _KIBI):
+        size, unit = size / _KIBI, next(units, "EiB")
+    return f"{size:.1f} {unit}"
+
+
+def human_age(seconds: float) -> str:
+    """Return an age for people in its largest whole unit: ``5s``, ``14m``, ``3h``, ``12d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def age_seconds(then: str, now: str) -> float | None:
+    """Return the seconds between two ISO 8601 times, None when one cannot be read."""
+    try:
+        return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain_lines(blocks: Sequence[Table | KeyValues | str]) -> Iterator[str]:
+    """Yield tab-separated lines, a blank one between blocks; texts are for people only."""
+    shown = [block for block in blocks if not isinstance(block, str)]
+    for number, block in enumerate(shown):
+        if number:
+            yield ""
+        rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
+        yield from ("\t".join(map(_printable, row)) for row in rows)
+
+
+def _human_lines(
+    blocks: Sequence[Table | KeyValues | str], *, colored: bool, width: int = 0
+) -> Iterator[str]:
+    """Yield the lines of all blocks, a blank one before each table but the first.
+
+    Args:
+        blocks: of an answer.
+        colored: whether words of a state get their colours.
+        width: columns of the terminal; 0 for as many as are wanted.
+    """
+    shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
+    for number, block in enumerate(shown):
+        if isinstance(block, str):
+            yield escape_control_chars(block)
+            continue
+        if number and isinstance(block, Table):
+            yield ""
+        rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
+        clean = [[_printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        if not width or before + widths[-1] <= width:
+            yield from _aligned(clean, widths, colored=colored)
+        elif before + _LAST_MIN <= width or isinstance(block, KeyValues):
+            yield from _wrapped(clean, widths, max(width - before, 1), colored=colored)
+        else:
+            yield from _stacked(clean, width, colored=colored)
+
+
+def _aligned(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], *, colored: bool
+) -> Iterator[str]:
+    """Yield rows with every column but the last padded to its widest cell."""
+    for row in rows:
+        padded = (
+            _paint(cell, colored=colored) + " " * (width - len(cell))
+            for cell, width in zip(row, widths, strict=True)
+        )
+        yield _GAP.join(padded).rstrip()
+
+
+def _wrapped(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], room: int, *, colored: bool
+) -> Iterator[str]:
+    """Yield rows whose last column goes on below itself; what can be copied is never cut."""
+    for *head, last in rows:
+        first, *more = _folded(last, room)
+        yield from _aligned([[*head, first]], [*widths[:-1], 0], colored=colored)
+        indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
+        yield from (indent + line for line in more)
+
+
+def _stacked(rows: Sequence[Sequence[str]], width: int, *, colored: bool) -> Iterator[str]:
+    """Yield each row as a list of its own: a terminal that is too narrow for the columns."""
+    names, *values = rows
+    widest = max(map(len, names))
+    for number, row in enumerate(values):
+        if number:
+            yield ""
+        pairs = [pair for pair in zip(names, row, strict=True) if pair[1]]
+        room = max(width - widest - len(_GAP), 1)
+        yield from _wrapped(pairs, [widest, 0], room, colored=colored)
+
+
+def _folded(text: str, room: int) -> list[str]:
+    wrapped = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return wrapped or [""]
+
+
+def _printable(cell: str) -> str:
+    """Return a cell that cannot move the cursor; names come from files that others wrote."""
+    return escape_control_chars(cell, "")
+
+
+def _paint(word: str, *, colored: bool) -> str:
+    style = _STYLES.get(word)
+    return f"\x1b[{style}m{word}\x1b[0m" if colored and style else word
+
+
+def _colored(output: Output, stream: TextIO) -> bool:
+    """Say whether colours are welcome; the conventions of no-color.org and clig.dev."""
+    if not output.color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+SILENT_SECONDS = 1.0
+_BAR_SECONDS, _TICK_SECONDS, _LINE_SECONDS = 0.1, 1.0, 10.0
+_WIDTH = 20
+
+
+class _Line:
+    """A line on stderr: taken back on a terminal, one after the other elsewhere.
+
+    Args:
+        what: what is done, one word.
+        clock: what time it is.
+        stream: where to; stderr.
+    """
+
+    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+        self._what, self._clock = what, clock or SystemClock()
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._shown = ""
+
+    def _show(self, line: str) -> None:
+        if self._is_terminal:
+            redraw(line.ljust(len(self._shown)), self._stream)
+            self._shown = line
+        else:
+            put(f"{line}\n", self._stream)
+            self._stream.flush()
+
+    def _clear(self) -> None:
+        """Take the line away; it is no part of the answer."""
+        if self._shown and self._is_terminal:
+            redraw(" " * len(self._shown), self._stream)
+            redraw("", self._stream)
+
+
+class Progress(_Line):
+    """Says how many bytes are done; nothing in the first second.
+
+    Args:
+        what: what is done, one word.
+        clock: what time it is.
+        stream: where to; stderr.
+    """
+
+    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+        super().__init__(what, clock, stream)
+        self._next = self._clock.monotonic_seconds() + SILENT_SECONDS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._clear()
+
+    def __call__(self, done: int, of: int) -> None:
+        """Take note that ``done`` of ``of`` bytes are done."""
+        now = self._clock.monotonic_seconds()
+        if now < self._next:
+            return
+        share = done / of if of else 1.0
+        sizes = f"{human_size(done)} of {human_size(of)}"
+        if self._is_terminal:
+            filled = "#" * round(_WIDTH * share)
+            line = f"{self._what} [{filled:<{_WIDTH}}] {sizes}"
+            columns = columns_of(self._stream)
+            # A line that goes on below itself cannot be taken back.
+            is_short = len(line) < columns or not columns
+            self._show(line if is_short else f"{self._what} {100 * share:.0f} %")
+        else:
+            self._show(f"{self._what} {100 * share:.0f} %, {sizes}")
+        self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
+
+
+class Waiting(_Line):
+    """Says for how long something goes on whose end nobody knows; nothing in the first second.
+
+    Args:
+        what: what is done, one word.
+        clock: what time it is.
+        stream: where to; stderr.
+    """
+
+    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+        super().__init__(what, clock, stream)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to tell, from a thread of its own."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Tell no more, whatever the end is."""
+        self._is_over.set()
+        self._thread.join()
+        self._clear()
+
+    def _tell(self) -> None:
+        began = self._clock.monotonic_seconds()
+        wait_seconds = SILENT_SECONDS
+        while not self._is_over.wait(wait_seconds):
+            self._show(f"{self._what} for {human_age(self._clock.monotonic_seconds() - began)}")
+            wait_seconds = _TICK_SECONDS if self._is_terminal else _LINE_SECONDS

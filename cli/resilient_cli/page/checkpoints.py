@@ -1,0 +1,364 @@
+"""Checkpoint tree, sizes.
+
+The tree of checkpoints: a line for each life, where it branched off, and what resume takes.
+
+What checkpoints cost: how much of each is its own, and what they share.
+
+The checkpoints that are there now: how large, in which state, and which one a resume takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from resilient_cli.output import human_size
+from resilient_cli.page.svg import WIDTH, Scale, opened
+from resilient_cli.page.tables import at, legend, scroll, table, text
+from resilient_cli.views.listing import closing, note
+from resilient_cli.views.text import NONE, count, duration, share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.checkpoint.generations import Generation
+    from resilient.format.keys import CheckpointId
+    from resilient.format.manifest import Manifest
+    from resilient_cli.survey import Survey, VerifyLevel
+    from resilient_cli.views.listing import Listing
+
+_LEFT, _RIGHT, _TOP, _LANE = 96, 40, 30, 58
+_LIVES_MAX, _APART = 24, 44
+Places = dict["CheckpointId", tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """What lies along the picture: steps, or the time since the first life began.
+
+    Attributes:
+        name: of the picture.
+        scale: from values to places.
+        checkpoints: the value of each.
+        lives: the value at which each began, where it has one.
+        is_time: whether values are milliseconds.
+    """
+
+    name: str
+    scale: Scale
+    checkpoints: Mapping[CheckpointId, float]
+    lives: Mapping[int, float]
+    is_time: bool = False
+
+
+def tree(found: Listing) -> str:
+    """Return the picture of checkpoints by step, each life in a row of its own."""
+    steps = {one.checkpoint: float(one.checkpoint.step) for one in found.surveys}
+    begun = {one.number: float(one.parent.step) for one in found.generations if one.parent}
+    known = [*steps.values(), *begun.values()]
+    if not known:
+        return ""
+    low = 0.0 if min(known) < max(known) / 2 else min(known)
+    scale = Scale(low, max(known), _LEFT, WIDTH - _RIGHT)
+    return _drawn(found, _Axis("tree of checkpoints by step", scale, steps, begun))
+
+
+def generations(found: Listing) -> str:
+    """Return the picture of the same by time: when each life began, and what it saved when."""
+    lives = {one.number: _moment_ms(one.claimed_at) for one in found.generations}
+    saved = {
+        one.checkpoint: _moment_ms(one.manifest.created_at) for one in found.surveys if one.manifest
+    }
+    began = {name: at for name, at in lives.items() if at is not None}
+    times = {name: at for name, at in saved.items() if at is not None}
+    known = [*began.values(), *times.values()]
+    if not known or not began:
+        return ""
+    first = min(known)
+    scale = Scale(0, max(1.0, max(known) - first), _LEFT, WIDTH - _RIGHT)
+    axis = _Axis(
+        "timeline of generations",
+        scale,
+        {name: at - first for name, at in times.items()},
+        {name: at - first for name, at in began.items()},
+        is_time=True,
+    )
+    return _drawn(found, axis)
+
+
+def lives_of(found: Listing) -> str:
+    """Return the table of lives."""
+    steps: dict[int, list[CheckpointId]] = defaultdict(list)
+    for survey in found.surveys:
+        steps[survey.checkpoint.generation].append(survey.checkpoint)
+    rows = [
+        (
+            str(one.number),
+            f'<span class="one-line">{one.parent}</span>' if one.parent else "scratch",
+            text(one.cause),
+            text(one.host),
+            at(one.claimed_at),
+            count(len(steps[one.number]), "checkpoint") if steps[one.number] else "nothing",
+        )
+        for one in reversed(found.generations)
+    ]
+    head = ("life", "began from", "cause", "host", "claimed at", "holds now")
+    return table(head, rows, numbers=(0,))
+
+
+def _moment_ms(told: str) -> float | None:
+    try:
+        return datetime.fromisoformat(told).timestamp() * 1000
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def _drawn(found: Listing, axis: _Axis) -> str:
+    numbers = sorted(
+        {one.number for one in found.generations} | {one.generation for one in axis.checkpoints}
+    )[-_LIVES_MAX:]
+    lanes = {number: _TOP + nth * _LANE for nth, number in enumerate(numbers)}
+    below = _TOP + len(numbers) * _LANE - 14
+    places: Places = {
+        one: (axis.scale(at), lanes[one.generation])
+        for one, at in axis.checkpoints.items()
+        if one.generation in lanes
+    }
+    lives = {one.number: one for one in found.generations}
+    parts = [opened("tree", WIDTH, below + 22, axis.name)]
+    for value in axis.scale.ticks():
+        x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
+        parts.append(f'<path class="grid" d="M{x} 10V{below}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{below + 15}">{name}</text>')
+    for number, y in lanes.items():
+        parts += _lane(number, y, lives.get(number), axis, places)
+    parts += _nodes(found, places)
+    return "".join([*parts, "</svg>"])
+
+
+def _lane(
+    number: int, y: float, life: Generation | None, axis: _Axis, places: Places
+) -> Iterator[str]:
+    """Yield a life's name, the line through what it saved, and the branch that it is."""
+    cause = life.cause if life else ""
+    yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">life {number}</text>'
+    yield f'<text class="name" x="{_LEFT - 22}" y="{y + 14}">{text(cause[:14])}</text>'
+    own = sorted(x for one, (x, _) in places.items() if one.generation == number)
+    parent = places.get(life.parent) if life and life.parent else None
+    begun = axis.lives.get(number)
+    start = axis.scale(begun) if begun is not None else None
+    if start is None:
+        start = parent[0] if parent else own[0] if own else _LEFT
+    if own and own[-1] > min(own[0], start):
+        yield f'<path class="line" d="M{min(own[0], start)} {y}H{own[-1]}"/>'
+    if parent and parent[1] != y:
+        x, above = parent
+        bend = (above + y) / 2
+        yield f'<path class="line branch" d="M{x} {above}C{x} {bend} {start} {bend} {start} {y}"/>'
+    if not own or axis.is_time or parent:
+        yield f'<path class="begun" d="M{start} {y - 6}v12"/>'
+
+
+def _nodes(found: Listing, places: Places) -> Iterator[str]:
+    named: dict[float, float] = {}
+    for one in sorted(found.surveys, key=lambda one: one.checkpoint):
+        if one.checkpoint not in places:
+            continue
+        x, y = places[one.checkpoint]
+        yield f'<g class="n-{found.state(one).lower()}"><title>{_title(found, one)}</title>'
+        if one.checkpoint == found.resume:
+            yield f'<circle class="next" cx="{x}" cy="{y}" r="11"/>'
+        if one.damaged:
+            yield f'<path class="broken" d="M{x - 6} {y - 6}l12 12M{x + 6} {y - 6}l-12 12"/>'
+        else:
+            yield f'<circle class="node" cx="{x}" cy="{y}" r="6"/>'
+        if x - named.get(y, -_APART) >= _APART:
+            named[y] = x
+            yield f'<text class="tick" x="{x}" y="{y + 23}">{one.checkpoint.step}</text>'
+        tags = ", ".join(found.tags_on(one.checkpoint))
+        if tags:
+            shown = text(tags if len(tags) <= 18 else tags[:15] + "...")  # noqa: PLR2004 - room
+            yield f'<text class="tick tag" x="{x}" y="{y - 14}">{shown}</text>'
+        yield "</g>"
+
+
+def _title(found: Listing, one: Survey) -> str:
+    size = human_size(one.manifest.size_bytes) if one.manifest else NONE
+    next_one = ", a resume takes it" * (one.checkpoint == found.resume)
+    return f"{one.checkpoint}: {found.state(one)}, {size}{next_one}"
+
+
+_SHOWN, _ROW = 30, 22
+_SIZES_LEFT, _SIZES_RIGHT = 150, 230
+
+
+def alone_bytes(found: Listing) -> dict[str, int]:
+    """Return how much each checkpoint needs that no other one needs, by its folder."""
+    users = Counter(
+        one.manifest.key(file.name)
+        for one in found.surveys
+        if one.manifest
+        for file in one.manifest.files
+    )
+    return {
+        one.checkpoint.folder: sum(
+            file.size_bytes
+            for file in one.manifest.files
+            if users[one.manifest.key(file.name)] == 1
+        )
+        for one in found.surveys
+        if one.manifest
+    }
+
+
+def sizes(found: Listing) -> str:
+    """Return what is stored, what it would be without sharing, and a bar for each checkpoint."""
+    manifests = [one.manifest for one in found.surveys if one.manifest]
+    if not manifests:
+        return ""
+    whole = sum(one.size_bytes for one in manifests)
+    tiles = (
+        (human_size(found.size_bytes), "stored"),
+        (human_size(whole), "if each were whole"),
+        (share(whole - found.size_bytes, whole), "saved by sharing"),
+        (human_size(max(one.own_bytes for one in manifests)), "largest write"),
+    )
+    cells = "".join(f'<div class="tile"><b>{one}</b><span>{of}</span></div>' for one, of in tiles)
+    return f'<div class="tiles">{cells}</div>{_legend()}{_bars(manifests)}'
+
+
+def _legend() -> str:
+    return legend(("own", "written by it"), ("shared", "in files of older ones"))
+
+
+def _bars(manifests: list[Manifest]) -> str:
+    shown = manifests[:_SHOWN]
+    scale = Scale(0, max(1, *(one.size_bytes for one in shown)), _SIZES_LEFT, WIDTH - _SIZES_RIGHT)
+    height = len(shown) * _ROW + 6
+    parts = [opened("sizes", WIDTH, height, "size of each checkpoint")]
+    for nth, one in enumerate(shown):
+        parts += _bar(one, nth * _ROW + 3, scale)
+    left = len(manifests) - len(shown)
+    more = f"<p>and {left} older ones</p>" if left else ""
+    return scroll("".join([*parts, "</svg>"])) + more
+
+
+def _bar(one: Manifest, y: int, scale: Scale) -> Iterator[str]:
+    own, end = scale(one.own_bytes), scale(one.size_bytes)
+    shared = one.size_bytes - one.own_bytes
+    told = f"{human_size(one.own_bytes)} of {human_size(one.size_bytes)} its own"
+    yield f"<g><title>{one.checkpoint}: {told}</title>"
+    yield f'<text class="name" x="{_SIZES_LEFT - 8}" y="{y + 13}">{one.checkpoint}</text>'
+    if one.own_bytes:
+        width = max(1.0, round(own - _SIZES_LEFT, 1))
+        yield f'<rect class="own" x="{_SIZES_LEFT}" y="{y}" width="{width}" height="16"/>'
+    if shared:
+        width = max(1.0, round(end - own, 1))
+        yield f'<rect class="shared" x="{own}" y="{y}" width="{width}" height="16"/>'
+    yield f'<text x="{end + 8}" y="{y + 13}">{told}</text></g>'
+
+
+_LEGEND = legend(
+    ("next", "a resume takes it"),
+    ("node", "whole"),
+    ("abandoned", "abandoned"),
+    ("broken", "damaged"),
+)
+
+
+def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> str:
+    """Return what a repository holds: its tree, and a table, newest first.
+
+    Args:
+        found: what is there.
+        served: whether more can be asked for.
+        checked: what was seen when all bytes were read, by checkpoint.
+    """
+    head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
+    head += ["look"] if served else ["every byte"] if checked else []
+    alone = alone_bytes(found)
+    rows = [_row(found, one, alone, served=served, checked=checked) for one in found.surveys]
+    spots = [_LEGEND, scroll(tree(found))] if found.surveys else []
+    return "".join(
+        [
+            f"<p>{text(closing(found))}</p>",
+            *spots,
+            table(head, rows, numbers=(2, 3, 4, 5)),
+            "<p>Own is what it wrote itself; alone is what no other checkpoint needs.</p>",
+        ]
+    )
+
+
+def lives_part(found: Listing) -> str:
+    """Return when the lives were, and what checkpoints cost."""
+    times = generations(found)
+    drawn = scroll(times) if times else ""
+    return f"<h3>Generations</h3>{drawn}{lives_of(found)}<h3>Sizes</h3>{sizes(found)}"
+
+
+def _row(
+    found: Listing,
+    one: Survey,
+    alone: Mapping[str, int],
+    *,
+    served: bool,
+    checked: Mapping[str, str],
+) -> tuple[str, ...]:
+    about: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
+    name = one.checkpoint.folder
+    if one.manifest:
+        about = (
+            at(one.manifest.created_at),
+            human_size(one.manifest.size_bytes),
+            human_size(one.manifest.own_bytes),
+            human_size(alone[name]),
+            text(one.manifest.world.get("size", NONE)),
+        )
+    state = f'<span class="s-{one.state.lower()}">{found.state(one)}</span>'
+    mark = ' <span class="badge">next</span>' if one.checkpoint == found.resume else ""
+    more = (_links(one),) if served else (checked.get(name, NONE),) if checked else ()
+    return (
+        f'<span class="one-line">{name}{mark}</span>',
+        *about,
+        state,
+        text(note(found, one)),
+        *more,
+    )
+
+
+def _links(one: Survey) -> str:
+    name = one.checkpoint.folder
+    if one.manifest is None:
+        return NONE
+    return (
+        f'<span class="links"><a href="#tensors/{name}">tensors</a> '
+        f'<button data-verify="{name}" aria-label="verify {name}">verify</button></span>'
+    )
+
+
+def verified(one: Survey, level: VerifyLevel) -> str:
+    """Return what was found when a checkpoint was looked at."""
+    name = one.checkpoint.folder
+    if not one.findings and one.manifest:
+        files = count(len(one.manifest.files), "file")
+        size = human_size(one.manifest.size_bytes)
+        said = f"{name}: every byte of {files}, {size}, is what was written."
+        return f'<p class="verdict v-same">{said}</p>'
+    rows = [
+        (
+            f'<span class="s-{each.severity}">{each.severity}</span>',
+            text(each.file),
+            f"{each.start}-{each.stop}" if each.stop > each.start else NONE,
+            text(each.tensor or NONE),
+            text(each.problem),
+            text(each.fix),
+        )
+        for each in one.findings
+    ]
+    state = "DAMAGED" if one.damaged else "a warning"
+    head = ("severity", "file", "bytes", "tensor", "problem", "what helps")
+    return f'<p class="verdict v-differ">{name}: {state} (level {level.value}).</p>' + table(
+        head, rows, ()
+    )

@@ -1,0 +1,201 @@
+"""A page for the person at this machine: on the loopback, behind a secret address, to be read.
+
+Other users of the machine do not know the address. A page of a stranger in the same browser
+neither knows it nor may read an answer: nothing allows another origin, and a name of the
+stranger's that was pointed at the loopback is refused, because it stands in ``Host``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socketserver
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from urllib.parse import parse_qsl
+
+from resilient.errors import ConfigError
+from resilient_cli.page.assets import POLICY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOST = "127.0.0.1"
+_TOKEN_BYTES = 32
+_SILENT_SECONDS = 10
+_POLL_SECONDS = 0.1
+_FIELDS_MAX = 4
+_HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_ALLOWED = {"Allow": "GET, HEAD"}
+
+
+class Page(Protocol):
+    """What is served; asked from several threads."""
+
+    def version(self) -> str:
+        """Return the version that is newest now."""
+
+    def text(self) -> str:
+        """Return the page of that version."""
+
+    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return a status and a part of the page that is made when it is asked for.
+
+        Args:
+            name: which one; None is returned if there is no such part.
+            asked: of what.
+        """
+
+
+class PageServer(socketserver.ThreadingTCPServer):
+    """Listens from the moment it is made, answers in ``serve_forever``.
+
+    Args:
+        port: 0 lets the system choose.
+        page: what is served.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, port: int, page: Page) -> None:
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"--port: cannot listen at {HOST}:{port}: {error}",
+                hint="resilient ui RUN --port 0",
+            ) from error
+        self.page = page
+        self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The secret address."""
+        return f"http://{HOST}:{self.port}/{self.token}/"
+
+    def serve_until_interrupted(self) -> NoReturn:
+        """Answer until Ctrl-C. In the main thread.
+
+        A handler of Python's own raises wherever the thread is. Where that is the end of an object
+        (of a request's thread, for one), what is raised there is dropped, and Ctrl-C with it.
+
+        Raises:
+            KeyboardInterrupt: it came, and nobody is answered any more.
+        """
+
+        def end(*_: object) -> None:
+            # It waits for the loop to end, which is this thread's.
+            threading.Thread(target=self.shutdown, daemon=True).start()
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:
+            # A shell that starts it in the background wants it not to hear Ctrl-C.
+            signal.signal(signal.SIGINT, end)
+        try:
+            self.serve_forever(poll_interval=_POLL_SECONDS)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        raise KeyboardInterrupt
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of those who hung up."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = _SILENT_SECONDS
+
+    def version_string(self) -> str:
+        return "resilient"
+
+    def log_message(self, *_: Any) -> None:
+        """Tell nobody: a line would hold the secret address."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what the base refuses, without a word of what was asked."""
+        del message, explain
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            self._send(405, "it can be read, and nothing else\n", more=_ALLOWED)
+        else:
+            self._send(code, "this is no request that is answered\n")
+
+    def do_GET(self) -> None:
+        refused = self._refused()
+        if refused:
+            self._send(403, f"{refused}\n")
+            return
+        path, _, query = self.path.partition("?")
+        name = path.rpartition("/")[2]
+        if name == "":
+            self._send(200, self.server.page.text(), _HTML)
+        elif name == "version":
+            self._send(200, self.server.page.version(), _TEXT)
+        else:
+            self._send_part(name, query)
+
+    def _send_part(self, name: str, query: str) -> None:
+        try:
+            asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+        except ValueError:
+            self._send(400, "this is no request that is answered\n")
+            return
+        found = self.server.page.part(name, asked)
+        if found is None:
+            self._send(404, "there is nothing of that name\n")
+        else:
+            status, text = found
+            self._send(status, text, _HTML if status == HTTPStatus.OK else _TEXT)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _refused(self) -> str:
+        """Return why there is no answer, empty if there is one."""
+        names = [f"{one}:{self.server.port}" for one in (HOST, "localhost")]
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or hosts[0].lower() not in names:
+            return "this address is served under no such name"
+        _, _, rest = self.path.partition("?")[0].partition("/")
+        token, slash, _ = rest.partition("/")
+        is_known = secrets.compare_digest(
+            token.encode("utf-8", "replace"), self.server.token.encode()
+        )
+        if not self.path.startswith("/") or not slash or not is_known:
+            return "use the whole address that `resilient ui` has shown"
+        return ""
+
+    def _send(
+        self, status: int, text: str, kind: str = _TEXT, more: Mapping[str, str] | None = None
+    ) -> None:
+        body = text.encode("utf-8", "replace")
+        self.close_connection = True
+        self.send_response(status)
+        fields = {**_HEADERS, **(more or {}), "Content-Type": kind, "Content-Length": len(body)}
+        for name, value in fields.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

@@ -1,0 +1,155 @@
+"""Pictures of a run in SVG: the timeline of its lives, and its loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from resilient_cli.page.tables import text
+from resilient_cli.views.text import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from resilient.goodput.report import GoodputReport, LoggedLoss
+    from resilient.goodput.timeline import TimelineInterval
+
+WIDTH = 1000
+_LEFT, _ROW, _BINS = 56, 18, 900
+_LIVES_MAX, _POINTS_MAX = 40, 1500
+_HEIGHT = 260
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values to places in a picture."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> float:
+        """Return where a value is."""
+        part = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return round(self.first + part * (self.last - self.first), 1)
+
+    def ticks(self, wanted: int = 6) -> list[float]:
+        """Return round values inside."""
+        if self.high <= self.low:
+            return [self.low]
+        rough = (self.high - self.low) / wanted
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = power * next((one for one in (1, 2, 5) if one * power >= rough), 10)
+        nth = math.ceil(self.low / step)
+        return [one * step for one in range(nth, math.floor(self.high / step) + 1)]
+
+
+def opened(kind: str, width: int, height: float, about: str) -> str:
+    """Return the beginning of a picture; ``about`` is what those hear who do not see it."""
+    view = f'viewBox="0 0 {width} {height}"'
+    return f'<svg class="{kind}" {view} role="img" aria-label="{about}">'
+
+
+def timeline(found: GoodputReport) -> str:
+    """Return the picture of all lives: a row for the run, one for each of its last lives."""
+    lives = [one.life.number for one in found.doings][-_LIVES_MAX:]
+    scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
+    below = (len(lives) + 1) * (_ROW + 4) + 14
+    parts = [opened("lives", WIDTH, below + 20, "timeline of lives")]
+    parts += _axis(scale, below)
+    rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", found.intervals)]
+    rows += [
+        (f"life {one}", [each for each in found.intervals if each.life == one]) for one in lives
+    ]
+    for nth, (name, intervals) in enumerate(rows):
+        y = nth * (_ROW + 4) + 14
+        parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 13}">{name}</text>')
+        parts += _bars(intervals, found, scale, y)
+    for saved in found.saved:
+        x, title = scale(saved.at_ms - found.began_ms), text(saved.checkpoint)
+        parts.append(f'<path class="saved" d="M{x} 14v5"><title>{title}</title></path>')
+    for fault in found.faults:
+        x, title = scale(fault.at_ms - found.began_ms), text(f"{fault.cause}: {fault.detail}")
+        parts.append(
+            f'<path class="fault" d="M{x} 13l-5 -9h10z"><title>{title}</title></path>'
+            f'<path class="strike" d="M{x} 13V{below}"/>'
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def curve(found: GoodputReport) -> str:
+    """Return the picture of the loss by step: a line for each life, grey where it was lost."""
+    losses = [one for one in found.losses if math.isfinite(one.value)]
+    if not losses:
+        return "<p>No loss was logged.</p>"
+    steps, values = [one.step for one in losses], [one.value for one in losses]
+    across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
+    up = Scale(min(values), max(values), _HEIGHT - 24, 10)
+    parts = [opened("loss", WIDTH, _HEIGHT, "loss by step")]
+    for value in up.ticks(5):
+        y = up(value)
+        parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - 8}"/>')
+        parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 4}">{value:.4g}</text>')
+    for step in across.ticks():
+        if step != int(step):
+            continue
+        x = across(step)
+        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
+    # What was lost lies below what is part of the result.
+    for is_lost in (True, False):
+        for life, ones in groupby(losses, key=lambda one: one.life):
+            parts.append(_line(list(ones), life, across, up, is_lost=is_lost))
+    return "".join([*parts, "</svg>"])
+
+
+def _axis(scale: Scale, below: float) -> Iterator[str]:
+    for at_ms in scale.ticks():
+        x = scale(at_ms)
+        yield f'<path class="grid" d="M{x} 14V{below}"/>'
+        yield f'<text class="tick" x="{x}" y="{below + 14}">{duration(at_ms)}</text>'
+
+
+def _bars(
+    intervals: Iterable[TimelineInterval], found: GoodputReport, scale: Scale, y: float
+) -> Iterator[str]:
+    """Yield bars, at most some hundreds: a bin of time shows what most of it was spent on."""
+    bin_ms = max(1.0, found.wall_ms / _BINS)
+    bins: dict[int, dict[str, float]] = {}
+    for one in intervals:
+        began, ended = one.began_ms - found.began_ms, one.ended_ms - found.began_ms
+        for nth in range(int(began // bin_ms), min(_BINS, math.ceil(ended / bin_ms))):
+            within = min(ended, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
+            spent = bins.setdefault(nth, {})
+            spent[one.spent.value] = spent.get(one.spent.value, 0.0) + within
+    kinds = ((nth, max(spent, key=lambda name: spent[name])) for nth, spent in sorted(bins.items()))
+    for (kind, _), group in groupby(
+        enumerate(kinds), key=lambda one: (one[1][1], one[1][0] - one[0])
+    ):
+        places = [nth for _, (nth, _) in group]
+        first, last = scale(places[0] * bin_ms), scale((places[-1] + 1) * bin_ms)
+        width = round(max(0.8, last - first), 1)
+        yield (
+            f'<rect class="c-{kind}" x="{first}" y="{y}" width="{width}" height="{_ROW}">'
+            f"<title>{kind} {duration(len(places) * bin_ms)}</title></rect>"
+        )
+
+
+def _line(
+    losses: Sequence[LoggedLoss], life: int, across: Scale, up: Scale, *, is_lost: bool
+) -> str:
+    """Return the part of a life's line that was lost, or the other; they share one point."""
+    edge = next((nth for nth, one in enumerate(losses) if one.is_lost), len(losses))
+    part = losses[max(0, edge - 1) :] if is_lost else losses[:edge]
+    if not part or (is_lost and edge == len(losses)):
+        return ""
+    stride = max(1, len(part) // _POINTS_MAX)
+    shown = [*part[::stride], part[-1]]
+    points = " ".join(f"{across(one.step)},{up(one.value)}" for one in shown)
+    name = "gone" if is_lost else f"kept k{life % 2}"
+    name += " one" * (len(part) == 1)  # a line of one point would be no more than a speck
+    last = part[-1]
+    title = f"life {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
+    return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

@@ -1,0 +1,210 @@
+"""Does a save fit into the notice.
+
+One thing that was looked at, and what was found.
+
+Whether a save fits into the notice of a preemption: one inequality, and who breaks it.
+
+``p95 of a save + what promotes it + 5 s <= --grace < termination grace <= notice``
+
+Each side must leave room for the one before: the trainers save within ``--grace``, the agent ends
+before its container or job is killed, and that happens before the machine is gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.goodput.event_log import event_files, event_lines, parse_fields
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OK, WARNING = "ok", "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one look found.
+
+    Attributes:
+        name: of what was looked at.
+        is_ok: whether it is as training needs it.
+        found: what it is.
+        hint: what to do about it; empty if nothing.
+    """
+
+    name: str
+    is_ok: bool
+    found: str
+    hint: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """``ok`` or ``warning``."""
+        return OK if self.is_ok else WARNING
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return asdict(self)
+
+
+MARGIN_SECONDS = 5.0
+NOTICE_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "gke": 15.0, "slurm": 30.0}
+"""What is announced at least; SLURM's KillWait, and what GKE leaves pods of a spot node."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionBudget:
+    """The terms of the inequality, in seconds; None for what nobody knows.
+
+    Attributes:
+        save_seconds: p95 of a save until it is committed.
+        tail_seconds: p95 of a promotion from a near repository, 0 without one.
+        grace_seconds: ``--grace`` of ``resilient train``.
+        termination_seconds: what a container or a job is given after SIGTERM.
+        notice_seconds: what the cloud or the scheduler announces.
+        source: where the first two come from.
+    """
+
+    save_seconds: float | None
+    tail_seconds: float
+    grace_seconds: float
+    termination_seconds: float | None
+    notice_seconds: float | None
+    source: str = "nothing"
+
+
+@dataclass(slots=True)
+class SaveTimes:
+    """What saves and promotions took, in seconds."""
+
+    saves: list[float] = field(default_factory=list)
+    promotions: list[float] = field(default_factory=list)
+
+
+def budget_of(
+    took: SaveTimes,
+    grace_seconds: float,
+    termination_seconds: float | None,
+    notice_seconds: float | None,
+) -> PreemptionBudget:
+    """Return the terms with what saves and promotions took at most in 95 of 100 cases."""
+    save, tail = p95(took.saves), p95(took.promotions) or 0.0
+    source = f"p95 of {len(took.saves)} saves"
+    return PreemptionBudget(save, tail, grace_seconds, termination_seconds, notice_seconds, source)
+
+
+def needed_grace(took: SaveTimes) -> float:
+    """Return the least ``--grace`` that a save and its promotion fit into, in whole seconds.
+
+    0 if no save is known.
+    """
+    save, tail = p95(took.saves), p95(took.promotions) or 0.0
+    return 0.0 if save is None else math.ceil(save + tail + MARGIN_SECONDS)
+
+
+def require(budget: PreemptionBudget) -> None:
+    """Refuse a budget that does not hold.
+
+    Raises:
+        ConfigError: the first comparison that fails, with its numbers.
+    """
+    for check in judge(budget):
+        if not check.is_ok:
+            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
+
+
+def judge(budget: PreemptionBudget) -> list[Check]:
+    """Return one check for each of the three comparisons that can be made."""
+    grace, termination, notice = (
+        budget.grace_seconds,
+        budget.termination_seconds,
+        budget.notice_seconds,
+    )
+    checks = [_judge_save(budget)]
+    if termination is not None:
+        checks.append(
+            Check(
+                "termination",
+                grace < termination,
+                f"--grace {grace:g} s, SIGKILL {termination:g} s after SIGTERM",
+                "" if grace < termination else _hint_for(budget, termination),
+            )
+        )
+    if notice is not None:
+        last, name = (termination, "the termination grace") if termination else (grace, "--grace")
+        fits = last <= notice
+        checks.append(
+            Check(
+                "notice",
+                fits,
+                f"{name} {last:g} s, notice {notice:g} s"
+                + ("" if fits else ": the machine is gone"),
+                "" if fits else f"resilient train --grace {notice / 2:g}",
+            )
+        )
+    return checks
+
+
+def _hint_for(budget: PreemptionBudget, termination_seconds: float) -> str:
+    """Return what to type where the grace is not below what is given after SIGTERM."""
+    needed_seconds = max(1, math.ceil(_needed_seconds(budget)))
+    if needed_seconds < termination_seconds:
+        return f"resilient train --grace {max(needed_seconds, termination_seconds / 2):g}"
+    # No grace fits: more must be given after SIGTERM.
+    most = 2 * needed_seconds
+    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {most:d}"
+
+
+def _needed_seconds(budget: PreemptionBudget) -> float:
+    """Return the least grace that a save fits into; 0 if no save is known."""
+    if budget.save_seconds is None:
+        return 0.0
+    return budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
+
+
+def _judge_save(budget: PreemptionBudget) -> Check:
+    if budget.save_seconds is None:
+        found = f"--grace {budget.grace_seconds:g} s, and nobody knows what a save takes"
+        hint = "resilient doctor --events FOLDER --repo URL"
+        return Check("budget", is_ok=True, found=found, hint=hint)
+    needed = _needed_seconds(budget)
+    found = (
+        f"a save {budget.save_seconds:.1f} s, its promotion {budget.tail_seconds:.1f} s, and "
+        f"{MARGIN_SECONDS:g} s ({budget.source}): {needed:.1f} s of --grace "
+        f"{budget.grace_seconds:g} s"
+    )
+    fits = needed <= budget.grace_seconds
+    hint = f"resilient train --grace {math.ceil(needed)}" if not fits else ""
+    return Check("budget", fits, found, hint)
+
+
+def read_events(folder: Path) -> SaveTimes:
+    """Return the durations of a run's saves, read from its event files.
+
+    Raises:
+        RepositoryNotFound: the folder holds no event file.
+        OSError: a file cannot be read.
+        StoreDenied: a file leads out of the folder, or is no plain file.
+    """
+    took = SaveTimes()
+    for path in event_files(folder):
+        for line in event_lines(folder, path):
+            record = parse_fields(line)
+            if record.get("event") == "CheckpointCommitted":
+                took.saves.append(_seconds(record.get("commit_seconds")))
+            elif record.get("event") == "CheckpointPromoted":
+                took.promotions.append(_seconds(record.get("took_seconds")))
+    return took
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def p95(values: list[float]) -> float | None:
+    """Return the least of ``values`` that 95 of 100 do not exceed; None of none."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None

@@ -1,0 +1,192 @@
+"""Repositories and references on a command line; completion.
+
+What a shell offers for a reference: checkpoints, tags and words that fit what was typed.
+
+Only the names of objects are read, never a manifest, and a store that does not answer within
+two seconds offers nothing: who presses Tab waits for it.
+
+Which repository and which checkpoint a command line means.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.refs import list_tags
+from resilient.checkpoint.signed_store import reading_signed
+from resilient.checkpoint.signing import read_signing
+from resilient.distributed.launch_env import read_storage_options
+from resilient.errors import RepositoryNotFound, ResilientError, UsageError
+from resilient.format.keys import parse_checkpoint
+from resilient.redaction import shell_quote
+from resilient.storage.open import open_store
+from resilient_cli.durations import WITHIN_SECONDS as durations_WITHIN_SECONDS
+from resilient_cli.output import Format
+
+if TYPE_CHECKING:
+    from resilient.format.keys import CheckpointId
+    from resilient.format.signature import SigningPolicy
+    from resilient.storage.store import Store
+    from resilient_cli.output import Output
+
+WITHIN_SECONDS = 2.0
+
+
+def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the references that begin with ``incomplete``, each with a word on what it is.
+
+    The repository is that of ``--repo``, of a REPO that stands before, or of RESILIENT_REPO.
+    """
+    url = ctx.params.get("repo") or ctx.params.get("place") or os.environ.get("RESILIENT_REPO")
+    if not url:
+        return []
+    # A shell shows whatever is written while it completes: a store that fails offers nothing.
+    with suppress(ResilientError):
+        options = read_storage_options(os.environ)
+        store = open_store(url, within_seconds=WITHIN_SECONDS, storage_options=options)
+        return [one for one in references(store) if one[0].startswith(incomplete)]
+    return []
+
+
+def references(store: Store) -> list[tuple[str, str]]:
+    """Return every short name of a checkpoint in a repository, the newest first."""
+    found = committed(store)
+    if not found:
+        return []
+    steps = dict.fromkeys(one.step for one in found)
+    return [
+        ("latest", "what a resume would try first"),
+        *((tag, "tag") for tag in list_tags(store)),
+        *((one.folder, f"step {one.step}, life {one.generation}") for one in found),
+        *((f"step:{step}", "the newest with this step") for step in steps),
+    ]
+
+
+Ref = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="REF",
+        help="latest, latest~2, step:120, checkpoint-120-g3, a tag, best:loss, @{1} (reflog), "
+        "@2026-11-20T10:00, a prefix of an id, or the URL of a checkpoint.",
+        show_default=False,
+        autocompletion=complete_ref,
+    ),
+]
+Place = Annotated[str | None, typer.Argument(metavar="REPO", help="URL or path of the repository.")]
+Repo = Annotated[
+    str | None,
+    typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="The same as an option."),
+]
+
+
+def output_of(ctx: typer.Context) -> Output:
+    """Return how the answer is wanted."""
+    output: Output = ctx.find_root().obj
+    return output
+
+
+def is_somebody_there(output: Output) -> bool:
+    """Say whether a question would be seen and could be answered."""
+    return (
+        sys.stdin.isatty()
+        and sys.stderr.isatty()
+        and output.format is Format.HUMAN
+        and output.asks
+        and not output.quiet
+    )
+
+
+def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool = False) -> Store:
+    """Open the repository that the argument, the option or the environment names.
+
+    Args:
+        place: the argument.
+        repo: the option.
+        reads_unsigned: also hand out unsigned checkpoints where ``RESILIENT_REQUIRE_SIGNATURE``
+            is set; for commands that maintain a repository or look for what is wrong with it.
+
+    Raises:
+        ConfigError: a signature is required and there is no key.
+        UsageError: none of them names a repository.
+    """
+    url = place or repo
+    if not url:
+        raise UsageError(
+            "no repository was named: by its URL, --repo or RESILIENT_REPO",
+            hint="export RESILIENT_REPO=s3://bucket/run",
+        )
+    options = read_storage_options(os.environ)
+    store = open_store(url, within_seconds=durations_WITHIN_SECONDS.get(), storage_options=options)
+    return store if reads_unsigned else reading_signed(store, signing_of(is_required=False))
+
+
+def signing_of(*, is_required: bool) -> SigningPolicy:
+    """Return the key of the environment, and whether a signature is required.
+
+    Args:
+        is_required: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
+
+    Raises:
+        ConfigError: a signature is required and there is no key, or it cannot be read.
+    """
+    return read_signing(os.environ, require_signature=is_required)
+
+
+def ref_and_place(
+    ref: str | None, place: str | None, repo: str | None
+) -> tuple[str | None, str | None]:
+    """Tell what a lone argument means: a path, or anything when no repository is known yet.
+
+    The path of a checkpoint of ours names the checkpoint and the repository that it lies in.
+    """
+    if ref and not place and ("/" in ref or not repo):
+        folder, slash, name = ref.rstrip("/").rpartition("/")
+        is_ours = parse_checkpoint(name) is not None
+        return (name, folder + slash or ".") if is_ours else (None, ref)
+    return ref, place
+
+
+def local_path(path: Path, option: str, instead: str) -> Path:
+    """Return where a command writes on this machine; ``file:`` may stand in front.
+
+    Args:
+        path: what was given; it lost a slash if it was a URL.
+        option: what it was given as.
+        instead: a command that writes to a path.
+
+    Raises:
+        UsageError: it is a URL, which would become a folder that is called ``s3:``.
+    """
+    match = re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE)
+    if match is None:
+        return path
+    if match[1].lower() == "file":
+        return Path(str(path)[len("file:") :])
+    raise UsageError(
+        f"{option} takes a path of this machine, and nothing was written: `{path}` is a URL",
+        hint=instead,
+    )
+
+
+def committed_of(store: Store) -> list[CheckpointId]:
+    """Return the committed checkpoints of what must be a repository.
+
+    Raises:
+        RepositoryNotFound: no run ever began here.
+    """
+    found = committed(store)
+    if not found and not list_numbers(store) and not lineage(store).skipped:
+        raise RepositoryNotFound(
+            f"no repository at `{store.url}`: no run ever began there",
+            hint=f"resilient doctor --repo {shell_quote(store.url)}",
+        )
+    return found

@@ -1,0 +1,168 @@
+"""Counting / listing Store wrappers.
+
+Stores for reading: one answers ``stat`` from listings, one tells how much was read.
+
+A Store and a Folder for reading that say how much was read of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from resilient.storage.folder import DirectoryListing, Folder
+    from resilient.storage.store import Data, ObjectInfo, Store
+
+    Told = Callable[[int, int], None]
+
+
+class CachedListingStore:
+    """Another store, listed once.
+
+    A key that the listing does not have is asked of the store, so what was written since then
+    is found. A key that was deleted since then still looks present.
+
+    Args:
+        inner: the store itself.
+        prefixes: what to list.
+    """
+
+    def __init__(self, inner: Store, *prefixes: str) -> None:
+        self._inner = inner
+        self._entries = {entry.key: entry for prefix in prefixes for entry in inner.list(prefix)}
+        self.url = inner.url
+        self.exclusive = inner.exclusive
+
+    def put(self, key: str, data: Data) -> None:
+        """Store an object."""
+        self._entries.pop(key, None)
+        self._inner.put(key, data)
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store an object if its key is free."""
+        self._entries.pop(key, None)
+        self._inner.put_new(key, data)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        return self._inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a piece of the object."""
+        return self._inner.get_range(key, start, length)
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """List anew."""
+        return self._inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """Remove the object."""
+        self._entries.pop(key, None)
+        self._inner.delete(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return the object's entry, from the listing if it was there."""
+        return self._entries.get(key) or self._inner.stat(key)
+
+
+class CountingStore(CachedListingStore):
+    """Another store, which tells how many bytes were read of it so far; of any thread.
+
+    Args:
+        inner: the store itself.
+        told: called after each read; what it raises ends the reading.
+    """
+
+    def __init__(self, inner: Store, told: Callable[[int], None]) -> None:
+        super().__init__(inner)
+        self._told = told
+        self._lock = threading.Lock()
+        self._read_bytes = 0
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        return self._heard(super().get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a piece of the object."""
+        return self._heard(super().get_range(key, start, length))
+
+    def _heard(self, data: bytes) -> bytes:
+        with self._lock:
+            self._read_bytes += len(data)
+            done = self._read_bytes
+        self._told(done)
+        return data
+
+
+class ProgressStore(CachedListingStore):
+    """Another store, whose reader is told.
+
+    Args:
+        inner: the store itself.
+        told: called with bytes read and bytes that will be.
+        of_bytes: how many will be; more when more is read.
+    """
+
+    def __init__(self, inner: Store, told: Told, of_bytes: int) -> None:
+        super().__init__(inner)
+        self._told, self._of_bytes, self._done = told, of_bytes, 0
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        return self._tell(super().get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a piece of the object."""
+        return self._tell(super().get_range(key, start, length))
+
+    def _tell(self, data: bytes) -> bytes:
+        self._done += len(data)
+        self._told(self._done, max(self._done, self._of_bytes))
+        return data
+
+
+class ProgressFolder:
+    """Another folder, whose reader is told.
+
+    Args:
+        inner: the folder itself.
+        told: called with bytes read and bytes that are there.
+        of_bytes: how many those are, if it is not listed.
+    """
+
+    def __init__(self, inner: Folder, told: Told, of_bytes: int = 0) -> None:
+        self.url = inner.url
+        self._inner, self._told, self._of_bytes = inner, told, of_bytes
+        self._done = 0
+        self._seen: dict[str, list[tuple[int, int]]] = {}
+
+    @property
+    def seen_bytes(self) -> int:
+        """How many bytes were read, each counted once."""
+        return sum(end - start for spans in self._seen.values() for start, end in spans)
+
+    def list(self) -> DirectoryListing:
+        """Return what is there now."""
+        found = self._inner.list()
+        self._of_bytes = sum(found.sizes.values())
+        return found
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
+        data = self._inner.read(name, start, length)
+        self._done += len(data)
+        self._told(self._done, max(self._done, self._of_bytes))
+        self._seen[name] = _joined(self._seen.get(name, []), start, start + len(data))
+        return data
+
+
+def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return spans with one more, those that meet it joined with it."""
+    apart = [one for one in spans if one[1] < start or one[0] > end]
+    met = [one for one in spans if one[1] >= start and one[0] <= end]
+    met.append((start, end))
+    return [*apart, (min(one[0] for one in met), max(one[1] for one in met))]

@@ -1,0 +1,267 @@
+"""Report and status tables.
+
+The answers of ``report`` and ``status`` where a run kept no events: what its repository says.
+
+The answer of ``report``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resilient.goodput.timeline import TimeClass
+from resilient_cli.output import CommandResult, KeyValues, Table, human_size
+from resilient_cli.views.text import NONE, age, count, duration, share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.checkpoint.generations import Generation
+    from resilient.goodput.report import GoodputReport
+    from resilient.goodput.timeline import Fault
+    from resilient_cli.survey import Survey
+    from resilient_cli.views.listing import Listing
+
+UNTOLD = "No events were kept here, so where the time went is not known. To keep them:"
+KEEPS = "resilient train --events FOLDER SCRIPT"
+
+
+def reporting_stored(found: Listing, page: str) -> CommandResult:
+    """Return the answer of ``report`` about a repository.
+
+    Args:
+        found: what it holds.
+        page: where the page was written to; empty if none was.
+    """
+    began, ended = span_of(found)
+    lives = [_life(found, one) for one in found.generations]
+    document = {
+        "events": False,
+        "began": began,
+        "ended": ended,
+        "wall_ms": _milliseconds(began, ended),
+        "spent_ms": dict.fromkeys((one.value for one in TimeClass), 0),
+        "goodput": 0.0,
+        "steps": _step(found),
+        "max_steps": 0,
+        "lost_steps": 0,
+        "lives": lives,
+        "faults": [],
+        "causes": {},
+        "checkpoints": len(found.surveys),
+        "written_bytes": found.size_bytes,
+        "intervals": [],
+        "skew_ms": {},
+        "page": page or None,
+    }
+    rows = tuple(_row(*pair) for pair in zip(lives, found.generations, strict=True))
+    said = f"Step {_step(found)}, {count(len(lives), 'life', 'lives')}, "
+    said += f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
+    blocks: tuple[Table | str, ...] = (
+        Table(("LIFE", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
+        said,
+        f"{UNTOLD} {KEEPS}",
+        *([f"page: {page}"] if page else []),
+    )
+    return CommandResult("report", "account", document, blocks)
+
+
+def standing_stored(found: Listing, now: str) -> CommandResult:
+    """Return the answer of ``status`` about a repository.
+
+    Args:
+        found: what it holds.
+        now: ISO 8601, for ages.
+    """
+    began, ended = span_of(found)
+    newest = _newest(found)
+    ranks = max((_ranks(one) for one in found.surveys[:1]), default=0)
+    document = {
+        "events": False,
+        "state": "unknown",
+        "exit_code": None,
+        "step": _step(found),
+        "max_steps": 0,
+        "steps_per_second": None,
+        "left_ms": None,
+        "told": ended,
+        "lives": len(found.generations),
+        "ranks": ranks,
+        "faults": {},
+        "lost_steps": 0,
+        "checkpoint": newest.checkpoint.folder if newest else None,
+        "committed": newest.manifest.created_at if newest and newest.manifest else None,
+        "risk_steps": 0,
+        "wall_ms": _milliseconds(began, ended),
+        "goodput": 0.0,
+    }
+    saved_at = document["committed"]
+    durable = f"{document['checkpoint']}" if newest else "nothing yet"
+    durable += f", {age(saved_at, now)} ago" if isinstance(saved_at, str) else ""
+    pairs = (
+        ("state", "unknown: no events were kept here"),
+        ("step", str(_step(found))),
+        ("life", f"{len(found.generations)}" + (f", {count(ranks, 'rank')}" if ranks else "")),
+        ("durable", durable),
+        ("next", KEEPS),
+    )
+    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(_step(found)),))
+
+
+def _row(one: dict[str, Any], life: Generation) -> tuple[str, ...]:
+    last = (str(one["first_step"]), str(one["last_step"]))
+    return (str(one["life"]), one["cause"], life.claimed_at, str(one["ranks"] or NONE), *last)
+
+
+def span_of(found: Listing) -> tuple[str, str]:
+    """Return the first and the last moment that a repository tells of, ISO 8601."""
+    told = sorted(_moments(found))
+    return (told[0], told[-1]) if told else ("", "")
+
+
+def _moments(found: Listing) -> Iterator[str]:
+    yield from (one.claimed_at for one in found.generations)
+    yield from (one.manifest.created_at for one in found.surveys if one.manifest)
+
+
+def _milliseconds(began: str, ended: str) -> int:
+    if not began:
+        return 0
+    length = datetime.fromisoformat(ended) - datetime.fromisoformat(began)
+    return round(1000 * length.total_seconds())
+
+
+def _newest(found: Listing) -> Survey | None:
+    """Return what a resume would take, or else the newest that there is."""
+    intact = (one for one in found.surveys if one.checkpoint == found.resume)
+    return next(intact, next(iter(found.surveys), None))
+
+
+def _step(found: Listing) -> int:
+    newest = _newest(found)
+    return newest.checkpoint.step if newest else 0
+
+
+def _ranks(one: Survey) -> int:
+    size: Any = one.manifest.world.get("size") if one.manifest else None
+    return size if isinstance(size, int) else 0
+
+
+def _life(found: Listing, life: Generation) -> dict[str, Any]:
+    saved = [one for one in found.surveys if one.checkpoint.generation == life.number]
+    first = life.parent.step if life.parent else 0
+    return {
+        "life": life.number,
+        "cause": life.cause,
+        "ranks": max(map(_ranks, saved), default=0),
+        "first_step": first,
+        "last_step": max((one.checkpoint.step for one in saved), default=first),
+    }
+
+
+def reporting(found: GoodputReport, page: str) -> CommandResult:
+    """Return the answer of ``report``.
+
+    Args:
+        found: the account of the run.
+        page: where the page was written to; empty if none was.
+    """
+    spent = {kind.value: length for kind, length in found.spent_ms.items()}
+    rows = tuple(
+        (name, duration(length), share(length, found.wall_ms))
+        for name, length in spent.items()
+        if length
+    )
+    causes = tuple(
+        (cause, str(one.count), duration(one.mttr_ms), str(one.lost_steps), duration(one.lost_ms))
+        for cause, one in found.repairs.items()
+    )
+    blocks: tuple[Table | str, ...] = (
+        Table(("CLASS", "TIME", "SHARE"), rows),
+        Table(
+            ("LIFE", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
+            tuple(_accounting_row(found, one) for one in found.faults),
+        ),
+        Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),
+        *_closing(found),
+        *([f"page: {page}"] if page else []),
+    )
+    return CommandResult("report", "account", _document(found, spent, page), blocks)
+
+
+def _accounting_row(found: GoodputReport, one: Fault) -> tuple[str, ...]:
+    where = f"{one.host or '?'} r{one.rank}" if one.rank >= 0 else one.host or NONE
+    return (
+        str(one.life),
+        duration(one.at_ms - found.began_ms),
+        one.cause,
+        where,
+        one.detail or NONE,
+        duration(one.down_ms),
+        str(one.lost_steps),
+        duration(one.lost_ms),
+    )
+
+
+def _closing(found: GoodputReport) -> list[str]:
+    written, now = sum(one.written_bytes for one in found.saved), found.now
+    of = f" of {now.max_steps}" if now.max_steps else ""
+    lines = [f"Clock of host {host}: corrected by {-ms} ms." for host, ms in found.skew_ms.items()]
+    lines.append(
+        f"Step {now.step}{of}, {count(len(found.doings), 'life', 'lives')}, "
+        f"{count(len(found.saved), 'checkpoint')}, {human_size(written)} written."
+    )
+    lines.append(
+        f"Goodput {share(found.goodput, 1)} of {duration(found.wall_ms)}; "
+        f"{count(found.lost_steps, 'step')} lost."
+    )
+    return lines
+
+
+def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[str, Any]:
+    return {
+        "began": moment(found.began_ms),
+        "ended": moment(found.ended_ms),
+        "wall_ms": found.wall_ms,
+        "spent_ms": spent,
+        "goodput": found.goodput,
+        "steps": found.now.step,
+        "max_steps": found.now.max_steps,
+        "lost_steps": found.lost_steps,
+        "lives": [
+            {
+                "life": one.life.number,
+                "cause": one.life.cause,
+                "ranks": one.life.world_size,
+                "first_step": one.first_step,
+                "last_step": one.last_step,
+            }
+            for one in found.doings
+        ],
+        "faults": [
+            {
+                **{name: one_of for name, one_of in asdict(one).items() if name != "lost"},
+                "at": moment(one.at_ms),
+                "lost_ms": one.lost_ms,
+            }
+            for one in found.faults
+        ],
+        "causes": {cause: asdict(one) for cause, one in found.repairs.items()},
+        "checkpoints": len(found.saved),
+        "written_bytes": sum(one.written_bytes for one in found.saved),
+        "intervals": [
+            {"began_ms": one.began_ms, "length_ms": one.length_ms, "class": one.spent.value}
+            | {"life": one.life}
+            for one in found.intervals
+        ],
+        "skew_ms": dict(found.skew_ms),
+        "page": page or None,
+    }
+
+
+def moment(at_ms: int) -> str:
+    """Return a moment as ISO 8601 in UTC."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,82 @@
+"""Words that several views share."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from resilient_cli.output import age_seconds, human_age
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.format.keys import CheckpointId
+
+NONE = "-"
+_MINUTE, _SHORT = 59.95, 9.995
+
+
+def count(number: int, noun: str, several: str = "") -> str:
+    """Return ``1 file``, ``2 files``; ``several`` is a plural that is not the noun with an s."""
+    return f"{number} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def duration(length_ms: float | None) -> str:
+    """Return a length for people: ``0.25 s``, ``42.1 s``, ``3m 05s``, ``2h 14m``, ``3d 04h``."""
+    if length_ms is None:
+        return NONE
+    seconds = length_ms / 1000
+    if seconds < _MINUTE:
+        return f"{seconds:.2f} s" if seconds < _SHORT else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, names in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
+        if whole >= large:
+            return f"{whole // large}{names[0]} {whole % large // small:02d}{names[1]}"
+    return f"{whole} s"
+
+
+def share(part: float, whole: float) -> str:
+    """Return a share for people: ``81.2 %``."""
+    return f"{100 * part / whole:.1f} %" if whole else NONE
+
+
+def folder(checkpoint: CheckpointId | None) -> str | None:
+    """Return a checkpoint's folder, None for none, as JSON wants it."""
+    return checkpoint.folder if checkpoint else None
+
+
+def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
+    """Return what a checkpoint may be that lacks every file of some ranks and of no other."""
+    named = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
+    return (
+        f"note: of {checkpoint} every file of {named} is missing and all others are whole. One "
+        "host's part of a near tier looks so: then nothing is lost, the rest is on the other hosts."
+    )
+
+
+def age(then: str, now: str) -> str:
+    """Return the age of a moment for people, a dash when it cannot be read."""
+    seconds = age_seconds(then, now)
+    return NONE if seconds is None else human_age(seconds)
+
+
+def inline(values: Mapping[str, Any]) -> str:
+    """Return a mapping on one line."""
+    return ", ".join(f"{name} {plain(value)}" for name, value in values.items()) or NONE
+
+
+def plain(value: Any) -> str:
+    """Return a JSON value for people: strings without their quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def json_number(value: Any) -> Any:
+    """Return a value that JSON can say; what is no finite number, or nothing of JSON's, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [json_number(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): json_number(one) for key, one in value.items()}
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

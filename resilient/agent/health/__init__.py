@@ -1,1 +1,0 @@
-"""What the ranks of this host are seen to do, and what follows from its absence."""

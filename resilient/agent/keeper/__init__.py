@@ -1,1 +1,0 @@
-"""The keeper of this host, as the agent sees it."""

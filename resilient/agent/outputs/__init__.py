@@ -1,1 +1,0 @@
-"""What ranks print: kept in files beside where it was going, and read again."""

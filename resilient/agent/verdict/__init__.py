@@ -1,1 +1,0 @@
-"""What ended a life, whose fault it was and what follows: values and a table."""

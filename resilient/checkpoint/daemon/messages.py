@@ -1,0 +1,390 @@
+"""Messages: hello, save job.
+
+Who saves by way of the keeper: what a rank says of itself, and where its saves go.
+
+A Job as JSON, with its bytes left where they lie in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.context import CheckpointOptions
+from resilient.checkpoint.daemon.connection import FileStream, RemoteFile, StreamBuffer, no_deadline
+from resilient.checkpoint.promotion import TierPromoter, add_near_tier
+from resilient.checkpoint.promotion_policy import TieringOptions
+from resilient.checkpoint.save.dedup import DedupBase
+from resilient.checkpoint.save.persist import SaveJob
+from resilient.checkpoint.tiers.peer_store import NearTierGroups, PeerStore
+from resilient.checkpoint.tiers.tiered_store import TieredStore
+from resilient.distributed.coordination import RankFailure
+from resilient.distributed.kv_store import Address
+from resilient.distributed.launch_env import World
+from resilient.errors import ResilientError, UsageError
+from resilient.format.keys import CheckpointId, is_file_name, parse_checkpoint, segment_key
+from resilient.format.ledger import decode_segment, encode_segment
+from resilient.format.manifest import Receipt, TensorEntry, decode, encode
+from resilient.format.safetensors_file import StagedFile
+from resilient.format.signature import SigningKey, SigningPolicy
+from resilient.storage.open import local_path, open_store
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from resilient.checkpoint.context import CheckpointContext
+    from resilient.clock import Clock
+    from resilient.format.ledger import Segment
+    from resilient.storage.store import Store
+
+PROTOCOL_VERSION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonAddress:
+    """Where this host's keeper is, and what it must know of us.
+
+    Attributes:
+        path: of its socket.
+        host: this host's name as the others reach it; of rank 0 it is where the board is.
+        url: of the repository, for the keeper to open.
+        near_url: of the near repository; empty for none.
+        tiering: how that is used.
+        events: file that the keeper's events are appended to; empty for none.
+        storage_options: how to reach the repository; goes over the socket that only this user
+            may open, and is never shown.
+        left_seconds: until this rank's process must be gone, at any moment: a keeper that is
+            silent is not waited for longer than a share of it.
+    """
+
+    path: str
+    host: str = ""
+    url: str = ""
+    near_url: str = ""
+    tiering: TieringOptions | None = None
+    events: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    left_seconds: Callable[[], float] = field(default=no_deadline, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """Who sits here, as it said when it came."""
+
+    url: str
+    store: Store
+    near: Store | None
+    tiering: TieringOptions
+    world: World
+    scope: str
+    limits: CheckpointOptions
+    events: str
+    signing: SigningPolicy
+
+
+def hello_message(address: DaemonAddress, desk: CheckpointContext) -> dict[str, Any]:
+    """Return what a rank says of itself when it comes.
+
+    Crash: nothing changes.
+    """
+    world = desk.world
+    return {
+        "version": PROTOCOL_VERSION,
+        "url": anywhere(address.url),
+        "near_url": anywhere(address.near_url) if address.near_url else "",
+        "tiering": address.tiering.to_json() if address.tiering else {},
+        "world": [world.rank, world.size, world.local_rank],
+        "scope": desk.comms.scope,
+        "limits": desk.limits.to_json(),
+        "events": address.events,
+        "storage_options": dict(address.storage_options),
+        "signing_key": desk.signing.key.secret.hex() if desk.signing.key else "",
+    }
+
+
+def anywhere(url: str) -> str:
+    """Return a URL that leads to the same from the keeper's working folder."""
+    return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
+
+
+def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
+    """Return who says hello.
+
+    Crash: nothing was stored.
+
+    Raises:
+        UsageError: it speaks another version.
+        ConfigError: a repository cannot be opened.
+    """
+    if asked["version"] != PROTOCOL_VERSION:
+        raise UsageError(f"version {asked['version']} and this keeper's {PROTOCOL_VERSION}")
+    rank, size, local_rank = (int(one) for one in asked["world"])
+    near_url = str(asked["near_url"])
+    return SessionInfo(
+        url=str(asked["url"]),
+        store=open_store(str(asked["url"]), storage_options=asked["storage_options"]),
+        near=open_store(near_url) if near_url else None,
+        tiering=TieringOptions(**asked["tiering"]),
+        world=World(rank, size, local_rank),
+        scope=str(asked["scope"]),
+        limits=CheckpointOptions.from_json(asked["limits"]),
+        events=str(asked["events"]),
+        signing=_signing(str(asked.get("signing_key", ""))),
+    )
+
+
+def _signing(secret: str) -> SigningPolicy:
+    """Return what the rank signs with; the key came over a socket that only this user may open."""
+    return SigningPolicy(SigningKey(bytes.fromhex(secret))) if secret else SigningPolicy()
+
+
+def tiers_to_json(desk: CheckpointContext) -> dict[str, Any]:
+    """Return what the keeper must know of the places of this life's ranks.
+
+    Crash: nothing changes.
+    """
+    peers = desk.store.peers if isinstance(desk.store, TieredStore) else ()
+    known = [one for one in peers if isinstance(one, PeerStore)]
+    return {
+        "groups": desk.places.groups,
+        "peers": [[one.url, one.address.to_json()] for one in known],
+    }
+
+
+class SessionTiers:
+    """The two tiers of one guest, for as long as it saves.
+
+    Args:
+        guest: whose; it has a near tier.
+        near: that.
+    """
+
+    def __init__(self, guest: SessionInfo, near: Store) -> None:
+        self._guest = guest
+        self._near = near
+        self._desk: CheckpointContext | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a promotion is on its way."""
+        promoter = self._desk.promoter if self._desk else None
+        return isinstance(promoter, TierPromoter) and promoter.is_busy
+
+    def desk(
+        self,
+        desk: CheckpointContext,
+        asked: Mapping[str, Any],
+        mine: int,
+        parent: CheckpointId | None,
+    ) -> CheckpointContext:
+        """Return a desk that saves near and promotes.
+
+        Crash: nothing was stored.
+
+        Args:
+            desk: at the durable repository.
+            asked: what ``tiers_to_json`` said.
+            mine: number of the life.
+            parent: what it began from.
+        """
+        before = self._desk
+        if before is not None:
+            self._desk = replace(before, emit=desk.emit)
+            return self._desk
+        tiered = add_near_tier(desk, self._near, self._guest.tiering)
+        groups = tuple(tuple(int(rank) for rank in group) for group in asked["groups"])
+        tiered = replace(tiered, places=NearTierGroups(groups))
+        assert isinstance(tiered.store, TieredStore)  # noqa: S101 - it was just made
+        tiered.store.peers = tuple(_peers(tiered.store, asked["peers"], desk.clock))
+        if tiered.promoter and tiered.leads:
+            tiered.promoter.begin(tiered, mine, parent)
+        self._desk = tiered
+        return tiered
+
+    def finish(self, within_seconds: float) -> None:
+        """Bring what was committed last to the durable tier.
+
+        Crash: the near tier has it.
+
+        Raises:
+            Fenced: a newer life began.
+            SaveFailed: the near tier alone has it.
+        """
+        desk = self._desk
+        if desk and desk.promoter and desk.leads:
+            desk.promoter.finish(desk, within_seconds)
+
+    def close(self) -> None:
+        """Let go, once what is on its way has arrived.
+
+        Crash: either tier is consistent.
+        """
+        if self._desk is not None:
+            self._desk.close()
+
+
+def _peers(tiers: TieredStore, peers: list[Any], clock: Clock) -> Iterator[PeerStore]:
+    """Yield the near tiers of other hosts; one that does not answer now may do so later."""
+    for url, address in peers:
+        peer = PeerStore(Address.from_json(address), str(url), clock)
+        tiers.on_close(peer.close)
+        yield peer
+
+
+NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
+"""What is raised by reading what none of us has written."""
+
+
+def encode_job(job: SaveJob, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a JSON-able value of everything of ``job`` but its bytes.
+
+    The names of files and slots stand for shared files that both sides know by these names.
+
+    Args:
+        job: what is handed over.
+        rank: who does.
+        slots: what its streamed files come through.
+    """
+    tensors = tuple(tensor for file in job.content for tensor in file.tensors)
+    about = job.about.checkpoint
+    return {
+        "checkpoint": about.folder,
+        "about": encode(job.about).decode(),
+        "files": [[file.name, file.size_bytes] for file in job.files],
+        "streamed": [[file.name, file.size_bytes] for file in job.streamed],
+        "slots": list(slots),
+        "receipt": Receipt(rank, (), tensors, job.parts).to_json(),
+        "keep": [one.folder for one in job.keep],
+        "is_first": job.is_first,
+        "topic": job.topic,
+        "began_seconds": job.began_seconds,
+        "stall_seconds": job.stall_seconds(),
+        "bases": [one.to_json() for one in job.bases],
+        "copies_bytes_max": job.copies_bytes_max,
+        "segment": encode_segment(job.segment).decode() if job.segment else None,
+        "token": job.token,
+        "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
+    }
+
+
+def decode_job(
+    value: Mapping[str, Any],
+    memory_of: Callable[[str, int], memoryview],
+    rank: int,
+    within_seconds: float,
+) -> tuple[SaveJob, FileStream]:
+    """Return the job that ``to_json`` described, and what its streamed files come through.
+
+    Args:
+        value: as it came over the socket; nothing of it is trusted.
+        memory_of: gives the shared memory of a file or a slot by name and length; raises for a
+            stranger.
+        rank: who hands over.
+        within_seconds: how long a streamed file may take to come.
+
+    Raises:
+        UsageError: the value is no job.
+    """
+    try:
+        return _job(value, memory_of, rank, within_seconds)
+    except NONSENSE as error:
+        raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
+
+
+def _job(
+    value: Mapping[str, Any],
+    memory_of: Callable[[str, int], memoryview],
+    rank: int,
+    within_seconds: float,
+) -> tuple[SaveJob, FileStream]:
+    checkpoint = _checkpoint(value["checkpoint"])
+    receipt = Receipt.from_json(value["receipt"])
+    _require(receipt.rank == rank, f"rank {receipt.rank} on the line of rank {rank}")
+    held, streamed = _sizes(value["files"]), _sizes(value["streamed"])
+    sizes = held | streamed
+    _require(len(sizes) == len(held) + len(streamed), "a file is named twice")
+    stream = _stream(value["slots"], memory_of, streamed, within_seconds)
+    by_file: dict[str, list[TensorEntry]] = defaultdict(list)
+    for tensor in receipt.tensors:
+        for one in tensor.regions:
+            _require(
+                0 <= one.start <= one.start + one.size_bytes <= sizes[one.file],
+                f"`{tensor.name}` leaves its file",
+            )
+            by_file[one.file].append(tensor)
+    job = SaveJob(
+        about=decode(str(value["about"]).encode(), checkpoint.manifest_key),
+        files=tuple(
+            StagedFile(_name(name), memory_of(name, size_bytes), tuple(by_file[name]))
+            for name, size_bytes in held.items()
+        ),
+        parts=receipt.parts,
+        keep=tuple(_checkpoint(folder) for folder in value["keep"]),
+        is_first=bool(value["is_first"]),
+        topic=str(value["topic"]),
+        began_seconds=float(value["began_seconds"]),
+        stall_seconds=partial(float, float(value["stall_seconds"])),
+        bases=tuple(DedupBase.from_json(one) for one in value["bases"]),
+        has_rival=True,
+        segment=_segment(value["segment"], checkpoint),
+        copies_bytes_max=_bound(value.get("copies_bytes_max")),
+        token=str(value["token"]),
+        spoiled=RankFailure(**spoiled) if (spoiled := value["spoiled"]) else None,
+        streamed=tuple(
+            RemoteFile(_name(name), size_bytes, tuple(by_file[name]), stream)
+            for name, size_bytes in streamed.items()
+        ),
+    )
+    return job, stream
+
+
+def _bound(size_bytes: Any) -> int | None:
+    _require(size_bytes is None or int(size_bytes) >= 0, "a bound of less than nothing")
+    return None if size_bytes is None else int(size_bytes)
+
+
+def _segment(text: Any, checkpoint: CheckpointId) -> Segment | None:
+    if text is None:
+        return None
+    return decode_segment(str(text).encode(), segment_key(checkpoint))
+
+
+def _sizes(files: Any) -> dict[str, int]:
+    sizes = {str(name): int(size_bytes) for name, size_bytes in files}
+    _require(len(sizes) == len(files), "a file is named twice")
+    return sizes
+
+
+def _stream(
+    names: Any,
+    memory_of: Callable[[str, int], memoryview],
+    sizes: Mapping[str, int],
+    within_seconds: float,
+) -> FileStream:
+    """Return the stream for files of these sizes."""
+    longest_bytes = max(sizes.values(), default=0)
+    slots = [StreamBuffer(str(name), memory_of(str(name), longest_bytes)) for name in names]
+    _require(bool(slots) or not sizes, "there is nothing to stream through")
+    _require(len({slot.name for slot in slots}) == len(slots), "a slot is named twice")
+    _require(min(sizes.values(), default=0) >= 0, "a file of less than nothing")
+    return FileStream(slots, within_seconds)
+
+
+def _checkpoint(folder: str) -> CheckpointId:
+    checkpoint = parse_checkpoint(folder)
+    _require(checkpoint is not None, f"{folder!r} is no checkpoint")
+    assert checkpoint is not None, "required above"  # noqa: S101
+    return checkpoint
+
+
+def _name(name: str) -> str:
+    _require(is_file_name(name), f"{name!r} is no file of a checkpoint")
+    return name
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise ValueError(what)

@@ -1,0 +1,306 @@
+"""The saver daemon process.
+
+Persisting lets training go first: it may take the cores that training leaves.
+
+Only a process steps back. A thread of the trainer that the kernel keeps waiting may hold the
+interpreter's lock, and then training waits with it.
+
+The keeper: a process per host that owns staged bytes and persists them, whatever happens.
+
+``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. It serves a
+Unix-domain socket with one JSON object per line; the bytes lie in shared memory. It lives until
+its standard input ends: the agent closes it to say goodbye, and the kernel closes it when the agent
+dies, however it dies. Then what ranks hold, once they are gone too, and the saves in flight have
+``--linger-seconds`` to land; nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.daemon.memory import MemoryQuota, SharedMemoryPool
+from resilient.checkpoint.daemon.session import LAND_SECONDS, RankSession, StepCacheSession
+from resilient.clock import SystemClock
+from resilient.distributed.coordination import RankFailure
+from resilient.distributed.kv_store import JsonLineSocket, KVStoreServer, MalformedMessage
+from resilient.errors import ResilientError, UsageError
+from resilient.storage.shared_memory import ROOT, SharedFolder, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+
+_NICENESS = 10
+
+
+def lower_own_priority() -> None:
+    """Let other processes go first; for a process that does nothing but persist."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    # A session of its own may count as a user of its own, with a fair share however nice. One that
+    # is shared is the trainers' too, and whoever else's works there: it stays as it is.
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICENESS))
+
+
+_TICK_SECONDS = 0.05
+_SLICE_SECONDS = 0.5
+# A group's signals are for the trainers: they may still want to hand over their last save.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class SaverDaemon:
+    """Serves the ranks of one host.
+
+    Args:
+        path: of the socket.
+        room: the shared memory of this host.
+        board: the board that ranks may use if this is the coordinator's host.
+        clock: time.
+
+    Raises:
+        OSError: it cannot listen at ``path``.
+    """
+
+    def __init__(
+        self, path: Path, room: SharedMemoryPool, board: KVStoreServer, clock: Clock
+    ) -> None:
+        self._room = room
+        self._board = board
+        self._clock = clock
+        self._seats: list[RankSession] = []
+        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, name="keeper", daemon=True).start()
+
+    def settle(self, within_seconds: float) -> bool:
+        """Wait until nothing is held, saved or promoted any more; say whether that came in time.
+
+        An agent that was killed goes before its ranks, and what they hold lands once they are gone.
+        """
+        deadline_seconds = self._clock.monotonic_seconds() + within_seconds
+        self._hurry("")
+        with ExitStack() as marks:
+            for url in {one.url for one in self._holding()}:
+                # The next agent's keeper is to wait for that too.
+                marks.enter_context(self._room.saving(url))
+            while self._is_at_work():
+                if self._clock.monotonic_seconds() > deadline_seconds:
+                    return False
+                self._clock.sleep(_TICK_SECONDS)
+        return True
+
+    def _is_at_work(self) -> bool:
+        # What is held no more is saved by then, so the order counts.
+        return bool(
+            self._holding() or self._busy("") or any(one.is_promoting for one in self._seats)
+        )
+
+    def close(self) -> None:
+        """Stop to serve."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._board.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._converse, args=(connection,), name="seat", daemon=True
+            ).start()
+
+    def _converse(self, connection: socket.socket) -> None:
+        seat = self._seated(RankSession(self._room, self._vacate))
+        lines = JsonLineSocket(connection)
+        try:
+            while (asked := lines.receive()) is not None:
+                if asked.get("verb") == "hold_hello":
+                    seat = self._seated(
+                        StepCacheSession(self._room, self._settled), in_place_of=seat
+                    )
+                answer = self._answer(seat, asked)
+                # A rank that died told more than it waited for, and all that it told counts.
+                with suppress(OSError):
+                    lines.send(answer)
+        except MalformedMessage as error:
+            with suppress(OSError):
+                lines.send(RankFailure(UsageError.code, str(error)).to_json())
+        except OSError:
+            pass
+        finally:
+            connection.close()
+            seat.leave()
+
+    def _seated(self, seat: RankSession, in_place_of: RankSession | None = None) -> RankSession:
+        with self._lock:
+            self._seats = [one for one in self._seats if one is not in_place_of]
+            self._seats.append(seat)
+        return seat
+
+    def _answer(self, seat: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+        verb = asked.get("verb")
+        if verb == "hello":
+            return self._welcome(seat, asked)
+        if verb == "hurry":
+            self._hurry(str(asked["url"]))
+            return {}
+        others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
+        answer = others.get(str(verb))
+        return seat.answer(asked) if answer is None else answer(seat, asked)
+
+    def _settle(self, seat: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"is_busy": self._is_busy_for_a_slice(seat)}
+
+    def _recall(self, seat: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
+
+    def _missing(self, _: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+        return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
+
+    def _welcome(self, seat: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer all that a new life wants to know first: one question, not three."""
+        answer = seat.answer(asked)
+        if "failure" in answer:
+            return answer
+        is_busy = self._is_busy_for_a_slice(seat)
+        return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
+
+    def _is_busy_for_a_slice(self, guest: RankSession) -> bool:
+        """Say whether saves to where ``guest`` saves are in flight here, after waiting a little.
+
+        What an older life holds lands once its ranks are gone. One that is still there may write,
+        so after the wait nothing of what it holds is believed.
+        """
+        deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
+        self._hurry(guest.url)
+        while (older := self._holding_before(guest)) or self._is_saving(guest.url):
+            if self._clock.monotonic_seconds() > deadline_seconds:
+                for one in older:
+                    one.give_up()
+                return True
+            self._clock.sleep(_TICK_SECONDS)
+        return False
+
+    def _is_saving(self, url: str) -> bool:
+        return bool(self._busy(url)) or self._room.is_saved_elsewhere(url)
+
+    def _holding_before(self, guest: RankSession) -> list[StepCacheSession]:
+        """Return the seats of older lives whose ranks still hold steps."""
+        return [one for one in self._holding() if one.url == guest.url and one.scope != guest.scope]
+
+    def _holding(self) -> list[StepCacheSession]:
+        """Return the seats whose ranks are there and may hold a step."""
+        with self._lock:
+            seats = [one for one in self._seats if isinstance(one, StepCacheSession)]
+        return [one for one in seats if one.is_holding]
+
+    def _settled(self, holding: StepCacheSession) -> bool:
+        """Return when all ranks of a life have left and none of their saves is in flight here.
+
+        Returns:
+            Whether they have: a rank that does not leave in time may still write.
+        """
+        deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
+        while True:
+            with self._lock:
+                saving = [one for one in self._seats if one.scope == holding.scope]
+            saving = [one for one in saving if not isinstance(one, StepCacheSession)]
+            if any(one.is_busy for one in saving):
+                deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
+            elif all(one.is_left for one in saving):
+                return True
+            elif self._clock.monotonic_seconds() > deadline_seconds:
+                return False
+            self._clock.sleep(_TICK_SECONDS)
+
+    def _busy(self, url: str) -> int:
+        return sum(one.is_busy for one in self._saving_to(url))
+
+    def _hurry(self, url: str) -> None:
+        for one in self._saving_to(url):
+            one.pacer.hurry()
+
+    def _saving_to(self, url: str) -> list[RankSession]:
+        with self._lock:
+            return [one for one in self._seats if not url or one.url == url]
+
+    def _held(self, url: str) -> dict[str, Any]:
+        with self._lock:
+            return {
+                key: held for one in self._seats if one.url == url for key, held in one.held.items()
+            }
+
+    def _vacate(self) -> None:
+        """Give back the memory of past lives: a new one begins to stage."""
+        with self._lock:
+            past = [one for one in self._seats if one.is_left and not one.is_busy]
+            self._seats = [one for one in self._seats if one not in past or one.is_promoting]
+        for seat in past:
+            seat.forget()
+
+
+def main(arguments: list[str]) -> int:
+    """Keep until standard input ends, then let the saves in flight land; 0 if all did."""
+    given = _parser().parse_args(arguments)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    lower_own_priority()
+    sweep(given.shared)
+    folder = SharedFolder(given.shared)
+    # Listening on all interfaces it has no name of its own: the ranks know one.
+    board = KVStoreServer(given.listen, given.listen)
+    share = MemoryQuota(given.host_bytes_max, given.ranks, given.auto)
+    keeper = SaverDaemon(given.socket, SharedMemoryPool(folder, share), board, SystemClock())
+    with suppress(OSError):
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+    while os.read(0, 1 << 10):
+        pass
+    is_done = keeper.settle(given.linger_seconds)
+    keeper.close()
+    folder.close()
+    given.socket.unlink(missing_ok=True)
+    return 0 if is_done else 1
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except (ResilientError, OSError) as error:
+        with suppress(OSError):
+            sys.stdout.write(f"{error}\n")
+            sys.stdout.flush()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="resilient.checkpoint.daemon.server", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="where the ranks connect")
+    parser.add_argument("--listen", default="127.0.0.1", help="address of the keepers' board")
+    parser.add_argument("--shared", type=Path, default=ROOT, help="folder in memory")
+    parser.add_argument("--host-bytes-max", type=int, default=0, help="bound for this host")
+    parser.add_argument("--ranks", type=int, default=1, help="of this host, which share it")
+    parser.add_argument("--auto", action="store_true", help="the bound is the machine's")
+    parser.add_argument("--linger-seconds", type=float, default=25.0, help="for saves in flight")
+    return parser
+
+
+if __name__ == "__main__":
+    # Not sys.exit: a save past its deadline must not hold this process back.
+    os._exit(_run(sys.argv[1:]))

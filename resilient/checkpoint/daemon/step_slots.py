@@ -1,0 +1,562 @@
+"""What a shared-memory slot holds, crash-consistent.
+
+What a slot holds, as JSON: a message that is said at each step, and notes that are not.
+
+A note is what mostly stays from step to step: where the tensors of one file lie, which checkpoints
+may be referred to, what of the run's configuration is plain. The message names each by its place.
+The rows of the ledger are named by number and length; the head of the segment proves them.
+
+The job of a held step streams nothing, keeps nothing from rotation and has no topic yet: a save
+that nobody has begun.
+
+What one slot holds, said in shared memory: nobody listens, and nobody is woken.
+
+One process writes, the rank. One reads, the keeper, and only once that process is gone::
+
+    said    word | proof | message       word: 0 where nothing is whole, else the message's length
+    notes   what the message names and mostly stays
+    rows    of the ledger, one a line; each turn adds those that are new in this slot
+
+The word is the first store of ``void`` and the last of ``say``, and between the two all others
+are made, those to the files of the slot as well. A process that dies, however it dies, stops
+between two of its stores: all before that one are in memory that outlives it, and the kernel
+closes its socket after the last of its threads has stopped. The keeper looks once it hears of that.
+So it finds either the word 0, or a message with all that it names. Nothing is taken on trust: the
+proof is the SHA-256 of the message and of the digests of its notes, the head of the ledger proves
+the rows, and where one of them does not fit the slot is void.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import compress
+from json.encoder import encode_basestring_ascii as _quoted
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.checkpoint.daemon.messages import NONSENSE
+from resilient.errors import IntegrityError
+from resilient.format.keys import CheckpointId, parse_checkpoint, parse_segment
+from resilient.format.ledger import LedgerPosition, Segment, encode_segment
+from resilient.format.manifest import Manifest, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from resilient.checkpoint.save.dedup import DedupBase
+    from resilient.checkpoint.save.persist import SaveJob
+    from resilient.format.manifest import TensorEntry
+
+    _Note = tuple[object, Callable[[Any], bytes]]
+    _Wanted = Mapping[str, _Note]
+
+BASES, CONFIG = "/bases", "/config"
+"""Names of notes, as no file is called."""
+_AS_SAID = ("run_id", "created_at", "world", "software", "data", "metrics")
+_PLAIN = frozenset({int, float, bool, type(None)})
+# Faster than json.dumps, which makes an encoder each time that it is asked to refuse NaN.
+_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class NoteOffset(NamedTuple):
+    """Where a note lies among those of its slot."""
+
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step that a slot holds whole.
+
+    Attributes:
+        checkpoint: what it becomes if it lands.
+        after: the folder of the checkpoint that its ledger goes on from; empty if it begins one.
+        context: of its events.
+        said: the message.
+        layouts: where the tensors of each file lie, as text.
+        bases: which checkpoints may be referred to, as text.
+        config: what of the configuration the message does not say, as text.
+        segment: of the ledger; None where another rank keeps it.
+    """
+
+    checkpoint: CheckpointId
+    after: str
+    context: Mapping[str, Any]
+    said: Mapping[str, Any]
+    layouts: tuple[bytes, ...]
+    bases: bytes
+    config: bytes
+    segment: Segment | None
+
+    def job(self, rank: int, topic: str) -> dict[str, Any]:
+        """Return the job as ``handover.to_json`` does.
+
+        Raises:
+            IntegrityError: what was said is no manifest.
+        """
+        said = self.said
+        parts = [
+            {"name": name, "scope": scope, "document": document}
+            for name, scope, document in said["parts"]
+        ]
+        tensors = [tensor for layout in self.layouts for tensor in json.loads(layout)]
+        return {
+            "checkpoint": self.checkpoint.folder,
+            "about": encode(self._about()).decode(),
+            "files": [[name, size_bytes] for name, size_bytes, *_ in said["files"]],
+            "streamed": [],
+            "slots": [],
+            "receipt": {
+                "rank": rank,
+                "files": [],
+                "tensors": tensors,
+                "parts": parts,
+                "parity": [],
+            },
+            "keep": [],
+            "is_first": said["is_first"],
+            "topic": topic,
+            "began_seconds": said["began_seconds"],
+            "stall_seconds": said["stall_seconds"],
+            "bases": json.loads(self.bases),
+            "copies_bytes_max": None,
+            "segment": encode_segment(self.segment).decode() if self.segment else None,
+            "token": said["token"],
+            "spoiled": None,
+        }
+
+    def _about(self) -> Manifest:
+        said = self.said["about"]
+        known = {name: said[name] for name in _AS_SAID}
+        return Manifest(
+            checkpoint=self.checkpoint,
+            parent=None if said["parent"] is None else _named(said["parent"]),
+            config={**json.loads(self.config), **said["config"]},
+            files=(),
+            tensors=(),
+            parts=(),
+            protects=tuple(map(_named, said["protects"])),
+            **known,
+        )
+
+
+class PlainConfigCache:
+    """The plain values of a mapping, which are mostly the same each time it is made.
+
+    Only what cannot change is known again: texts that are equal, and whatever else is the very
+    object, for 1, 1.0 and True are equal. The rest is ``loose``, and said each time.
+
+    Attributes:
+        note: of what is plain, under an object of its own each time it changes.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._texts: tuple[list[bool], list[Any]] = ([], [])
+        self._others: tuple[list[bool], list[Any]] = ([], [])
+        self._loose: list[str] = []
+        self.note: tuple[object, Callable[[Any], bytes]] = (self, lambda _: b"{}")
+
+    def loose(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is not plain; ``note`` is of all else."""
+        if not self._knows(fields):
+            self._names, values = [*fields], [*fields.values()]
+            is_text = [type(one) is str for one in values]
+            is_other = [type(one) in _PLAIN for one in values]
+            self._texts = (is_text, [*compress(values, is_text)])
+            self._others = (is_other, [*compress(values, is_other)])
+            self._loose = [
+                name
+                for name, *is_plain in zip(fields, is_text, is_other, strict=True)
+                if not any(is_plain)
+            ]
+            plain = {name: one for name, one in fields.items() if name not in self._loose}
+            self.note = (object(), lambda _: _text(plain).encode())
+        return {name: fields[name] for name in self._loose}
+
+    def _knows(self, fields: Mapping[str, Any]) -> bool:
+        values = [*fields.values()]
+        (is_text, texts), (is_other, others) = self._texts, self._others
+        return (
+            [*fields] == self._names
+            and [*compress(values, is_text)] == texts
+            and all(map(is_, compress(values, is_other), others))
+        )
+
+
+def note_of_layout(tensors: Iterable[TensorEntry]) -> bytes:
+    """Return where tensors lie, as the receipt of a rank says it."""
+    # By hand: at nearly every step one of the files is laid out otherwise.
+    return f"[{','.join(map(_tensor, tensors))}]".encode()
+
+
+def _tensor(one: TensorEntry) -> str:
+    regions = ",".join(
+        f'{{"region":{{"offsets":{[*at.region.offsets]},"lengths":{[*at.region.lengths]}}},'
+        f'"file":{_quoted(at.file)},"start":{at.start},"size_bytes":{at.size_bytes},'
+        f'"digest":{_quoted(at.digest)}}}'
+        for at in one.regions
+    )
+    return (
+        f'{{"name":{_quoted(one.name)},"part":{_quoted(one.part)},"dtype":{_quoted(one.dtype)},'
+        f'"shape":{[*one.shape]},"regions":[{regions}]}}'
+    )
+
+
+def note_of_bases(bases: Iterable[DedupBase]) -> bytes:
+    """Return which checkpoints may be referred to."""
+    return _text([one.to_json() for one in bases]).encode()
+
+
+def message_of(
+    job: SaveJob,
+    spots: Mapping[str, NoteOffset],
+    config: Mapping[str, Any],
+    rows_bytes: int,
+    context: str,
+) -> bytes:
+    """Return what is said at a step.
+
+    Args:
+        job: what the slot holds.
+        spots: its notes: the layouts by name of the file, ``BASES`` and ``CONFIG``.
+        config: what of its configuration is not in that note.
+        rows_bytes: length of the rows of its ledger, as they lie there.
+        context: of its events, as JSON.
+
+    Raises:
+        ValueError: something of it cannot be said in JSON.
+    """
+    about, segment = job.about, job.segment
+    said = {
+        "checkpoint": about.checkpoint.folder,
+        "about": {
+            "run_id": about.run_id,
+            "parent": about.parent.folder if about.parent else None,
+            "created_at": about.created_at,
+            "world": dict(about.world),
+            "config": config,
+            "software": dict(about.software),
+            "data": dict(about.data),
+            "metrics": dict(about.metrics),
+            "protects": [one.folder for one in about.protects],
+        },
+        "files": [[one.name, len(one.data), *spots[one.name]] for one in job.files],
+        "parts": [[one.name, one.scope, one.document] for one in job.parts],
+        "is_first": job.is_first,
+        "token": job.token,
+        "began_seconds": job.began_seconds,
+        "stall_seconds": job.stall_seconds(),
+        "bases": spots[BASES],
+        "config": spots[CONFIG],
+        "segment": _said_of(segment, rows_bytes) if segment else None,
+    }
+    return f'{_text(said)[:-1]},"context":{context}}}'.encode()
+
+
+def context_of(context: Mapping[str, Any]) -> str:
+    """Return the context of events for ``message_of``: it is the same all the time."""
+    return _text(dict(context))
+
+
+def spots_of(said: Mapping[str, Any]) -> list[NoteOffset]:
+    """Return where the notes lie that a message names, in the order of ``message_of``."""
+    layouts = [NoteOffset(start, size_bytes) for _, _, start, size_bytes in said["files"]]
+    return [*layouts, NoteOffset(*said["bases"]), NoteOffset(*said["config"])]
+
+
+def whole_of(
+    said: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
+) -> StoredStep:
+    """Return the step that a message and its notes say.
+
+    Args:
+        said: the message.
+        notes: that it names, in the order of ``spots_of``.
+        rows_of: gives so many bytes of the ledger's rows.
+
+    Raises:
+        IntegrityError: these are not the rows of its ledger.
+        ValueError: it says nothing; or whatever else of ``handover.NONSENSE``.
+    """
+    checkpoint = _named(said["checkpoint"])
+    segment = _segment(said["segment"], checkpoint, rows_of) if said["segment"] else None
+    before = parse_segment(segment.previous) if segment and segment.previous else None
+    *layouts, bases, config = notes
+    after = before.folder if before else ""
+    return StoredStep(
+        checkpoint, after, said["context"], said, tuple(layouts), bases, config, segment
+    )
+
+
+def _said_of(segment: Segment, rows_bytes: int) -> dict[str, Any]:
+    """Return a segment but for its rows and its checkpoint."""
+    return {
+        "run_id": segment.run_id,
+        "previous": segment.previous,
+        "opens": segment.opens,
+        "start": _place(segment.start),
+        "stop": _place(segment.stop),
+        "before": segment.before,
+        "head": segment.head,
+        "rows": [len(segment.rows), rows_bytes],
+    }
+
+
+def _segment(
+    said: Mapping[str, Any], checkpoint: CheckpointId, rows_of: Callable[[int], bytes]
+) -> Segment:
+    count, size_bytes = said["rows"]
+    rows = tuple(rows_of(size_bytes).decode("ascii").split("\n")[:-1])
+    segment = Segment(
+        said["run_id"],
+        checkpoint,
+        said["previous"],
+        said["opens"],
+        LedgerPosition(*said["start"]),
+        LedgerPosition(*said["stop"]),
+        said["before"],
+        rows,
+    ).closed()
+    if (len(rows), segment.head) != (count, said["head"]):
+        raise IntegrityError(f"the ledger of {checkpoint} does not end where its manifest says")
+    return segment
+
+
+def _named(folder: str) -> CheckpointId:
+    checkpoint = parse_checkpoint(folder)
+    if checkpoint is None:
+        raise IntegrityError(f"{folder!r} is no checkpoint")
+    return checkpoint
+
+
+def _place(place: LedgerPosition) -> list[int]:
+    return [place.step, place.epoch, place.samples]
+
+
+SLOTS = 2
+"""One is whole while the other is overwritten."""
+_WORD_BYTES = 8
+_HEAD_BYTES = _WORD_BYTES + hashlib.sha256().digest_size
+_VOID = bytes(_WORD_BYTES)
+_SPARE_BYTES = 64
+
+
+class StepSlot:
+    """Writes what a slot holds. One thread at a time.
+
+    Args:
+        reserve: gives so much memory by a name, zeros where it is new; what it gave before by that
+            name may be gone then.
+        context: of all events, as JSON.
+    """
+
+    def __init__(self, reserve: Callable[[str, int], memoryview], context: str) -> None:
+        self._reserve = reserve
+        self._context = context
+        self._said = memoryview(b"")
+        self._notes = _Notes(self._roomier)
+        self._rows = _Rows(self._roomier)
+        self._plain = PlainConfigCache()
+
+    def void(self) -> None:
+        """Say that nothing is whole here.
+
+        Crash: the slot holds what it held, or nothing.
+        """
+        if len(self._said):
+            self._said[:_WORD_BYTES] = _VOID
+
+    def say(self, job: SaveJob) -> None:
+        """Say that the slot holds all bytes of ``job``.
+
+        Crash: the slot holds nothing until the last store, and then the job.
+
+        Raises:
+            ResilientError: there is no memory for that.
+            ValueError: something of it cannot be said in JSON.
+        """
+        self.void()
+        loose = self._plain.loose(job.about.config)
+        wanted: dict[str, _Note] = {one.name: (one.tensors, note_of_layout) for one in job.files}
+        wanted |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
+        spots = self._notes.put(wanted)
+        rows_bytes = self._rows.put(job.segment) if job.segment else 0
+        message = message_of(job, spots, loose, rows_bytes, self._context)
+        end = _HEAD_BYTES + len(message)
+        if len(self._said) < end:
+            self._said = self._roomier("said", end)
+        self._said[_HEAD_BYTES:end] = message
+        self._said[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(wanted))
+        self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
+
+    def _roomier(self, name: str, size_bytes: int) -> memoryview:
+        """Return memory for what got longer, and will again; the slot is void."""
+        return self._reserve(name, size_bytes + size_bytes // 2)
+
+
+class _Put(NamedTuple):
+    """A note that lies there: what it is of, its digest, and how much there is room for."""
+
+    value: object
+    spot: NoteOffset
+    digest: bytes
+    room_bytes: int
+
+
+class _Notes:
+    """Puts down what is not what it was: where it was if it fits, else behind all others."""
+
+    def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
+        self._reserve = reserve
+        self._memory = memoryview(b"")
+        self._used = 0
+        self._known: dict[str, _Put] = {}
+
+    def put(self, wanted: _Wanted) -> dict[str, NoteOffset]:
+        """Return where the notes of these values lie, by name."""
+        new = self._differing(wanted)
+        behind = [self._behind(name, note) for name, note in new.items()]
+        if self._used + sum(behind) > len(self._memory):
+            self._known, self._used, self._memory = {}, 0, memoryview(b"")
+            new = self._differing(wanted)
+            self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
+        for name, note in new.items():
+            self._put(name, wanted[name][0], note)
+        return {name: self._known[name].spot for name in wanted}
+
+    def digests(self, names: Iterable[str]) -> Iterator[bytes]:
+        """Yield the SHA-256 of the notes of these names."""
+        return (self._known[name].digest for name in names)
+
+    def _put(self, name: str, value: object, note: bytes) -> None:
+        start, room_bytes = self._used, self._behind(name, note)
+        if room_bytes:
+            self._used += room_bytes
+        else:
+            _, (start, _), _, room_bytes = self._known[name]
+        end = start + len(note)
+        self._memory[start:end] = note
+        digest = hashlib.sha256(note).digest()
+        self._known[name] = _Put(value, NoteOffset(start, len(note)), digest, room_bytes)
+
+    def _behind(self, name: str, note: bytes) -> int:
+        """Return how many bytes a note takes behind all others: none if it fits where it was."""
+        fits = name in self._known and len(note) <= self._known[name].room_bytes
+        return 0 if fits else _room_bytes(note)
+
+    def _differing(self, wanted: _Wanted) -> dict[str, bytes]:
+        known = self._known
+        return {
+            name: note_of(value)
+            for name, (value, note_of) in wanted.items()
+            if name not in known or known[name].value != value
+        }
+
+
+class _Rows:
+    """Adds the rows of a segment that are not there yet; begins again where another does."""
+
+    def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
+        self._reserve = reserve
+        self._memory = memoryview(b"")
+        self._used = self._count = 0
+        self._last = ""
+        self._of: tuple[Any, ...] = ()
+
+    def put(self, segment: Segment) -> int:
+        """Return how many bytes the rows of a segment take."""
+        if not self._goes_on(segment):
+            self._used = self._count = 0
+        data = _lines(segment.rows[self._count :])
+        if self._used + len(data) > len(self._memory):
+            self._used = self._count = 0
+            data = _lines(segment.rows)
+            self._memory = memoryview(b"")
+            self._memory = self._reserve("rows", len(data))
+        end = self._used + len(data)
+        self._memory[self._used : end] = data
+        self._of, self._used, self._count = _beginning(segment), end, len(segment.rows)
+        self._last = segment.rows[-1] if segment.rows else ""
+        return end
+
+    def _goes_on(self, segment: Segment) -> bool:
+        """Say whether the rows that are there are the first of the segment's."""
+        count = self._count
+        return (
+            self._of == _beginning(segment)
+            and count <= len(segment.rows)
+            and (not count or segment.rows[count - 1] == self._last)
+        )
+
+
+def slate_name(slot: int, name: str) -> str:
+    """Return what memory of a slot's slate is reserved as; no file of a slot is called so."""
+    return f"slate/{slot}/{name}"
+
+
+def read_step_slot(memory_of: Callable[[str], memoryview]) -> StoredStep | None:
+    """Return what a slot holds whole, None for nothing; its writer is gone.
+
+    Crash: reads only.
+
+    Args:
+        memory_of: gives what was reserved by a name, empty if nothing was.
+    """
+    try:
+        return _read(*(_copies(memory_of(name)) for name in ("said", "notes", "rows")))
+    except (*NONSENSE, RecursionError):
+        return None
+
+
+_Copy = Callable[[int, int], bytes]
+
+
+def _copies(memory: memoryview) -> _Copy:
+    """Return what copies bytes of shared memory, so that what is proved is what is read."""
+
+    def copy(start: int, stop: int) -> bytes:
+        if not 0 <= start <= stop <= len(memory):
+            raise IntegrityError(f"there are no bytes {start} to {stop}")
+        return bytes(memory[start:stop])
+
+    return copy
+
+
+def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
+    """Return what is said.
+
+    Raises:
+        IntegrityError: nothing is, or it does not prove itself; or whatever of ``NONSENSE``.
+    """
+    size_bytes = int.from_bytes(said_at(0, _WORD_BYTES), "little")
+    if not size_bytes:
+        raise IntegrityError("nothing is said")
+    proof = said_at(_WORD_BYTES, _HEAD_BYTES)
+    message = said_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
+    said = json.loads(message)
+    notes = [note_at(one.start, one.start + one.size_bytes) for one in spots_of(said)]
+    if _proof(message, (hashlib.sha256(one).digest() for one in notes)) != proof:
+        raise IntegrityError("something else is said")
+    return whole_of(said, notes, lambda size_bytes: row_at(0, size_bytes))
+
+
+def _proof(message: bytes, digests: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(b"".join([*digests, message])).digest()
+
+
+def _room_bytes(note: bytes) -> int:
+    """Return how much is kept for a note: the numbers in it get longer."""
+    return len(note) + len(note) // 8 + _SPARE_BYTES
+
+
+def _beginning(segment: Segment) -> tuple[Any, ...]:
+    return segment.previous, segment.opens, segment.start, segment.before
+
+
+def _lines(rows: Sequence[str]) -> bytes:
+    return "".join(f"{row}\n" for row in rows).encode("ascii")

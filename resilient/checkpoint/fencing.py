@@ -1,0 +1,280 @@
+"""Probe for exclusive create; who may write; shut a writer out.
+
+Whether a server keeps the one promise that cannot be seen from here: the exclusive create.
+
+A server that ignores ``If-None-Match`` answers politely and lets two writers win, and asking it
+once shows nothing. So writers race for keys of their own, once per repository, and the verdict
+is recorded there.
+
+Who may write to a repository, and how to shut them out.
+
+There is no lock here that a dead process could leave behind: a new life begins whatever the one
+before it was doing. What there is instead is the newest life. Whatever process belongs to it may
+save and rotate until a newer one begins, also one that hung, was forgotten, or was cut off from
+whoever started it. To shut it out is to begin a life that goes on from where resume would, and
+saves nothing: nothing is abandoned by it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Barrier, BrokenBarrierError
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import folders_of, lineage, read_manifest
+from resilient.checkpoint.generations import check_fence, claim, list_numbers, read_generation
+from resilient.checkpoint.reflog import BY_HAND, UNLOCK
+from resilient.checkpoint.verified_read import fetch
+from resilient.errors import (
+    Fenced,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyExists,
+    KeyNotFound,
+    NotExclusive,
+    StoreDenied,
+)
+from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
+from resilient.format.keys import ABILITIES, MANIFEST, probe_key
+from resilient.redaction import shell_quote
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.generations import Generation
+    from resilient.clock import Clock
+    from resilient.format.keys import CheckpointId
+    from resilient.storage.store import Store
+
+RACERS = 6
+ROUNDS = 8
+_START_SECONDS = 30.0
+# Where the condition is another program's to judge. The others decide in this process or in
+# the kernel, and their tests race them.
+_JUDGED_ELSEWHERE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+
+
+def check_store_capabilities(store: Store, clock: Clock, *, single_writer: bool = False) -> None:
+    """Refuse a server that says it creates exclusively and does not, unless one job writes alone.
+
+    The first life of a repository races for it and records the verdict; later ones read it. To
+    ask again, after a change of the server, delete ``store-abilities.json``.
+
+    Crash: a few objects of some bytes may be left under ``store-probe/``; they are never read.
+    A role that may not delete leaves them too.
+
+    Args:
+        store: the repository.
+        clock: gives the record's time.
+        single_writer: the user promises that no other job writes here.
+
+    Raises:
+        NotExclusive: more or fewer than one racer won a round.
+        StoreError: the store failed.
+    """
+    if protocol_of(store.url) not in _JUDGED_ELSEWHERE or not store.exclusive or single_writer:
+        return
+    verdict = recorded(store)
+    if verdict is None:
+        verdict = is_exclusive(store)
+        store.put(ABILITIES, _record(store, clock, exclusive=verdict))
+    if not verdict:
+        raise NotExclusive(
+            f"{store.url} accepts `If-None-Match` and lets several writers win, so a stale process "
+            f"could not be fenced off (recorded in `{ABILITIES}`, which is to be deleted after a "
+            "change of the server); a job that is the only one may promise that",
+            hint=f"resilient train --single-writer --repo {shell_quote(store.url)} SCRIPT",
+        )
+
+
+def recorded(store: Store) -> bool | None:
+    """Return the verdict of an earlier probe of this URL, or None.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    try:
+        fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
+    except (IntegrityError, KeyNotFound):
+        return None
+    # A repository that was copied says nothing about where it lies now.
+    if fields.get("format") != "resilient-abilities" or fields.get("url") != store.url:
+        return None
+    verdict = fields.get("exclusive")
+    return verdict if isinstance(verdict, bool) else None
+
+
+def is_exclusive(store: Store, rounds: int = ROUNDS) -> bool:
+    """Say whether exactly one of several racers wins each round, and keeps what it wrote.
+
+    Crash: objects of a round may be left under ``store-probe/``.
+
+    Args:
+        store: where to race.
+        rounds: how often; a server whose check and write are two steps loses most of them.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    token = secrets.token_hex(16)
+    return all(_race(store, probe_key(token, number)) for number in range(rounds))
+
+
+def _race(store: Store, key: str) -> bool:
+    start = Barrier(RACERS)
+
+    def run(racer: int) -> bytes | None:
+        content = f"{key} racer {racer}".encode()
+        # On a starved machine whoever comes late still races the others.
+        with suppress(BrokenBarrierError):
+            start.wait(_START_SECONDS)
+        try:
+            store.put_new(key, content)
+        except KeyExists:
+            return None
+        return content
+
+    with ThreadPoolExecutor(RACERS, thread_name_prefix="resilient-probe") as pool:
+        won = [content for content in pool.map(run, range(RACERS)) if content is not None]
+    # A late writer meets a key that is settled; a server that forgot the condition lets it in.
+    with suppress(KeyExists):
+        store.put_new(key, b"late")
+        won.append(b"late")
+    kept = store.get(key)
+    # A role that may not delete is a good one to train with; another one tidies up.
+    with suppress(StoreDenied):
+        store.delete(key)
+    return len(won) == 1 and kept == won[0]
+
+
+def _record(store: Store, clock: Clock, *, exclusive: bool) -> bytes:
+    return seal(
+        {
+            "format": "resilient-abilities",
+            "version": 1,
+            "url": store.url,
+            "exclusive": exclusive,
+            "racers": RACERS,
+            "rounds": ROUNDS,
+            "probed_at": clock.now_iso(),
+        }
+    )
+
+
+_ATTEMPTS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The newest life of a run: whoever belongs to it may write.
+
+    Attributes:
+        life: its number.
+        record: what it said when it began; None if that cannot be read.
+        problem: why it cannot; rotation deletes nothing then until a newer life begins.
+        last: the newest checkpoint that it committed, None for none.
+        committed_at: when; empty if nothing says so.
+        unfinished: newer ones that have files and no manifest: in flight, or left by a death.
+        resume: what a resume would try first.
+    """
+
+    life: int
+    record: Generation | None
+    problem: str
+    last: CheckpointId | None
+    committed_at: str
+    unfinished: tuple[CheckpointId, ...]
+    resume: CheckpointId | None
+
+    @property
+    def is_nobody(self) -> bool:
+        """Whether a command began the life, which saves nothing: everybody else is shut out."""
+        by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
+        return by_command and self.last is None and not self.unfinished
+
+
+def find_writer(store: Store) -> Writer | None:
+    """Return the newest life of the run; None if none ever began.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: the store failed; nothing is concluded from silence.
+    """
+    numbers, folders = list_numbers(store), folders_of(store)
+    life = max([*numbers, *(one.generation for one in folders)], default=0)
+    if not life:
+        return None
+    own = sorted((one for one in folders if one.generation == life), reverse=True)
+    last = next((one for one in own if MANIFEST in folders[one]), None)
+    unfinished = tuple(one for one in own if last is None or one > last)
+    record, problem = _read(store, life)
+    line = lineage(store, folders, numbers).candidates
+    resume = line[0] if line else None
+    return Writer(life, record, problem, last, _moment(store, last), unfinished, resume)
+
+
+def _read(store: Store, life: int) -> tuple[Generation | None, str]:
+    try:
+        return read_generation(store, life), ""
+    except IntegrityError as error:
+        return None, error.message
+    except KeyNotFound:
+        return None, f"life {life} has no record"
+
+
+def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
+    try:
+        return read_manifest(store, checkpoint).created_at if checkpoint else ""
+    except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+        return ""
+
+
+def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Generation:
+    """Begin a life from what resume takes; return it. No older one can commit any more.
+
+    What the older life commits until that moment is not lost: the new one begins from it.
+
+    Crash: either the life is there, or nothing changed. Once more does no harm.
+
+    Args:
+        store: the repository.
+        clock: gives the record's time.
+        single_writer: the user promises that no other job writes here.
+
+    Raises:
+        Fenced: another life began at the same moment and comes after; it may write now.
+        NotExclusive: the store cannot fence and the user did not promise to be alone.
+        StoreError: the store failed; the life may be there.
+    """
+    check_store_capabilities(store, clock, single_writer=single_writer)
+    first: int | None = None
+    for _ in range(_ATTEMPTS_MAX):
+        head = _resume_below(store, first)
+        above = max((one.generation for one in folders_of(store)), default=0)
+        life = claim(
+            store, head, cause=UNLOCK, clock=clock, above=above, single_writer=single_writer
+        )
+        check_fence(store, life.number, life.token)
+        first = first or life.number
+        # Whoever wrote may have saved, or rotated, between the look and the claim.
+        if _resume_below(store, first) == head:
+            return life
+    raise Fenced(
+        f"whatever writes to {store.url} saved or rotated at each of {_ATTEMPTS_MAX} attempts",
+        hint=f"resilient ckpt unlock {shell_quote(store.url)}",
+    )
+
+
+def _resume_below(store: Store, number: int | None) -> CheckpointId | None:
+    """Return what resume would take if no life from ``number`` on had begun."""
+    numbers, folders = list_numbers(store), folders_of(store)
+    if number is not None:
+        numbers = [one for one in numbers if one < number]
+        folders = {one: names for one, names in folders.items() if one.generation < number}
+    line = lineage(store, folders, numbers).candidates
+    return line[0] if line else None

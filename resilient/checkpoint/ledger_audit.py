@@ -1,0 +1,599 @@
+"""Prove that each sample was trained exactly once.
+
+Records to the samples that they cover: each once, in order, none between them (pure).
+
+What is wrong with a ledger, as a value.
+
+The records of lives, as the audit needs them: one for every number, and each what was claimed.
+
+A record is claimed before anything else of its life, and nothing ever deletes one. So a number
+without a record is work that nobody can account for any more; but for those that a claim left
+out, which the next record says (``Generation.skipped``).
+
+The proof that a run trained on each sample exactly once, in all of its lives.
+
+It begins at a manifest, which names the head of the chain, and goes back segment by segment to
+where the ledger begins; then forward through the records. What other lives put and nobody goes on
+from is read as well: those steps were trained and lost.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import committed, read_manifest
+from resilient.checkpoint.generations import list_marks, list_numbers, read_generation
+from resilient.checkpoint.ledger_segments import (
+    expected_digest,
+    list_segments,
+    read_altered,
+    read_segment,
+)
+from resilient.checkpoint.signing import check_signature
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
+from resilient.format.keys import generation_key, parse_segment
+from resilient.format.ledger import CHECK_LENGTH, LedgerHead, LedgerPosition, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from resilient.checkpoint.generations import Generation
+    from resilient.format.keys import CheckpointId
+    from resilient.format.manifest import Manifest
+    from resilient.format.signature import SigningPolicy
+    from resilient.storage.store import Store
+
+    Expected = Callable[[str, int, int, int], str]
+
+ORDERS = ("computed anew", "one in all lives", "not known")
+
+
+@dataclass(slots=True)
+class EpochCoverage:
+    """What became of the samples of one epoch.
+
+    Attributes:
+        number: from 0.
+        size: samples in the dataset; 0 where it has no length, or nobody said.
+        before: samples that were used up before the ledger began.
+        trained: samples that steps used up, each once.
+        left_out: samples that were left out on purpose.
+        repeated: samples that were trained on once more, to complete a last round for all ranks.
+        order: how its order is known, one of ``ORDERS``.
+        digest: of its order.
+    """
+
+    number: int
+    size: int = 0
+    before: int = 0
+    trained: int = 0
+    left_out: int = 0
+    repeated: int = 0
+    order: str = ORDERS[2]
+    digest: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample was used up or left out on purpose."""
+        return self.size > 0 and self.before + self.trained + self.left_out == self.size
+
+
+class LedgerGap(Exception):
+    """A record does not go on where the one before it ended."""
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Follows records in the order of the chain; the one that does not fit raises ``Gap``.
+
+    Attributes:
+        place: where the last record ended.
+        expected: digest of an order by kind, size, seed and epoch; empty if nobody can compute it.
+        epochs: by number.
+        ranks: numbers of ranks that shared the data, one after the other, without repetition.
+        left_out: reasons for which samples were left out, with how many.
+        steps: optimizer steps.
+        idle: of them, those that changed nothing, as of an overflow in half precision.
+    """
+
+    place: LedgerPosition
+    expected: Callable[[str, int, int, int], str]
+    epochs: dict[int, EpochCoverage] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    idle: int = 0
+
+    def __post_init__(self) -> None:
+        if self.place.samples:
+            number, before = self.place.epoch, self.place.samples
+            self.epochs[number] = EpochCoverage(number, before=before)
+
+    def follow(self, row: str) -> None:
+        """Take the next record.
+
+        Raises:
+            Gap: it does not fit what came before.
+        """
+        kind, *values = json.loads(row)
+        try:
+            if kind == "step":
+                self._step(*values)
+            elif kind == "skip":
+                self._skip(*values)
+            elif kind == "order":
+                self._order(*values)
+            else:
+                raise LedgerGap(f"a record of unknown kind {kind!r}")
+        except (TypeError, ValueError) as error:
+            raise LedgerGap(f"no record of kind `{kind}`: {error}") from error
+
+    def finish(self, epoch: int, samples: int) -> None:
+        """Hold the end of the records against where the checkpoint says that its data is.
+
+        Raises:
+            Gap: it is elsewhere.
+        """
+        place = self.place
+        if (epoch, samples) == (place.epoch, place.samples):
+            return
+        if (epoch, samples) == (place.epoch + 1, 0):
+            self._leave(place.epoch)
+            return
+        raise LedgerGap(
+            f"the checkpoint is at epoch {epoch}, sample {samples}, and the ledger ends at "
+            f"epoch {place.epoch}, sample {place.samples}"
+        )
+
+    def _step(self, *values: int) -> None:
+        first, last, epoch, start, stop, rounds, batch, seats, ranks, updates, _loss = values
+        if first != self.place.step + 1 or last < first:
+            raise LedgerGap(f"steps {first} to {last} come after step {self.place.step}")
+        which = "step " + (f"{first}" if first == last else f"{first} to {last}")
+        one = self._enter(which, epoch, start)
+        self._advance(which, one, start, stop)
+        dealt, taken = rounds * batch * seats, stop - start
+        # A round that is not full is the last of its epoch; one rank alone does not fill it.
+        is_tail = dealt > taken and (not one.size or stop == one.size)
+        if not 0 < taken <= dealt or (dealt > taken and not is_tail):
+            raise LedgerGap(
+                f"{which} used up samples {start} to {stop} of epoch {epoch} with {rounds} rounds "
+                f"of {seats} x {batch}: they are {dealt}"
+            )
+        one.trained += taken
+        one.repeated += dealt - taken if seats > 1 else 0
+        if self.ranks[-1:] != [ranks]:
+            self.ranks.append(ranks)
+        self.place = LedgerPosition(last, epoch, stop)
+        self.steps += last - first + 1
+        self.idle += last - first + 1 - updates
+
+    def _skip(self, epoch: int, start: int, stop: int, reason: str) -> None:
+        one = self._enter(f"what was left out ({reason})", epoch, start)
+        self._advance(reason, one, start, stop)
+        one.left_out += stop - start
+        self.left_out[reason] = self.left_out.get(reason, 0) + stop - start
+        self.place = replace(self.place, epoch=epoch, samples=stop)
+
+    def _order(self, epoch: int, size: int, seed: int, kind: str, digest: str) -> None:
+        one = self.epochs.setdefault(epoch, EpochCoverage(epoch))
+        if (one.digest and digest and one.digest != digest) or (one.size and one.size != size):
+            raise LedgerGap(
+                f"epoch {epoch} goes on in another order than it began in, so that samples come "
+                "twice or never"
+            )
+        if digest and not one.digest:
+            expected = self.expected(kind, size, seed, epoch)
+            if expected and expected != digest:
+                raise LedgerGap(f"the order of epoch {epoch} is not that of seed {seed}")
+            one.order, one.digest = ORDERS[0 if expected else 1], digest
+        one.size = size
+
+    def _enter(self, what: str, epoch: int, start: int) -> EpochCoverage:
+        """Return the epoch of a record that begins at ``start``."""
+        place = self.place
+        if epoch == place.epoch + 1 and place.samples:
+            self._leave(place.epoch)
+            place = LedgerPosition(place.step, epoch, 0)
+        if (epoch, start) == (place.epoch, place.samples):
+            return self.epochs.setdefault(epoch, EpochCoverage(epoch))
+        if epoch == place.epoch:
+            seen = "twice" if start < place.samples else "never"
+            low, high = sorted((start, place.samples))
+            raise LedgerGap(f"{what} begins at sample {start} of epoch {epoch} where {place.samples} "
+                      f"comes next: samples {low} to {high} were trained {seen}")  # fmt: skip
+        raise LedgerGap(
+            f"{what} is at epoch {epoch}, sample {start}, and the record before it ends at "
+            f"epoch {place.epoch}, sample {place.samples}"
+        )
+
+    def _leave(self, epoch: int) -> None:
+        one = self.epochs.get(epoch, EpochCoverage(epoch))
+        if one.size and self.place.samples != one.size:
+            raise LedgerGap(
+                f"epoch {epoch} ends at sample {self.place.samples} of {one.size}, and nothing "
+                "says that the rest was left out"
+            )
+
+    def _advance(self, what: str, one: EpochCoverage, start: int, stop: int) -> None:
+        if stop < start or (one.size and stop > one.size):
+            raise LedgerGap(f"{what}: samples {start} to {stop} of {one.size} cannot be")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerProblem:
+    """Why the ledger proves nothing.
+
+    Attributes:
+        key: of the object that is not what it should be.
+        record: number of the record in its segment, from 1; 0: the segment as a whole.
+        problem: what is wrong.
+    """
+
+    key: str
+    record: int
+    problem: str
+
+
+_PART = "this life's work is part of the result, and from where it began is not known"
+_NOTHING = "whether this life trained, and from where, is not known"
+
+
+def flaws_of_lives(
+    store: Store, numbers: Sequence[int], chain: Collection[int], run_id: str
+) -> list[LedgerProblem]:
+    """Return which lives have no record that proves, by number.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        numbers: of all lives that have a record, readable or not.
+        chain: lives whose work is part of the result.
+        run_id: of the run.
+
+    Raises:
+        StoreError: the store failed; nothing is concluded from silence.
+    """
+    saved = {one.generation for one in committed(store)} | set(list_marks(store))
+    segments = (parse_segment(key) for key in list_segments(store))
+    saved |= {one.generation for one in segments if one}
+    known, lives = {*numbers, *chain, *saved}, dict[int, "Generation"]()
+    flaws = []
+    for number in sorted(known):
+        try:
+            lives[number] = read_generation(store, number)
+        except KeyNotFound:
+            flaws.append(
+                LedgerProblem(generation_key(number), 0, f"is missing: {_why(number, chain)}")
+            )
+        except IntegrityError as error:
+            problem = f"{error.message}: {_why(number, chain)}"
+            flaws.append(LedgerProblem(generation_key(number), 0, problem))
+    flaws += [flaw for life in lives.values() for flaw in _of_another_run(life, run_id)]
+    flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, lives)]
+    return sorted(flaws, key=lambda one: one.key)
+
+
+def _gap(before: int, after: int, lives: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
+    """Find the numbers between two lives that no claim left out; there may be very many."""
+    skipped = lives[after].skipped if after in lives else 0
+    missing = after - skipped - before - 1
+    if missing > 0:
+        more = f", and {missing - 1} more up to life {before + missing}" if missing > 1 else ""
+        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{more}: {_NOTHING}")
+
+
+def _why(number: int, chain: Collection[int]) -> str:
+    return _PART if number in chain else _NOTHING
+
+
+def _of_another_run(life: Generation, run_id: str) -> Iterator[LedgerProblem]:
+    if life.run_id != run_id:
+        problem = f"is of run {life.run_id}, and the ledger of run {run_id}"
+        yield LedgerProblem(generation_key(life.number), 0, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Steps that a life trained, saved, and that no later one goes on from."""
+
+    checkpoint: CheckpointId
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Audit:
+    """What a ledger proves of a run, up to one checkpoint.
+
+    Attributes:
+        checkpoint: where the chain was picked up.
+        run_id: of the run.
+        began: where the ledger begins: not at step 0 in a run that is older than ledgers.
+        place: where it ends.
+        segments: how many it has.
+        records: how many they hold.
+        lives: generations whose work is part of the result, rising.
+        claimed: how many lives have a record.
+        ranks: numbers of ranks that shared the data, one after the other.
+        epochs: what became of their samples.
+        left_out: samples that were left out on purpose, by reason.
+        idle: steps that changed nothing.
+        abandoned: what was trained, saved and lost.
+        flaws: why it is no proof; empty if it is one. The first comes first in the chain.
+    """
+
+    checkpoint: CheckpointId
+    run_id: str = ""
+    began: LedgerPosition = field(default_factory=LedgerPosition)
+    place: LedgerPosition = field(default_factory=LedgerPosition)
+    segments: int = 0
+    records: int = 0
+    lives: tuple[int, ...] = ()
+    claimed: int = 0
+    ranks: tuple[int, ...] = ()
+    epochs: tuple[EpochCoverage, ...] = ()
+    left_out: dict[str, int] = field(default_factory=dict)
+    idle: int = 0
+    abandoned: tuple[Abandoned, ...] = ()
+    flaws: list[LedgerProblem] = field(default_factory=list)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every sample of every epoch was trained once, or its absence is accounted for."""
+        return not self.flaws
+
+
+def audit(
+    store: Store,
+    line: Sequence[CheckpointId],
+    signing: SigningPolicy | None = None,
+    expected: Expected = expected_digest,
+) -> Audit:
+    """Return what the ledger proves of the first checkpoint of ``line``.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        line: what resume may use, newest first; every one of them must fit the chain.
+        signing: whether the manifests must be signed, and by which key.
+        expected: computes the digests of orders.
+
+    Raises:
+        KeyNotFound: the checkpoint is gone.
+        StoreError: the store failed; nothing is concluded from silence.
+    """
+    found = Audit(line[0])
+    anchors = _anchors(store, line, signing, found)
+    anchor = anchors.get(line[0])
+    if anchor is None:
+        return found
+    chain = _follow_back(store, *anchor, found)
+    if not chain:
+        return found
+    found.lives = tuple(sorted({one.checkpoint.generation for one in chain}))
+    numbers = list_numbers(store)
+    found.claimed = len(numbers)
+    # First: without its record a life is taken to have begun elsewhere, and what follows is wrong.
+    found.flaws += flaws_of_lives(store, numbers, found.lives, found.run_id)
+    found.flaws += [flaw for one in chain for flaw in broken_links(one)]
+    found.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
+    known = {chain[0].opening, *(link for one in chain for link in one.links)}
+    found.flaws += _unanchored(chain, known, anchors, line[0])
+    if not found.flaws:
+        _cover(chain, *anchor, found, expected)
+    found.segments = len(chain)
+    found.abandoned = tuple(_abandoned(store, {one.key for one in chain}, known, found))
+    return found
+
+
+_Anchored = tuple["Manifest", LedgerHead]
+
+
+def _anchors(
+    store: Store, line: Sequence[CheckpointId], signing: SigningPolicy | None, found: Audit
+) -> dict[CheckpointId, _Anchored]:
+    """Return what each manifest says of the ledger; note those that cannot be believed."""
+    anchors = {}
+    for one in line:
+        key = one.manifest_key
+        try:
+            manifest = read_manifest(store, one)
+            if signing is not None:
+                check_signature(store, manifest, signing)
+            anchor = LedgerHead.from_data(manifest.data)
+        except (IntegrityError, IncompatibleCheckpoint) as error:
+            found.flaws.append(LedgerProblem(key, 0, error.message))
+            continue
+        except KeyNotFound:
+            if one == line[0]:
+                raise
+            continue  # rotated away meanwhile
+        if anchor is not None:
+            anchors[one] = (manifest, anchor)
+        elif one == line[0]:
+            found.flaws.append(
+                LedgerProblem(key, 0, "was saved without a ledger: nothing is proved")
+            )
+    return anchors
+
+
+def _follow_back(
+    store: Store, manifest: Manifest, anchor: LedgerHead, found: Audit
+) -> list[Segment]:
+    """Return the segments from where the ledger begins to the anchor; none if they do not meet."""
+    found.run_id, key = manifest.run_id, anchor.segment
+    named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
+    seen: set[str] = set()
+    while key:
+        if key in seen:
+            found.flaws.append(LedgerProblem(named_by, 0, f"names `{key}` before itself"))
+            return []
+        seen.add(key)
+        segment = _segment(store, key, named_by, found)
+        if segment is None:
+            return []
+        chain.append(segment)
+        named_by, key = key, segment.previous
+    return chain[::-1]
+
+
+def _segment(store: Store, key: str, named_by: str, found: Audit) -> Segment | None:
+    """Return a segment of the chain; note what is wrong with its bytes."""
+    try:
+        return read_segment(store, key)
+    except KeyNotFound:
+        found.flaws.append(LedgerProblem(key, 0, f"is missing, and `{named_by}` goes on from it"))
+        return None
+    except IntegrityError as error:
+        sealed = LedgerProblem(key, 0, error.message)
+    try:
+        altered = read_altered(store, key)
+    except (IntegrityError, KeyNotFound):
+        found.flaws.append(sealed)
+        return None
+    # Its links say where, better than its seal does.
+    found.flaws += broken_links(altered) or [sealed]
+    return None
+
+
+def broken_links(segment: Segment) -> list[LedgerProblem]:
+    """Return the first place of a segment where its own chain does not hold (pure)."""
+    stored, rows, links = segment.checks, segment.rows, segment.links
+    for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
+        if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:
+            # The first link also stands for the run, the life and the place of the segment.
+            header = ", or what the segment says of itself," if number == 1 else ""
+            problem = f"this record{header} is not what was chained here: {row}"
+            return [LedgerProblem(segment.key, number, problem)]
+    if len(stored) != len(rows):
+        return [LedgerProblem(segment.key, len(rows) + 1, "a record is missing here")]
+    if segment.head != (links[-1] if links else segment.opening):
+        return [LedgerProblem(segment.key, 0, "its head is not the link of its last record")]
+    return []
+
+
+def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
+    """Return why a segment does not go on from the one that it names."""
+    if before.run_id != after.run_id:
+        problem = f"is of run {before.run_id}, and `{after.key}` of run {after.run_id}"
+        return [LedgerProblem(before.key, 0, problem)]
+    if before.head != after.opens:
+        problem = f"ends in another head than `{after.key}` goes on from: it was replaced"
+        return [LedgerProblem(before.key, 0, problem)]
+    one, other = before.checkpoint, after.checkpoint
+    if one >= other:
+        return [LedgerProblem(after.key, 0, f"goes on from `{before.key}`, which is not older")]
+    parent = _parent(store, other.generation)
+    if one.generation < other.generation and parent is not None and parent != one:
+        problem = f"goes on from {one}, and life {other.generation} began from {parent}"
+        return [LedgerProblem(after.key, 0, problem)]
+    return []
+
+
+def _parent(store: Store, number: int) -> CheckpointId | None:
+    """Return where a life began; None if its record says nothing, which is a flaw by itself."""
+    try:
+        return read_generation(store, number).parent
+    except (IntegrityError, KeyNotFound):
+        return None
+
+
+def _unanchored(
+    chain: Sequence[Segment],
+    known: Collection[str],
+    anchors: Mapping[CheckpointId, _Anchored],
+    newest: CheckpointId,
+) -> list[LedgerProblem]:
+    """Return the manifests that name a head which the chain has not, or not there."""
+    flaws = []
+    for one, (manifest, anchor) in anchors.items():
+        is_there = anchor.head == chain[-1].head if one == newest else anchor.head in known
+        if not is_there:
+            said = f"says that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
+            flaws.append(LedgerProblem(one.manifest_key, 0, f"{said}, and it does not"))
+        elif manifest.run_id != chain[0].run_id:
+            problem = f"is of run {manifest.run_id}, and its ledger of run {chain[0].run_id}"
+            flaws.append(LedgerProblem(one.manifest_key, 0, problem))
+    return flaws
+
+
+def _cover(
+    chain: Sequence[Segment],
+    manifest: Manifest,
+    anchor: LedgerHead,
+    found: Audit,
+    expected: Expected,
+) -> None:
+    """Follow the records from the first to the last; note where they leave or repeat samples."""
+    found.began = chain[0].start
+    coverage = Coverage(found.began, expected)
+    for segment in chain:
+        if (segment.start, segment.before) != (coverage.place, found.records):
+            said = f"{segment.start} after {segment.before} records"
+            problem = f"begins at {said}, and comes after {coverage.place}, {found.records} records"
+            found.flaws.append(LedgerProblem(segment.key, 0, problem))
+            return
+        for number, row in enumerate(segment.rows, 1):
+            try:
+                coverage.follow(row)
+            except LedgerGap as gap:
+                found.flaws.append(LedgerProblem(segment.key, number, str(gap)))
+                return
+            found.records += 1
+        if segment.stop != coverage.place:
+            problem = f"says that it ends at {segment.stop}, and it ends at {coverage.place}"
+            found.flaws.append(LedgerProblem(segment.key, 0, problem))
+            return
+    problem = _ends_elsewhere(coverage, manifest, anchor, found.records)
+    if problem:
+        found.flaws.append(LedgerProblem(manifest.checkpoint.manifest_key, 0, problem))
+    found.place, found.idle = coverage.place, coverage.idle
+    found.ranks, found.left_out = tuple(coverage.ranks), coverage.left_out
+    found.epochs = tuple(coverage.epochs[one] for one in sorted(coverage.epochs))
+
+
+def _ends_elsewhere(
+    coverage: Coverage, manifest: Manifest, anchor: LedgerHead, records: int
+) -> str:
+    """Return why the records do not end where the checkpoint is; empty if they do."""
+    place, step = coverage.place, manifest.checkpoint.step
+    if (anchor.place, anchor.records) != (place, records):
+        said = f"{anchor.records} records up to {anchor.place}"
+        return f"says that the ledger has {said}; it has {records} up to {place}"
+    if place.step != step:
+        return f"is of step {step}, and the ledger ends at step {place.step}"
+    if "epoch" in manifest.data and "samples" in manifest.data:
+        try:
+            coverage.finish(manifest.data["epoch"], manifest.data["samples"])
+        except LedgerGap as gap:
+            return str(gap)
+    return ""
+
+
+def _abandoned(store: Store, chain: set[str], known: set[str], found: Audit) -> list[Abandoned]:
+    """Return what segments outside the chain hold that the chain does not."""
+    lost = []
+    for key in list_segments(store):
+        if key in chain:
+            continue
+        try:
+            segment = read_segment(store, key)
+        except KeyNotFound:
+            continue
+        except IntegrityError as error:
+            found.flaws.append(LedgerProblem(key, 0, error.message))
+            continue
+        found.flaws += broken_links(segment)
+        pairs = zip(segment.rows, segment.links, strict=True)
+        steps = [json.loads(row) for row, link in pairs if link not in known]
+        steps = [one for one in steps if one[0] == "step"]
+        known.update(segment.links)
+        if steps:
+            lost.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
+    return lost

@@ -1,0 +1,130 @@
+"""Store and read ledger segments; expected sample order.
+
+Put a segment of the ledger beside the lives, and read it back.
+
+Segments are immutable, named after the checkpoint whose save puts them, and no rotation touches
+them: a manifest names its own by key and head, and every segment names the one before. With tiers
+they lie in the durable one, where lives and tags lie.
+
+The order of an epoch computed anew, without torch, to hold the ledger against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resilient.checkpoint.fenced_put import put_fenced
+from resilient.checkpoint.generations import check_fence
+from resilient.checkpoint.verified_read import fetch
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.keys import LEDGER, parse_segment
+from resilient.format.ledger import decode_segment, encode_segment
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from resilient.format.ledger import Segment
+    from resilient.storage.store import Store
+
+
+def put_segment(store: Store, segment: Segment, token: str = "") -> None:
+    """Store a segment; the manifest that names it comes after.
+
+    A second attempt to persist the same save puts the same bytes.
+
+    Crash: the segment is there, whole, or not. Without a manifest that names it, nothing was
+    committed: the records of a run that goes on lie in a later segment as well, and those of one
+    that was lost are abandoned.
+
+    Args:
+        store: the repository.
+        segment: what the save closes.
+        token: token of the claim that saves; empty compares the number alone.
+
+    Raises:
+        Fenced: another claim replaced this one; nothing was changed.
+        StoreError: the store failed; the checkpoint will not be committed.
+    """
+    fence = partial(check_fence, store, segment.checkpoint.generation, token)
+    put_fenced(store, segment.key, encode_segment(segment), fence)
+
+
+def list_segments(store: Store) -> list[str]:
+    """Return the keys of all segments, by generation and step.
+
+    Crash: reads only.
+    """
+    return sorted(one.key for one in store.list(LEDGER) if parse_segment(one.key))
+
+
+def read_segment(store: Store, key: str) -> Segment:
+    """Return a segment as it was put.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is none.
+        IntegrityError: it is damaged, or belongs under another key.
+    """
+    return fetch(store, key, lambda data: decode_segment(data, key), DOCUMENT_BYTES_MAX)
+
+
+def read_altered(store: Store, key: str) -> Segment:
+    """Return a segment whatever its seal says, to name what was changed in it.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is none.
+        IntegrityError: it is no segment any more, or belongs under another key.
+    """
+    return decode_segment(store.get(key), key, is_sealed=False)
+
+
+SAMPLES_MAX = 20_000_000
+"""Computing the order of more takes minutes; then an audit goes by its digest alone."""
+
+
+def random_order(samples: int, seed: int) -> NDArray[np.int64]:
+    """Return what ``torch.randperm(samples)`` draws on the CPU from a generator of this seed.
+
+    Fisher and Yates' shuffle from the front: sample ``i`` changes places with one of those from
+    ``i`` on, drawn as a 32-bit word of MT19937 modulo their number; the seed's low 32 bits begin
+    the generator as in Matsumoto and Nishimura's ``init_genrand``.
+    """
+    if samples < 2:  # noqa: PLR2004 - there is nothing to shuffle
+        return np.arange(samples, dtype=np.int64)
+    # The legacy class alone seeds as `init_genrand` does.
+    bits: Any = np.random.RandomState(seed % 2**32)._bit_generator  # noqa: SLF001 - as above
+    words = bits.random_raw(samples - 1)
+    ahead = (words % np.arange(samples, 1, -1, dtype=np.uint64)).tolist()
+    order = list(range(samples))
+    for place, distance in enumerate(ahead):
+        other = place + distance
+        order[place], order[other] = order[other], order[place]
+    return np.array(order, dtype=np.int64)
+
+
+def order_digest(order: Any) -> str:
+    """Return the SHA-256 of an order: indices as 64-bit little-endian integers, in hex."""
+    return hashlib.sha256(np.ascontiguousarray(order, dtype="<i8").data).hexdigest()
+
+
+def expected_digest(kind: str, samples: int, seed: int, epoch: int) -> str:
+    """Return the digest that an epoch's order must have; empty where it takes more than a seed.
+
+    Args:
+        kind: of sampling: ``random``, ``sequential``, or one that needs the samples themselves.
+        samples: in the dataset.
+        seed: of the run's order.
+        epoch: which one.
+    """
+    if samples > SAMPLES_MAX:
+        return ""
+    if kind == "random":
+        return order_digest(random_order(samples, seed + epoch))
+    return order_digest(np.arange(samples)) if kind == "sequential" else ""

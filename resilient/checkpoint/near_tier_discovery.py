@@ -1,0 +1,124 @@
+"""The ranks of a life find out which of them share a near repository, and open theirs to the rest.
+
+Each writes a key of this meeting into the near repository that it sees. Who reads the same back
+sees the same one: a name, a path or an id on the disk would be alike on hosts that were cloned.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint import events
+from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.tiers.peer_store import NearTierGroups, PeerServer, PeerStore
+from resilient.checkpoint.tiers.tiered_store import TieredStore
+from resilient.distributed.coordination import agree, capture_failure
+from resilient.distributed.kv_store import Address
+from resilient.errors import ConfigError, ResilientError, StoreUnavailable
+from resilient.format.keys import probe_key
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.context import CheckpointContext
+
+
+def discover_near_tiers(desk: CheckpointContext) -> CheckpointContext:
+    """Return a desk that knows the near repositories of all hosts.
+
+    Collective: every rank, before it asks what to resume from.
+    Crash: a few bytes may be left under ``store-probe/`` of a near repository; nobody reads them.
+
+    Args:
+        desk: the ranks and this rank's tiers.
+
+    Raises:
+        ConfigError: hosts with a near repository each do not reach each other.
+        StoreError: a near repository failed.
+    """
+    tiers = desk.store
+    if not isinstance(tiers, TieredStore) or desk.world.size == 1:
+        return desk
+    desk = replace(desk, places=_find_places(desk, tiers))
+    if desk.places.groups:
+        tiers.peers = _open_to_each_other(desk, tiers)
+    return desk
+
+
+def _find_places(desk: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
+    within_seconds = desk.limits.within_seconds
+    token = agree(desk.comms, "near/token", None, lambda _: secrets.token_hex(16), within_seconds)
+    key = probe_key(token, 0)
+    mine: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
+    agree(desk.comms, "near/put", mine, lambda _: None, within_seconds)
+
+    def look() -> list[Any]:
+        return [tiers.near.get(key).hex(), max(list_numbers(tiers.near), default=0)]
+
+    ruling = agree(desk.comms, "near/seen", capture_failure(look), _ruling, within_seconds)
+    places = NearTierGroups(tuple(tuple(group) for group in ruling["groups"]))
+    if places.leads(desk.world.rank):
+        # What is left is a few bytes that nobody reads.
+        with suppress(ResilientError):
+            tiers.near.delete(key)
+    if ruling["fresh"]:
+        desk.tell(events.NearTierEmpty(ruling["fresh"]))
+    return places
+
+
+def _ruling(shown: list[Any]) -> dict[str, Any]:
+    """Group the ranks by what they read, and name those whose host has lost what others have."""
+    groups: dict[str, list[int]] = {}
+    for rank, (read, _) in enumerate(shown):
+        groups.setdefault(read, []).append(rank)
+    has_lives = any(newest for _, newest in shown)
+    return {
+        "groups": list(groups.values()) if len(groups) > 1 else [],
+        "fresh": [rank for rank, (_, newest) in enumerate(shown) if has_lives and not newest],
+    }
+
+
+def _open_to_each_other(desk: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
+    """Serve this host's near repository, if nobody else does it, and connect to the others'."""
+    comms, within_seconds = desk.comms, desk.limits.within_seconds
+
+    def serve() -> dict[str, Any] | None:
+        if not desk.leads:
+            return None
+        here = comms.here
+        try:
+            server = PeerServer(tiers.near, here)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot serve the near tier at {here}: {error}") from error
+        tiers.on_close(server.close)
+        return server.address.to_json()
+
+    served = agree(
+        comms, "near/served", capture_failure(serve), lambda shown: shown, within_seconds
+    )
+
+    def connect() -> tuple[PeerStore, ...]:
+        mine = desk.places.number(desk.world.rank)
+        others = [rank for at, rank in enumerate(desk.places.leaders) if at != mine]
+        return tuple(_connect(tiers, rank, served[rank]) for rank in others)
+
+    peers: Any = capture_failure(connect)
+    shown = None if isinstance(peers, tuple) else peers
+    agree(comms, "near/reached", shown, lambda _: None, within_seconds)
+    assert isinstance(peers, tuple), "a failure of mine would have been everyone's"  # noqa: S101
+    return peers
+
+
+def _connect(tiers: TieredStore, rank: int, address: Any) -> PeerStore:
+    url = f"the near tier of rank {rank}'s host"
+    peer = PeerStore(Address.from_json(address), url)
+    try:
+        peer.reach()
+    except StoreUnavailable as error:
+        raise ConfigError(
+            f"{error.message}; hosts that each have a near tier of their own read what they lack "
+            "from each other, so that their ports have to be open to each other",
+        ) from error
+    tiers.on_close(peer.close)
+    return peer

@@ -1,0 +1,170 @@
+"""How often the durable tier takes a save: as somebody says it, or as it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint import events
+from resilient.checkpoint.generations import list_numbers, read_generation
+from resilient.errors import ConfigError, IntegrityError, KeyNotFound, ResilientError
+from resilient.save_interval import (
+    HOST_LOSSES,
+    FailureObservations,
+    IntervalBounds,
+    choose_interval,
+    observe,
+)
+from resilient.save_interval import PROMOTING_SHARE_MAX as SHARE_MAX
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.context import CheckpointContext
+    from resilient.save_interval import SaveInterval
+    from resilient.storage.store import Store
+
+_LIVES_MAX = 100
+_RECENT = 64
+_P95 = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class TieringOptions:
+    """How a near tier is used.
+
+    Attributes:
+        durable_every: each so manieth save goes on to the durable tier; None: each one, or with
+            ``durable_every_seconds`` what that says.
+        near_total_limit: how many checkpoints the near tier keeps.
+        durable_every_seconds: a save goes on too if so much time has passed since the last one
+            that did; None: time says nothing.
+        is_planned: whether the time follows from what promotions take and how often hosts are
+            lost; then neither of the others says anything.
+
+    Raises:
+        ConfigError: a value that is not accepted.
+    """
+
+    durable_every: int | None = None
+    near_total_limit: int = 2
+    durable_every_seconds: float | None = None
+    is_planned: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("durable_every", "near_total_limit"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"`{name}`={value!r} is not accepted: use at least 1")
+        seconds = self.durable_every_seconds
+        if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+            raise ConfigError(
+                f"`durable_every_seconds`={seconds!r} is not accepted: use more than 0"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value; its items are what a Tiering is made of."""
+        return asdict(self)
+
+    def is_due(self, saves: int, passed_seconds: float) -> bool:
+        """Say whether the cadence asks for a save.
+
+        Args:
+            saves: which one it is, from 1.
+            passed_seconds: since the last one that went on was committed.
+        """
+        seconds = self.durable_every_seconds
+        if seconds is not None and passed_seconds >= seconds:
+            return True
+        every = self.durable_every or (1 if seconds is None else 0)
+        return every > 0 and saves % every == 0
+
+
+def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringOptions:
+    """Return the tiering that a configuration spells; None is the default one.
+
+    Raises:
+        ConfigError: an unknown name, a value that is not accepted, or no mapping.
+    """
+    if wishes is None or isinstance(wishes, TieringOptions):
+        return wishes or TieringOptions()
+    known = [one.name for one in fields(TieringOptions)]
+    if not isinstance(wishes, Mapping):
+        raise ConfigError(f"`tiering`={wishes!r} is not accepted: use a mapping of {known}")
+    for name in wishes:
+        if name not in known:
+            raise ConfigError(f"tiering knows no `{name}`: use one of {', '.join(known)}")
+    return TieringOptions(**wishes)
+
+
+class PromotionSchedule:
+    """Plans how often to promote, anew before each save, from what is known by then.
+
+    C is what a promotion takes, M the mean time between losses of hosts, which the near tier does
+    not survive. Training does not wait for promotions, so they may take half of the time, and the
+    next does not begin before the one before it is done. Nothing of it is saved.
+    """
+
+    def __init__(self) -> None:
+        self._took_seconds: list[float] = []
+        self._history = FailureObservations()
+        self._began_seconds = 0.0
+        self._told_seconds = 0.0
+
+    def begin(self, desk: CheckpointContext) -> None:
+        """Look into the record of lives; one that cannot be read now says nothing.
+
+        Crash: reads only.
+        """
+        self._began_seconds = desk.clock.monotonic_seconds()
+        try:
+            self._history = observe(_lives(desk.store), HOST_LOSSES)
+        except ResilientError:
+            self._history = FailureObservations()
+
+    def note(self, took_seconds: float) -> None:
+        """Note what a promotion took."""
+        self._took_seconds.append(took_seconds)
+
+    def plan(self, desk: CheckpointContext) -> TieringOptions:
+        """Return the cadence that holds now, and tell it if it is another by more than a quarter.
+
+        Until a promotion is measured, each save goes on.
+        """
+        chosen = self.chosen(desk.clock.monotonic_seconds())
+        if chosen is None:
+            return TieringOptions()
+        if abs(chosen.seconds - self._told_seconds) > self._told_seconds / 4:
+            self._told_seconds = chosen.seconds
+            desk.tell(
+                events.PromotionScheduleChosen(
+                    chosen.seconds,
+                    chosen.cost_seconds,
+                    chosen.mtbf_seconds,
+                    self._history.failures,
+                    chosen.bound,
+                )
+            )
+        return TieringOptions(durable_every_seconds=chosen.seconds)
+
+    def chosen(self, now_seconds: float) -> SaveInterval | None:
+        """Return the best interval within bounds; None before anything was measured."""
+        took = sorted(self._took_seconds[-_RECENT:])
+        if not took:
+            return None
+        mtbf_seconds = self._history.mtbf_seconds(now_seconds - self._began_seconds)
+        land_seconds = took[min(int(_P95 * len(took)), len(took) - 1)]
+        bounds = IntervalBounds(SHARE_MAX, land_seconds=land_seconds)
+        return choose_interval(median(took), mtbf_seconds, bounds)
+
+
+def _lives(store: Store) -> list[tuple[str, str]]:
+    """Return the causes of the newest lives and when each was claimed, as far as they are read."""
+    lives = []
+    for number in list_numbers(store)[-_LIVES_MAX:]:
+        try:
+            one = read_generation(store, number)
+        except (IntegrityError, KeyNotFound):
+            continue
+        lives.append((one.cause, one.claimed_at))
+    return lives

@@ -1,0 +1,415 @@
+"""References (latest~2, step:120, tags).
+
+Tags: names that a person gives to checkpoints; a tagged checkpoint is never rotated away.
+
+A tag is one small sealed object, created exclusively. To move one is to remove it and to create
+it anew, so that no two people move it at once without noticing.
+
+What a reference means: ``latest~2``, ``step:120``, a tag, ``@{1}``, a moment.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.catalog import (
+    Lineage,
+    committed,
+    folders_of,
+    lineage,
+    read_in_trash,
+    read_manifest,
+    trash_of,
+)
+from resilient.checkpoint.generations import create_record
+from resilient.checkpoint.reflog import Reflog
+from resilient.checkpoint.retention import CheckpointSummary, RetentionInput, best_by, parse_best
+from resilient.checkpoint.verified_read import fetch
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyExists,
+    KeyNotFound,
+    NothingToResume,
+    RepositoryNotFound,
+    UsageError,
+)
+from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
+from resilient.format.keys import TAGS, CheckpointId, parse_checkpoint, parse_tag, tag_key
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.checkpoint.retention import BestOf
+    from resilient.clock import Clock
+    from resilient.format.keys import TrashedManifest
+    from resilient.storage.store import Store
+
+_FORMAT = "resilient-tag"
+_VERSION = 1
+_NEAR_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A name for a checkpoint.
+
+    Attributes:
+        name: of the grammar of :mod:`resilient.format.keys`.
+        checkpoint: what it names; it may be gone if a person removed it by hand.
+        created_at: UTC, ISO 8601.
+        host: name of the machine that created it.
+        token: unique to the creation, so that a lost answer can be settled by reading back.
+    """
+
+    name: str
+    checkpoint: CheckpointId
+    created_at: str
+    host: str
+    token: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object's fields."""
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "name": self.name,
+            "checkpoint": self.checkpoint.folder,
+            "created_at": self.created_at,
+            "host": self.host,
+            "token": self.token,
+        }
+
+
+def list_tags(store: Store) -> tuple[str, ...]:
+    """Return the names of all tags, readable or not, in order; one request.
+
+    Crash: reads only.
+    """
+    found = (parse_tag(entry.key) for entry in store.list(TAGS))
+    return tuple(sorted(name for name in found if name))
+
+
+def read_tag(store: Store, name: str) -> Tag:
+    """Return one tag, proved.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is none of this name.
+        IntegrityError: it is damaged, or of a version that this release does not read.
+    """
+    key = tag_key(name)
+    fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
+    checkpoint = parse_checkpoint(str(fields.get("checkpoint")))
+    expected = {"format": _FORMAT, "version": _VERSION, "name": name}
+    texts = [fields.get(field) for field in ("created_at", "host", "token")]
+    if (
+        checkpoint is None
+        or not all(isinstance(text, str) for text in texts)
+        or any(fields.get(field) != value for field, value in expected.items())
+    ):
+        raise IntegrityError(
+            f"`{key}`: not a tag that this release reads",
+            key=key,
+            hint=f"resilient ckpt untag {name}",
+        )
+    return Tag(name, checkpoint, *map(str, texts))
+
+
+def read_tags(store: Store) -> list[Tag]:
+    """Return all tags, in the order of names; one that vanishes meanwhile is left out.
+
+    Crash: reads only.
+
+    Raises:
+        IntegrityError: one is damaged, so it is unknown what it protects.
+    """
+    found = []
+    for name in list_tags(store):
+        try:
+            found.append(read_tag(store, name))
+        except KeyNotFound:
+            continue
+    return found
+
+
+def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) -> Tag:
+    """Give a committed checkpoint a name; to give it the same name again changes nothing.
+
+    A rotation that had decided before the tag came may delete the checkpoint all the same; the
+    look at the manifest afterwards finds that, unless the rotation is between its own last look
+    and its delete (docs/guarantees.md).
+
+    Crash: the tag is there, whole, or not.
+
+    Args:
+        store: the repository.
+        name: letters, digits, ``.``, ``_`` and ``-``; nothing that means a checkpoint already.
+        checkpoint: what to name.
+        clock: gives ``created_at``.
+
+    Raises:
+        UsageError: the name is not accepted or names another checkpoint, or the checkpoint is
+            not there.
+        StoreError: the store failed; the tag may be there, and if so it is whole.
+    """
+    if parse_tag(tag_key(name)) != name:
+        raise UsageError(
+            f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and nothing that "
+            "means a checkpoint already, like `latest` or a number",
+            hint=f"resilient ckpt tag {checkpoint} {shell_quote(_near(name))} {shell_quote(store.url)}",
+        )
+    _require_committed(store, checkpoint)
+    tag = Tag(name, checkpoint, clock.now_iso(), socket.gethostname(), uuid.uuid4().hex)
+    try:
+        create_record(store, tag_key(name), seal(tag.to_json()))
+    except KeyExists as error:
+        there = read_tag(store, name)
+        if there.checkpoint == checkpoint:
+            return there
+        raise UsageError(
+            f"tag `{name}` names {there.checkpoint} already; nothing was changed",
+            hint=f"resilient ckpt untag {name}, and then give it to {checkpoint}",
+        ) from error
+    try:
+        _require_committed(store, checkpoint)
+    except UsageError:
+        store.delete(tag_key(name))
+        raise
+    return tag
+
+
+def remove_tag(store: Store, name: str) -> CheckpointId | None:
+    """Take a name away; its checkpoint stays until a rotation lets it go.
+
+    Crash: the tag is there, whole, or gone.
+
+    Returns:
+        What it named; None if that cannot be read.
+
+    Raises:
+        UsageError: there is no such tag.
+        StoreError: the store failed; the tag is there or gone.
+    """
+    if name not in list_tags(store):
+        raise UsageError(
+            f"no tag `{name}` at {store.url}", hint=f"resilient ckpt ls {shell_quote(store.url)}"
+        )
+    try:
+        named = read_tag(store, name).checkpoint
+    except (IntegrityError, KeyNotFound):
+        named = None
+    store.delete(tag_key(name))
+    return named
+
+
+def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
+    try:
+        store.stat(checkpoint.manifest_key)
+    except KeyNotFound as error:
+        raise UsageError(
+            f"cannot tag {checkpoint}: it is not committed at {store.url}, or was rotated away",
+            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+        ) from error
+
+
+def _near(name: str) -> str:
+    """Return a name that can be a tag, as near as there is to one that cannot."""
+    near = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
+    return near if parse_tag(tag_key(near)) == near else f"tag-{near}".strip("-")
+
+
+_ROOT = re.compile(r"[0-9a-f]{4,64}")
+
+
+def resolve(store: Store, ref: str) -> CheckpointId:
+    """Return the checkpoint that ``ref`` names.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        ref: ``latest`` (what resume would try first), ``latest~2``, ``step:120``, ``120``, a
+            folder name, one without its generation (``checkpoint-120``: the newest in the line
+            of descent), a tag, ``best:loss`` (the best that was measured, in the line of descent
+            first), ``@{1}`` (where the life before the newest ended, as ``ckpt reflog`` lists
+            them), ``@2026-11-20T10:00`` (the newest of the line that was saved by then; UTC
+            unless it says otherwise), or a unique prefix of a manifest's root.
+
+    Raises:
+        RepositoryNotFound: nothing was ever committed here.
+        NothingToResume: the reference names no checkpoint.
+        UsageError: it names several.
+    """
+    everything = committed(store)
+    if not everything:
+        raise RepositoryNotFound(
+            f"no checkpoint at {store.url}: no run ever saved there",
+            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+        )
+    known = lineage(store)
+    order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
+    found = (
+        _by_position(order, ref)
+        or _by_name(order, ref)
+        or _by_tag(store, order, ref)
+        or _by_moment(store, known, ref)
+        or _by_life(store, ref)
+        or _by_metric(store, known, ref)
+        or _by_root(store, order, ref)
+    )
+    if found is None:
+        raise absent(store, ref)
+    return found
+
+
+def absent(store: Store, ref: str) -> NothingToResume:
+    """Return that a reference names no checkpoint, and how what a prune let go comes back.
+
+    Crash: reads only.
+    """
+    trash = trash_of(folders_of(store))
+    one = _by_name(sorted(trash, reverse=True), ref) or _in_trash_by_root(store, trash, ref)
+    if one is None:
+        return NothingToResume(
+            f"no checkpoint `{ref}` at {store.url}",
+            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+        )
+    mark = trash[one]
+    return NothingToResume(
+        f"{one} was pruned, and is in the trash of {store.url} until {mark.until}",
+        hint=f"resilient ckpt prune {shell_quote(store.url)} --undo {shell_quote(mark.prune)}",
+    )
+
+
+def _in_trash_by_root(
+    store: Store, trash: Mapping[CheckpointId, TrashedManifest], ref: str
+) -> CheckpointId | None:
+    for one, mark in trash.items() if _ROOT.fullmatch(ref) else ():
+        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+            if read_in_trash(store, one, mark).root.startswith(ref):
+                return one
+    return None
+
+
+def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    match = re.fullmatch(r"latest(?:~(\d+))?", ref)
+    back = int(match[1] or 0) if match else len(order)
+    return order[back] if back < len(order) else None
+
+
+def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    named = parse_checkpoint(ref)
+    if named in order:
+        return named
+    match = re.fullmatch(r"(?:step:|checkpoint-)?(\d+)", ref)
+    return next((one for one in order if match and one.step == int(match[1])), None)
+
+
+def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    if parse_tag(tag_key(ref)) != ref:
+        return None
+    try:
+        named = read_tag(store, ref).checkpoint
+    except KeyNotFound:
+        return None
+    if named not in order:
+        if named in trash_of(folders_of(store)):
+            raise absent(store, str(named))
+        raise UsageError(
+            f"tag `{ref}` names {named}, which is gone",
+            hint=f"resilient ckpt untag {shell_quote(ref)}",
+        )
+    return named
+
+
+def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
+    kind, _, metric = ref.partition(":")
+    if kind != "best":
+        return None
+    contents = {}
+    others = (*known.abandoned, *known.separate)
+    for one in (*known.candidates, *others):
+        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+            manifest = read_manifest(store, one)
+            contents[one] = CheckpointSummary(manifest.created_at, manifest.metrics)
+    measured = RetentionInput(known.candidates, others, contents=contents)
+    return next(iter(best_by(_wish(metric, store), measured)), None)
+
+
+def _wish(metric: str, store: Store) -> BestOf:
+    try:
+        return parse_best(metric)
+    except ConfigError as error:
+        raise UsageError(
+            f"`best:{metric}`: {error.message}",
+            hint=f"resilient ckpt inspect best:loss:min {shell_quote(store.url)}",
+        ) from error
+
+
+def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    if not _ROOT.fullmatch(ref):
+        return None
+    found = []
+    for one in order:
+        try:
+            root = read_manifest(store, one).root
+        except (IntegrityError, KeyNotFound):
+            continue
+        if root.startswith(ref):
+            found.append(one)
+    if len(found) > 1:
+        raise UsageError(
+            f"`{ref}` names {len(found)} checkpoints",
+            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+        )
+    return found[0] if found else None
+
+
+def _by_life(store: Store, ref: str) -> CheckpointId | None:
+    """Return where the life ended that has so many after it."""
+    match = re.fullmatch(r"@\{(\d{1,9})\}", ref)
+    moves = Reflog(store) if match else None
+    if match is None or moves is None or int(match[1]) >= len(moves.numbers):
+        return None
+    head = moves.head_of(moves.numbers[-1 - int(match[1])])
+    if head.gone and head.checkpoint in trash_of(folders_of(store)):
+        raise absent(store, str(head.checkpoint))
+    if head.gone:
+        raise NothingToResume(
+            f"`{ref}` at {store.url}: {head.gone}",
+            hint=f"resilient ckpt reflog {shell_quote(store.url)}",
+        )
+    return head.checkpoint
+
+
+def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
+    """Return the newest of the line that was there at a moment."""
+    if not ref.startswith("@") or ref.startswith("@{"):
+        return None
+    try:
+        moment = _utc(ref[1:])
+    except ValueError as error:
+        raise UsageError(
+            f"`{ref}` is no moment, as @2026-11-20, @2026-11-20T10:00 and ...+01:00 are",
+            hint="resilient help refs",
+        ) from error
+    for one in known.candidates:
+        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+            if _utc(read_manifest(store, one).created_at) <= moment:
+                return one
+    return None
+
+
+def _utc(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,446 @@
+"""Repair plan and its execution.
+
+A damaged file gives way to a whole one, and is kept under another name beside it.
+
+What a repair replaces was proved to be damaged, but only a person can say that nothing in it was
+of worth. It is copied first and then replaced by one atomic put, so the key is never without an
+object, on a disk and on an object store alike. The copy means nothing to any reader, and goes with
+its checkpoint.
+
+Other checkpoints of a run as places of the same chunks: what did not change is there too.
+
+A chunk is told by its digest, so one of another step with the same digest is the same bytes: of
+weights that are frozen, of documents that are alike.
+
+Findings to a plan (reads only), and the plan carried out: whole files take damaged ones' place.
+
+Nothing is put that was not proved against the manifest, each file by one atomic put under the
+key that it always had, the manifest itself last; what was damaged is kept beside it. So a repair
+never makes anything worse, may end anywhere, and may be run again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import committed, folders_of, read_manifest, trash_of
+from resilient.checkpoint.generations import create_record, read_generation
+from resilient.checkpoint.refs import absent
+from resilient.checkpoint.restore.reconstruct import can_reconstruct, find_chunk, mend_file
+from resilient.checkpoint.verified_read import fetch, tensors_hit
+from resilient.checkpoint.verify import copy_problem, damages
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, NothingToResume
+from resilient.format.digest import CHUNK_BYTES, damaged_ranges, digest_bytes
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.keys import MANIFEST, MANIFEST_COPY, aside_name
+from resilient.format.manifest import decode
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.checkpoint.verify import Damage
+    from resilient.format.keys import CheckpointId
+    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.storage.store import Store
+
+
+def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data: bytes) -> str:
+    """Put a whole file in the place of a damaged one, of which a copy stays in the folder.
+
+    Crash: the damaged one is there, perhaps with a copy beside it, or the whole one and the copy.
+    The name of the copy says what is in it, so the same again makes no second one.
+
+    Args:
+        store: the repository.
+        checkpoint: in whose folder the copy is kept.
+        key: of the file; it may lie in the folder of an older checkpoint.
+        data: what it should be, proved.
+
+    Returns:
+        The key of the copy; empty where there was nothing to keep.
+
+    Raises:
+        StoreError: the store failed; the damaged file is as it was, or the whole one is there.
+    """
+    try:
+        damaged = store.get(key)
+    except KeyNotFound:
+        damaged = data
+    kept = ""
+    if damaged != data:
+        kept = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))
+        store.put(kept, damaged)
+    store.put(key, data)
+    return kept
+
+
+class SiblingSource:
+    """Another checkpoint, read by the keys of the damaged one.
+
+    Attributes:
+        url: its name, for people.
+    """
+
+    def __init__(self, store: Store, damaged: Manifest, other: Manifest) -> None:
+        self.url = str(other.checkpoint)
+        self._store, self._other = store, other
+        self._names = {damaged.key(one.name): one.name for one in damaged.files}
+        self._entries = {one.name: one for one in other.files}
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes of the file of the same name there.
+
+        Raises:
+            KeyNotFound: it has no such file.
+            StoreError: it could not be read.
+        """
+        entry = self._entries.get(self._names.get(key, ""))
+        if entry is None:
+            raise KeyNotFound(f"no `{key}` in {self.url}", key=key)
+        return self._store.get_range(self._other.key(entry.name), start, length)
+
+    def may_have(self, entry: FileEntry, number: int) -> bool:
+        """Say whether a chunk should be there, by what its manifest says."""
+        held = self._entries.get(entry.name)
+        return held is not None and entry.chunks[number] == _chunk(held, number)
+
+
+def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
+    """Return the other checkpoints of a repository that have a chunk in common with one.
+
+    Crash: reads only.
+    """
+    found = []
+    for checkpoint in committed(store):
+        if checkpoint == manifest.checkpoint:
+            continue
+        with suppress(IntegrityError, KeyNotFound, IncompatibleCheckpoint):
+            other = SiblingSource(store, manifest, read_manifest(store, checkpoint))
+            if any(_shares(other, one) for one in manifest.files):
+                found.append(other)
+    return found
+
+
+def _shares(other: SiblingSource, entry: FileEntry) -> bool:
+    return any(other.may_have(entry, number) for number in range(len(entry.chunks)))
+
+
+def _chunk(entry: FileEntry, number: int) -> str | None:
+    return entry.chunks[number] if number < len(entry.chunks) else None
+
+
+COPY = "its second copy"
+PARITY = "parity"
+OWN_BYTES = "its own first bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class RepairStep:
+    """One file that can be made whole.
+
+    Attributes:
+        file: its name.
+        problem: what is wrong with it now.
+        source: where its bytes come from.
+    """
+
+    file: str
+    problem: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnrepairableFile:
+    """One file that cannot be made whole.
+
+    Attributes:
+        file: its name.
+        problem: what is wrong with it.
+        start: first byte of the damage.
+        stop: the byte after its last.
+        tensors: names of all tensors that have bytes there.
+    """
+
+    file: str
+    problem: str
+    start: int = 0
+    stop: int = 0
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What a repair would do, and what it cannot.
+
+    Attributes:
+        checkpoint: which one.
+        manifest: its table of contents, wherever that was found; None if it is lost.
+        manifest_bytes: the same as stored, to be put; None if the manifest is whole.
+        fixes: files that can be made whole, in the order in which they are put.
+        losses: files that cannot.
+        is_gone: whether the checkpoint has no manifest, and shall have one again.
+    """
+
+    checkpoint: CheckpointId
+    manifest: Manifest | None
+    manifest_bytes: bytes | None
+    fixes: tuple[RepairStep, ...]
+    losses: tuple[UnrepairableFile, ...]
+    is_gone: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether resume can take the checkpoint once the plan is carried out."""
+        needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
+        return not any(one.file in needed for one in self.losses)
+
+    @property
+    def lost_tensors(self) -> tuple[str, ...]:
+        """Names of tensors with lost bytes."""
+        return tuple(sorted({name for one in self.losses for name in one.tensors}))
+
+    @property
+    def whole_tensors(self) -> tuple[str, ...]:
+        """Names of tensors that are whole, or will be."""
+        everything = self.manifest.tensors if self.manifest else ()
+        lost = set(self.lost_tensors)
+        return tuple(one.name for one in everything if one.name not in lost)
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """Whether each part is whole, or will be: its tensors and its plain values."""
+        manifest = self.manifest
+        if manifest is None:
+            return {}
+        hurt = {one.part for one in manifest.tensors if one.name in set(self.lost_tensors)}
+        documents = {one.file for one in self.losses}
+        return {
+            one.name: one.name not in hurt and one.document not in documents
+            for one in manifest.parts
+        }
+
+
+def plan_repair(
+    store: Store,
+    checkpoint: CheckpointId,
+    others: Sequence[Store] = (),
+    *,
+    undelete: bool = False,
+) -> RepairPlan:
+    """Return what a repair of a checkpoint would do: every byte of it is read for that.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        checkpoint: which one.
+        others: repositories that may hold the same checkpoint.
+        undelete: repair it although its manifest is gone, which usually means that somebody or a
+            rotation let it go.
+
+    Raises:
+        NothingToResume: it has no manifest, and ``undelete`` was not asked for or finds no copy.
+        IncompatibleCheckpoint: a newer format.
+        StoreError: a store failed, which says nothing about the checkpoint.
+    """
+    manifest, data, fixes = _manifest(store, checkpoint, others, undelete=undelete)
+    if manifest is None:
+        return RepairPlan(
+            checkpoint, None, None, (), (UnrepairableFile(MANIFEST, "damaged, and no copy"),)
+        )
+    found = [_with_first_bytes(store, manifest, one) for one in damages(store, manifest, "full")]
+    near: list[Store | SiblingSource] = [*others]
+    near += siblings_of(store, manifest) if found else []
+    left = {one.finding.file: _not_elsewhere(one, manifest, near) for one in found}
+    losses = []
+    for one in found:
+        name, problem = one.finding.file, one.finding.problem
+        if can_reconstruct(manifest, name, left):
+            fixes = [
+                *fixes,
+                RepairStep(name, problem, _source(one, left[name], _used(one, manifest, near))),
+            ]
+        else:
+            span = one.finding
+            losses.append(UnrepairableFile(name, problem, span.start, span.stop, one.tensors))
+    problem = copy_problem(store, checkpoint, "full") if manifest.parity else ""
+    if problem:
+        fixes = [*fixes, RepairStep(MANIFEST_COPY, problem, "the manifest")]
+    # The manifest last: as in a save, what it names is there before it is.
+    fixes = sorted(fixes, key=lambda one: one.file == MANIFEST)
+    gone = data is not None and not _is_there(store, checkpoint)
+    return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
+
+
+def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> dict[str, str]:
+    """Put every file that can be made whole, proved; a checkpoint that was gone only if all can.
+
+    Crash: each file is what it was or whole, and then what it was is beside it; the same repair
+    again goes on from there.
+
+    Args:
+        store: the repository.
+        plan: what :func:`plan_repair` returned for it.
+        others: as for the plan.
+
+    Returns:
+        By file name the key under which what was damaged is kept; what was missing is not there.
+
+    Raises:
+        NothingToResume: the checkpoint was let go meanwhile; no file was put since.
+        IntegrityError: more is damaged now than when the plan was made.
+        StoreError: a store failed.
+    """
+    manifest, checkpoint = plan.manifest, plan.checkpoint
+    kept: dict[str, str] = {}
+    if manifest is None or (plan.is_gone and not plan.is_whole):
+        return kept
+    places: list[Store | SiblingSource] = [store, *others, *siblings_of(store, manifest)]
+    for fix in plan.fixes:
+        if not plan.is_gone and not _is_there(store, checkpoint):
+            raise NothingToResume(
+                f"{checkpoint} was let go while it was repaired",
+                hint=f"resilient ckpt ls {shell_quote(store.url)}",
+            )
+        key, data = _whole(store, places, plan, fix.file)
+        if plan.is_gone and fix.file == MANIFEST:
+            create_record(store, key, data)
+            continue
+        aside = replace_damaged_file(store, checkpoint, key, data)
+        if aside:
+            kept[fix.file] = aside
+    return kept
+
+
+def _whole(
+    store: Store, places: Sequence[Store | SiblingSource], plan: RepairPlan, file: str
+) -> tuple[str, bytes]:
+    """Return the key of a file that a plan mends, and what it should be, proved."""
+    manifest = plan.manifest
+    if manifest is not None and file not in (MANIFEST, MANIFEST_COPY):
+        return manifest.key(file), mend_file(places, manifest, manifest.file(file))
+    return plan.checkpoint.key(file), plan.manifest_bytes or _bytes_of(store, plan.checkpoint)
+
+
+def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
+    try:
+        store.stat(checkpoint.manifest_key)
+    except KeyNotFound:
+        return False
+    return True
+
+
+def _manifest(
+    store: Store, checkpoint: CheckpointId, others: Sequence[Store], *, undelete: bool
+) -> tuple[Manifest | None, bytes | None, list[RepairStep]]:
+    """Return the manifest; if it has to be replaced, also its bytes and the fix."""
+    try:
+        return read_manifest(store, checkpoint), None, []
+    except IntegrityError as error:
+        problem = error.message
+    except KeyNotFound as error:
+        problem = "gone"
+        if not undelete:
+            raise _gone(store, checkpoint) from error
+    for data, source in _copies(store, checkpoint, others):
+        manifest = decode(data, checkpoint.manifest_key)
+        return manifest, data, [RepairStep(MANIFEST, problem, source)]
+    if problem == "gone":
+        raise _gone(store, checkpoint)
+    return None, None, []
+
+
+def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
+    if checkpoint in trash_of(folders_of(store)):
+        return absent(store, str(checkpoint))
+    has_copy = not copy_problem(store, checkpoint, "full")
+    way = f"resilient ckpt repair {checkpoint} {shell_quote(store.url)} --undelete"
+    return NothingToResume(
+        f"{checkpoint} has no manifest at {store.url}: it was never committed, or was let go by a "
+        "rotation or by hand; repair does not bring back by itself what was let go",
+        hint=way if has_copy else f"resilient ckpt ls {shell_quote(store.url)}",
+    )
+
+
+def _copies(
+    store: Store, checkpoint: CheckpointId, others: Sequence[Store]
+) -> list[tuple[bytes, str]]:
+    """Return whole copies of a manifest, the nearest first, and where each lies."""
+    found = []
+    with suppress(KeyNotFound, IntegrityError):
+        found.append((_proved(store, checkpoint, checkpoint.copy_key), COPY))
+    for other in others:
+        with suppress(KeyNotFound, IntegrityError):
+            if _same_life(store, other, checkpoint.generation):
+                found.append((_bytes_of(other, checkpoint), other.url))
+    return found
+
+
+def _bytes_of(store: Store, checkpoint: CheckpointId) -> bytes:
+    return _proved(store, checkpoint, checkpoint.manifest_key)
+
+
+def _proved(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
+    def prove(data: bytes) -> bytes:
+        decode(data, checkpoint.manifest_key)
+        return data
+
+    return fetch(store, key, prove, DOCUMENT_BYTES_MAX)
+
+
+def _same_life(store: Store, other: Store, number: int) -> bool:
+    """Say whether a life's record is the same in both repositories.
+
+    Names alone prove nothing: another run, or a fork of this one, has folders of these names.
+    """
+    return read_generation(store, number) == read_generation(other, number)
+
+
+def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damage:
+    """Return damage of a file that is longer than committed with a look at what it begins with."""
+    if damage.chunks is None or damage.chunks:
+        return damage
+    entry = manifest.file(damage.finding.file)
+    try:
+        data = store.get_range(manifest.key(entry.name), 0, entry.size_bytes)
+    except KeyNotFound:
+        return damage
+    chunks = frozenset(start // CHUNK_BYTES for start, _ in damaged_ranges(data, entry.proof))
+    hit = tuple(tensors_hit(manifest, entry.name, data)) if chunks else ()
+    return replace(damage, chunks=chunks, tensors=hit)
+
+
+def _used(
+    damage: Damage, manifest: Manifest, places: Sequence[Store | SiblingSource]
+) -> list[Store | SiblingSource]:
+    """Return the places that hold a damaged chunk."""
+    entry = manifest.file(damage.finding.file)
+    return [
+        place
+        for place in places
+        if any(find_chunk([place], manifest, entry, one) for one in damage.chunks or ())
+    ]
+
+
+def _not_elsewhere(
+    damage: Damage, manifest: Manifest, others: Sequence[Store | SiblingSource]
+) -> frozenset[int]:
+    """Return the damaged chunks that no other place holds."""
+    chunks = damage.chunks or frozenset()
+    if not others:
+        return chunks
+    entry = manifest.file(damage.finding.file)
+    return frozenset(one for one in chunks if find_chunk(others, manifest, entry, one) is None)
+
+
+def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | SiblingSource]) -> str:
+    """Say where a file's missing bytes come from."""
+    elsewhere = " or ".join(one.url for one in others)
+    if not damage.chunks:
+        return OWN_BYTES
+    if not left:
+        return elsewhere
+    return PARITY if left == damage.chunks else f"{PARITY} and {elsewhere}"

@@ -1,0 +1,185 @@
+"""Read files from the memory that staged them.
+
+Read a checkpoint from the memory that staged it, while that is whole; else from the store.
+
+A file of a checkpoint as it lies in shared memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.tiers.tiered_store import TieredStore, use_other_replica
+from resilient.errors import IntegrityError
+from resilient.format.digest import CHUNK_BYTES, FileDigest, digest_file
+from resilient.storage.shared_memory import map_file
+from resilient.storage.store import ObjectInfo
+from resilient.storage.transfer import max_ranges, read_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from resilient.storage.store import Data, Store
+    from resilient.storage.transfer import Arrived, ScatterBuffer
+
+_PIECE_BYTES = 512 << 10
+"""A part of what a core's own cache holds: its bytes are digested before they leave that."""
+
+
+class MemoryCachedStore:
+    """A Store that reads files from shared memory if they still are what was stored.
+
+    What exists is asked of the store alone: manifests and generation records are never taken
+    from memory, so memory can speed a resume up and never change what is resumed. Bytes that
+    are not what they were are read from the store instead.
+
+    Args:
+        store: the repository.
+        held: files in shared memory, by key.
+        told: of the key of a file whose memory is not what it was, once.
+    """
+
+    def __init__(
+        self, store: Store, held: Mapping[str, StagedFileRecord], told: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._held = dict(held)
+        self._told = told
+        self.url = store.url
+        self.exclusive = store.exclusive
+        self.ranges = max_ranges(store)
+        self.recalled_bytes = 0
+        self._remembered: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def recalled(self) -> set[str]:
+        """Keys of which bytes came from memory, or from another tier than saves go to.
+
+        Of them nobody has read what is stored there.
+        """
+        elsewhere = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
+        return self._remembered | elsewhere
+
+    def doubt(self, key: str) -> bool:
+        """Turn away from the near copy of an object, if the store has tiers."""
+        return use_other_replica(self._store, key)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object, from memory if that is whole."""
+        held = self._held.get(key)
+        data = _recall(held) if held else None
+        if data is None:
+            self._distrust(key)
+            return self._store.get(key)
+        self._count(key, len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of an object, from the store."""
+        return self._store.get_range(key, start, length)
+
+    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``, from memory if what is wanted is whole there.
+
+        Each chunk is proved once, by whom it is told to: ``arrived`` raises IntegrityError of what
+        does not fit. What it raises of memory only turns the reader away from that.
+        """
+        held = self._held.get(key)
+        if held is None or not _is_chunks(held, start, start + len(room)):
+            return read_into(self._store, key, start, room, arrived)
+        if not _is_recalled(held, start, room, arrived):
+            self._distrust(key)
+            return read_into(self._store, key, start, room, arrived)
+        self._count(key, len(room))
+        return len(room)
+
+    def put(self, key: str, data: Data) -> None:
+        """Store ``data``."""
+        self._store.put(key, data)
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store ``data`` if the key is free."""
+        self._store.put_new(key, data)
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """Return what the store holds."""
+        return self._store.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """Remove an object from the store."""
+        self._store.delete(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return what the store knows of an object, or of a held file its length."""
+        held = self._held.get(key)
+        return ObjectInfo(key, held.proof.size_bytes) if held else self._store.stat(key)
+
+    def _distrust(self, key: str) -> None:
+        with self._lock:
+            held = self._held.pop(key, None)
+        if held is not None:
+            self._told(key)
+
+    def _count(self, key: str, size_bytes: int) -> None:
+        with self._lock:
+            self._remembered.add(key)
+            self.recalled_bytes += size_bytes
+
+
+def _recall(held: StagedFileRecord) -> bytes | None:
+    """Return a copy of the shared bytes, or None if they are gone or not what was stored."""
+    try:
+        data = bytes(map_file(Path(held.path), held.proof.size_bytes, writable=False))
+    except (OSError, ValueError):
+        return None
+    return data if digest_file(data) == held.proof else None
+
+
+def _is_chunks(held: StagedFileRecord, start: int, stop: int) -> bool:
+    """Say whether a range is of whole chunks, which alone can be proved."""
+    return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
+
+
+def _is_recalled(held: StagedFileRecord, start: int, room: ScatterBuffer, arrived: Arrived) -> bool:
+    """Fill ``room`` with whole chunks of the shared bytes; say whether all came and all fit."""
+    try:
+        with Path(held.path).open("rb", buffering=0) as file:
+            file.seek(start)
+            for at in range(0, len(room), _PIECE_BYTES):
+                pieces = room.cut(at, at + _PIECE_BYTES)
+                if any(file.readinto(piece) != len(piece) for piece in pieces):
+                    return False
+                arrived(at, at + sum(map(len, pieces)))
+    except (IntegrityError, OSError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFileRecord:
+    """One file of a checkpoint in shared memory, with what its bytes were when it was stored.
+
+    Attributes:
+        path: the shared file.
+        proof: length and digests of the content.
+    """
+
+    path: str
+    proof: FileDigest
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        proof = self.proof
+        return {"path": self.path, "proof": [proof.size_bytes, proof.digest, list(proof.chunks)]}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> StagedFileRecord:
+        """Return what ``to_json`` described."""
+        size_bytes, digest, chunks = value["proof"]
+        return StagedFileRecord(
+            str(value["path"]), FileDigest(int(size_bytes), str(digest), tuple(chunks))
+        )

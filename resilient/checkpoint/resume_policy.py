@@ -1,0 +1,174 @@
+"""Resume policy: from the user's wish and the records of a repository to what an attempt begins.
+
+A wish other than ``auto`` holds in every attempt until a checkpoint of this run exists. The
+decision is a pure function of facts. The coordinator reads the facts, so all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import folders_of
+from resilient.checkpoint.generations import list_marks, list_numbers, read_generation
+from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
+from resilient.format.keys import MANIFEST, CheckpointId
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from resilient.distributed.identity import StartIdentity
+    from resilient.storage.store import Store
+
+AUTO = "auto"
+NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFacts:
+    """One generation of the repository, as far as the resume policy needs it.
+
+    Attributes:
+        number: Number of the generation.
+        is_ours: Whether this run began it; None if its record cannot be read.
+        parent: Checkpoint that it began from, None for a start from scratch.
+        has_checkpoint: Whether a committed checkpoint of it is there.
+        has_mark: Whether it is known to have committed one.
+    """
+
+    number: int
+    is_ours: bool | None
+    parent: CheckpointId | None = None
+    has_checkpoint: bool = False
+    has_mark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFacts:
+    """Facts that decide from what an attempt begins.
+
+    Attributes:
+        wish: ``auto``, ``never``, a reference or a folder.
+        is_first: Whether no earlier attempt of this start can have written to the repository.
+        generations: Generations of the repository, oldest first.
+    """
+
+    wish: str
+    is_first: bool
+    generations: tuple[GenerationFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeDecision:
+    """Reference that an attempt begins from, or a refusal.
+
+    Attributes:
+        reference: ``auto``, ``never``, a reference or a folder; empty for a refusal.
+        reason: Reason if the reference is not the wish, or of the refusal.
+    """
+
+    reference: str
+    reason: str = ""
+
+
+def decide_resume(facts: ResumeFacts) -> ResumeDecision:
+    """Return from what an attempt begins."""
+    if facts.wish == AUTO:
+        return ResumeDecision(AUTO)
+    ours = [one for one in facts.generations if one.is_ours]
+    saved = [one.number for one in ours if one.has_checkpoint]
+    if saved:
+        return ResumeDecision(AUTO, f"generation {saved[-1]} of this run has saved a checkpoint")
+    if refusal := _refusal(facts, ours):
+        return ResumeDecision("", refusal)
+    pinned = [one.parent for one in ours if one.parent is not None]
+    if pinned and facts.wish != NEVER:
+        # A reference such as `latest~1` means another checkpoint once a generation was claimed.
+        return ResumeDecision(pinned[-1].folder, "this run began there")
+    return ResumeDecision(facts.wish)
+
+
+def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
+    """Return why a run without a checkpoint may not begin as wished; empty if it may."""
+    lost = [one.number for one in ours if one.has_mark]
+    if lost:
+        return f"generation {lost[-1]} of this run committed checkpoints, and none is left"
+    unknown = [] if facts.is_first else _unknown(facts, ours)
+    if unknown:
+        return (
+            f"the record of generation {unknown[-1]} cannot be read, and its checkpoints may be of "
+            "this run"
+        )
+    return ""
+
+
+def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
+    """Return the generations with checkpoints that may be of this run."""
+    first = ours[0].number if ours else 0
+    return [
+        one.number
+        for one in facts.generations
+        if one.is_ours is None and one.number > first and (one.has_checkpoint or one.has_mark)
+    ]
+
+
+def read_resume_facts(
+    store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
+) -> ResumeFacts:
+    """Return the facts of a repository for a wish.
+
+    Crash: reads only.
+
+    Args:
+        store: Repository.
+        wish: ``auto``, ``never``, a reference or a folder.
+        starts: Identities of all ranks; an agent that joined later brings one of its own.
+        is_first: Whether no earlier attempt of this start can have written to the repository.
+
+    Raises:
+        StoreError: The store failed; silence decides nothing.
+    """
+    if wish == AUTO:
+        return ResumeFacts(wish, is_first)
+    numbers, marks, folders = list_numbers(store), set(list_marks(store)), folders_of(store)
+    whole = {one.generation for one, names in folders.items() if MANIFEST in names}
+    found = []
+    for number in sorted({*numbers, *whole, *marks}):
+        is_ours, parent = _owner(store, number, starts)
+        found.append(GenerationFacts(number, is_ours, parent, number in whole, number in marks))
+    return ResumeFacts(wish, is_first, tuple(found))
+
+
+def _owner(
+    store: Store, number: int, starts: Collection[StartIdentity]
+) -> tuple[bool | None, CheckpointId | None]:
+    try:
+        record = read_generation(store, number)
+    except (IntegrityError, KeyNotFound):
+        return None, None
+    begun = record.start
+    if begun is None:
+        return False, record.parent
+    return any(one.continues(begun) for one in starts), record.parent
+
+
+def settle_wish(
+    store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
+) -> ResumeDecision:
+    """Return from what an attempt begins, as the repository says.
+
+    Crash: reads only.
+
+    Raises:
+        NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+        StoreError: The store failed; silence decides nothing.
+    """
+    decision = decide_resume(read_resume_facts(store, wish, starts, is_first=is_first))
+    if not decision.reference:
+        raise NoIntactCheckpoint(
+            f"cannot obey `--resume {wish}` at {store.url}: {decision.reason}. Nothing was changed",
+            hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey it all the same, start "
+            "the command anew",
+        )
+    return decision

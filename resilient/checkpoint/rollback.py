@@ -1,0 +1,140 @@
+"""Move the place that resume takes: back to an older checkpoint, or forward again.
+
+A move is a life that begins from the checkpoint and saves nothing. So nothing is copied or
+deleted, it costs one small object, and a process of the older life is fenced: it ends at its next
+save (exit code 80), and what it saves before it looks is outside the line of descent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import folders_of, lineage
+from resilient.checkpoint.fencing import check_store_capabilities
+from resilient.checkpoint.generations import check_fence, claim
+from resilient.checkpoint.reflog import ROLLBACK, UNDO, Reflog
+from resilient.checkpoint.verify import verify
+from resilient.errors import IntegrityError, KeyNotFound
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from resilient.clock import Clock
+    from resilient.format.keys import CheckpointId
+    from resilient.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPlan:
+    """A move, before it is made.
+
+    Attributes:
+        before: what resume takes now; None for a start from scratch.
+        after: what it is to take.
+        left: what will be abandoned by it, newest first; it stays until it is pruned.
+        undoes: the life that is taken back; 0 for a rollback.
+    """
+
+    before: CheckpointId | None
+    after: CheckpointId
+    left: tuple[CheckpointId, ...] = ()
+    undoes: int = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything changes by it."""
+        return self.before != self.after or bool(self.undoes)
+
+
+def plan_rollback(store: Store, target: CheckpointId) -> RollbackPlan:
+    """Return the move to ``target``.
+
+    Crash: reads only.
+
+    Raises:
+        IntegrityError: files of the target are missing or of the wrong size, so resume would
+            pass it over.
+        StoreError: the store failed.
+    """
+    return _plan(store, target, 0)
+
+
+def plan_undo(store: Store) -> RollbackPlan:
+    """Return the move that takes the newest rollback back that was not taken back yet.
+
+    Crash: reads only.
+
+    Raises:
+        NothingToResume: there is none, or what it left was deleted.
+        IntegrityError: a record is damaged, or the target is.
+        StoreError: the store failed.
+    """
+    undoes, target = Reflog(store).undone_to()
+    return _plan(store, target, undoes)
+
+
+def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
+    damaged = [one for one in verify(store, target, "quick") if one.severity == "damaged"]
+    if damaged:
+        raise IntegrityError(
+            f"{target} at {store.url} is damaged, and resume would pass it over: "
+            f"{damaged[0].file} {damaged[0].problem}; nothing was changed",
+            key=target.manifest_key,
+            hint=f"resilient ckpt repair {shell_quote(target)} {shell_quote(store.url)}",
+        )
+    known = lineage(store)
+    line = known.candidates
+    kept = set(_line_from(store, target))
+    left = tuple(one for one in line if one not in kept)
+    return RollbackPlan(line[0] if line else None, target, left, undoes)
+
+
+def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
+    """Return the line of descent as it is once a life has begun from ``target``."""
+    folders = {one: names for one, names in folders_of(store).items() if one <= target}
+    older = [number for number in Reflog(store).numbers if number <= target.generation]
+    return list(lineage(store, folders, older).candidates)
+
+
+def apply_rollback(
+    store: Store, journey: RollbackPlan, clock: Clock, *, single_writer: bool = False
+) -> int | None:
+    """Make the move; return the number of the life that it is, None if it changes nothing.
+
+    Crash: either the life is there and the move is made, or nothing changed. The same command
+    again ends in the same place.
+
+    Args:
+        store: the repository.
+        journey: what was planned.
+        clock: gives the record's time.
+        single_writer: the user promises that no other job writes here.
+
+    Raises:
+        Fenced: another life began at the same moment and comes after; the move has no effect.
+        IntegrityError: a rotation took the target at the same moment.
+        NotExclusive: the store cannot fence and the user did not promise to be alone.
+        StoreError: the store failed; the move may be made.
+    """
+    if not journey.is_needed:
+        return None
+    check_store_capabilities(store, clock, single_writer=single_writer)
+    life = claim(
+        store,
+        journey.after,
+        cause=UNDO if journey.undoes else ROLLBACK,
+        clock=clock,
+        above=max((one.generation for one in folders_of(store)), default=0),
+        single_writer=single_writer,
+    )
+    check_fence(store, life.number, life.token)
+    try:
+        store.stat(journey.after.manifest_key)
+    except KeyNotFound as error:
+        raise IntegrityError(
+            f"{journey.after} was deleted at {store.url} while it was being gone back to; resume "
+            "takes the newest that is left before it",
+            key=journey.after.manifest_key,
+            hint=f"resilient ckpt undo {shell_quote(store.url)}",
+        ) from error
+    return life.number

@@ -1,0 +1,173 @@
+"""Begin a life together: the coordinator claims its number, every rank learns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.checkpoint.catalog import committed, folders_of
+from resilient.checkpoint.fencing import check_store_capabilities
+from resilient.checkpoint.generations import Generation, claim
+from resilient.checkpoint.tiers.tiered_store import (
+    TieredStore,
+    adopt_manifests,
+    copy_generation_record,
+    nearest_store,
+    require_same_run,
+)
+from resilient.distributed.coordination import agree, capture_failure
+from resilient.errors import Fenced, KeyNotFound, ResilientError
+from resilient.format.keys import is_file_name, parse_checkpoint
+from resilient.redaction import shell_quote
+from resilient.storage.local import TEMPORARY
+from resilient.storage.posix import fsync_leftovers
+from resilient.storage.store import Sweepable
+
+if TYPE_CHECKING:
+    from resilient.checkpoint.context import CheckpointContext
+    from resilient.checkpoint.resume_selection import ResumeChoice
+    from resilient.distributed.identity import StartIdentity
+    from resilient.processes import ProcessIdentity
+    from resilient.storage.store import Store
+
+
+def start_generation(
+    desk: CheckpointContext,
+    choice: ResumeChoice,
+    cause: str,
+    start: StartIdentity | None = None,
+    process: ProcessIdentity | None = None,
+) -> Generation:
+    """Claim the next number for a life that starts from ``choice``, and say so.
+
+    Collective: every rank, once per life.
+    Crash: the number is used up; nothing else changed.
+
+    Args:
+        desk: the repository and the ranks.
+        choice: what the life starts from, and what was passed over.
+        cause: why it begins.
+        start: Identity of the start that the generation belongs to.
+        process: The process that claims the number; None for a tool.
+
+    Raises:
+        Fenced: another job is at work here, and has rotated away what this life loaded.
+        NotExclusive: the store cannot fence and the user did not promise to be alone.
+        StoreError: the store failed.
+    """
+
+    def look() -> None:
+        if isinstance(desk.store, TieredStore) and desk.leads:
+            require_same_run(desk.store)
+
+    def work(_shown: list[Any]) -> dict[str, Any]:
+        check_store_capabilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
+        fsync_leftovers(desk.store)
+        above = _highest(desk.store)
+        _require_parent(desk.store, choice)
+        return claim(
+            desk.store,
+            choice.checkpoint,
+            cause=cause,
+            clock=desk.clock,
+            above=above,
+            single_writer=desk.limits.single_writer,
+            start=start,
+            process=process,
+        ).to_json()
+
+    ruling = agree(
+        desk.comms, "resume/claim", capture_failure(look), work, desk.limits.within_seconds
+    )
+    life = Generation.from_json(ruling)
+    _share_near_tier(desk, life)
+    told = desk.within(life)
+    for one in choice.skipped:
+        told.tell(events.CheckpointSkipped(one.name, one.reason))
+    if life.parent is None and desk.world.is_coordinator:
+        _tell_what_is_left(told)
+    parent = life.parent.folder if life.parent else ""
+    told.tell(events.GenerationClaimed(life.number, parent, cause))
+    if desk.leads:
+        sweep_uploads(told, life.number)
+    return life
+
+
+def _require_parent(store: Store, choice: ResumeChoice) -> None:
+    """Refuse to begin from what is gone: whoever came next would take it for a loss."""
+    if choice.checkpoint is None:
+        return
+    try:
+        store.stat(choice.checkpoint.manifest_key)
+    except KeyNotFound as error:
+        raise Fenced(
+            f"{choice.checkpoint} was rotated away at {store.url} while this life loaded it: "
+            "another job of this run is at work there, and what it saves is intact",
+            hint=f"resilient ckpt reflog {shell_quote(store.url)}",
+        ) from error
+
+
+def _highest(store: Store) -> int:
+    """Return the highest number that any folder of checkpoints bears, 0 if there is none.
+
+    A near tier counts with the folders of lives that nobody knows any more, too: the name of a
+    save must be free there.
+    """
+    near = nearest_store(store)
+    folders = [*folders_of(store), *(folders_of(near) if near is not store else ())]
+    return max((one.generation for one in folders), default=0)
+
+
+def _share_near_tier(desk: CheckpointContext, life: Generation) -> None:
+    """See to it that what this life saves near counts as its own, in every place. Collective."""
+    tiers = desk.store
+    if not isinstance(tiers, TieredStore):
+        return
+
+    def share() -> None:
+        if desk.leads:
+            adopt_manifests(tiers)
+            copy_generation_record(tiers, life.number)
+
+    agree(
+        desk.comms,
+        "resume/near",
+        capture_failure(share),
+        lambda _: None,
+        desk.limits.within_seconds,
+    )
+    if desk.promoter and desk.leads:
+        desk.promoter.begin(desk, life.number, life.parent)
+
+
+def _tell_what_is_left(desk: CheckpointContext) -> None:
+    left = committed(desk.store)
+    if left:
+        desk.tell(events.RunRestartedFromScratch(len(left), left[0].folder))
+
+
+def sweep_uploads(desk: CheckpointContext, mine: int) -> None:
+    """Remove what killed processes of older lives left unfinished: uploads, temporary files.
+
+    No age is needed: nothing that an older life still writes can be committed any more. What
+    cannot be cleaned up costs storage, not safety, so a failure is only an event.
+
+    Crash: some are aborted; none of them was ever an object.
+    """
+    store = desk.store if desk.world.is_coordinator else nearest_store(desk.store)
+    if not isinstance(store, Sweepable):
+        return
+
+    def is_of_an_older_life(key: str) -> bool:
+        folder, _, name = key.partition("/")
+        checkpoint = parse_checkpoint(folder)
+        is_known = is_file_name(name) or name.startswith(TEMPORARY)
+        return is_known and checkpoint is not None and checkpoint.generation < mine
+
+    try:
+        gone = store.sweep(is_of_an_older_life, 0.0, desk.clock)
+    except ResilientError as error:
+        desk.emit(events.UploadCleanupFailed(error.message, error.hint))
+        return
+    if gone:
+        desk.emit(events.UploadsAborted(len(gone)))

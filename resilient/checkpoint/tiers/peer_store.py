@@ -1,0 +1,272 @@
+"""Near repositories of other hosts over TCP; which ranks share one.
+
+The near repository of another host, read over the network: what this host has not by itself.
+
+Each host serves what its near repository holds of checkpoints and of the records of lives, and
+nothing else, to those who know this life's token. It cannot be written from elsewhere.
+
+Which ranks share a near repository: one for all, or one on the disk of each host.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from resilient.clock import SystemClock
+from resilient.distributed.kv_store import (
+    JsonLineSocket,
+    MalformedMessage,
+    TcpServer,
+    greeted,
+    listen_for,
+)
+from resilient.errors import KeyNotFound, ResilientError, StoreDenied, StoreUnavailable
+from resilient.format.keys import parse_generation, split_checkpoint_key
+from resilient.storage.store import ObjectInfo, is_key
+from resilient.storage.transfer import MultipartConfig, ScatterBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resilient.clock import Clock
+    from resilient.distributed.kv_store import Address
+    from resilient.storage.store import Data, Store
+    from resilient.storage.transfer import Arrived
+
+PIECE_BYTES_MAX = 8 << 20
+"""Longest piece that one request brings."""
+
+_REST_SECONDS = (1.0, 30.0)
+
+
+class PeerServer(TcpServer):
+    """Lets other hosts read a near repository.
+
+    Args:
+        near: the repository.
+        host: this host's name as the others reach it.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+
+    def __init__(self, near: Store, host: str) -> None:
+        self._near = near
+        super().__init__(self._converse, listen_for(host), host)
+
+    def _converse(self, lines: JsonLineSocket) -> None:
+        while (asked := lines.receive()) is not None:
+            data = b""
+            try:
+                answer, data = _answer(self._near, asked)
+            except KeyNotFound:
+                answer = {"is_missing": True}
+            except ResilientError as error:
+                answer = {"failed": error.message}
+            lines.send(answer)
+            lines.send_bytes(data)
+
+
+def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Return what to say, and the bytes that follow; whatever was asked is not trusted.
+
+    Raises:
+        KeyNotFound: no such object, or none that may be read from elsewhere.
+        StoreError: the repository failed.
+        ValueError: nonsense was asked.
+    """
+    verb, key = asked["verb"], str(asked["key"])
+    if verb == "list" and is_key(key.removesuffix("/")):
+        found = [[one.key, one.size_bytes] for one in near.list(key) if _may_be_read(one.key)]
+        return {"entries": found}, b""
+    if not _may_be_read(key):
+        raise KeyNotFound(f"`{key:.80}` is not served", key="")
+    if verb == "stat":
+        return {"size_bytes": near.stat(key).size_bytes}, b""
+    start, length = int(asked["start"]), int(asked["length"])
+    if verb != "read" or start < 0 or not 0 <= length <= PIECE_BYTES_MAX:
+        raise ValueError(verb)
+    data = near.get_range(key, start, length)
+    return {"size_bytes": len(data)}, data
+
+
+def _may_be_read(key: str) -> bool:
+    return split_checkpoint_key(key) is not None or parse_generation(key) is not None
+
+
+class PeerStore:
+    """A Store over what a :class:`PeerServer` serves; it can only be read.
+
+    A host that could not be reached is left alone for a second, then for twice as long each time,
+    up to half a minute: whoever asks meanwhile is told at once that it does not answer.
+
+    Args:
+        address: where.
+        url: what to call it.
+        clock: time.
+    """
+
+    def __init__(self, address: Address, url: str, clock: Clock | None = None) -> None:
+        self.url = url
+        self.exclusive = False
+        self.ranges = MultipartConfig(PIECE_BYTES_MAX, in_flight=4)
+        self.address = address
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._free: list[JsonLineSocket] = []
+        self._clock = clock or SystemClock()
+        self._rest_seconds = 0.0
+        self._alone_until_seconds = 0.0
+
+    def reach(self) -> None:
+        """Connect now, so that it is known early that nobody can.
+
+        Raises:
+            StoreUnavailable: nobody serves there.
+        """
+        lines = self._connect()
+        with self._lock:
+            self._free.append(lines)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        size_bytes = self.stat(key).size_bytes
+        data = bytearray(size_bytes)
+        came = self.fill(key, 0, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None)
+        return bytes(data[:came])
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return part of an object; fewer bytes only at its end."""
+        data = bytearray(length)
+        came = self.fill(key, start, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None)
+        return bytes(data[:came])
+
+    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``, piece by piece."""
+        done = 0
+        while done < len(room):
+            piece = room.part(done, done + PIECE_BYTES_MAX)
+            came = self._ask(piece, verb="read", key=key, start=start + done, length=len(piece))
+            done += came["size_bytes"]
+            arrived(done - came["size_bytes"], done)
+            if came["size_bytes"] < len(piece):
+                break
+        return done
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """Return what is served under ``prefix``."""
+        found = self._ask(verb="list", key=prefix)["entries"]
+        return [ObjectInfo(str(key), int(size_bytes)) for key, size_bytes in found]
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return an object's entry."""
+        return ObjectInfo(key, int(self._ask(verb="stat", key=key)["size_bytes"]))
+
+    def put(self, key: str, data: Data) -> NoReturn:
+        """Refuse."""
+        del data
+        raise StoreDenied(f"{self.url} can only be read from here", key=key)
+
+    def put_new(self, key: str, data: Data) -> NoReturn:
+        """Refuse."""
+        self.put(key, data)
+
+    def delete(self, key: str) -> NoReturn:
+        """Refuse."""
+        self.put(key, b"")
+
+    def close(self) -> None:
+        """Leave."""
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, []
+        for lines in free:
+            lines.close()
+
+    def _ask(self, room: ScatterBuffer | None = None, **asked: Any) -> dict[str, Any]:
+        """Ask over a connection that nobody else uses meanwhile.
+
+        Raises:
+            KeyNotFound: no such object there.
+            StoreUnavailable: that host does not answer, or its disk failed.
+        """
+        with self._lock:
+            lines = self._free.pop() if self._free else None
+        lines = lines or self._connect()
+        try:
+            answer = self._said(lines, room, asked)
+        except (OSError, MalformedMessage, KeyError, TypeError, ValueError) as error:
+            lines.close()
+            raise self._silent(repr(error)) from error
+        with self._lock:
+            is_kept = not self._is_closed
+            if is_kept:
+                self._free.append(lines)
+        if not is_kept:
+            lines.close()
+        if "is_missing" in answer:
+            raise KeyNotFound(f"no `{asked['key']}` at {self.url}", key=asked["key"])
+        if "failed" in answer:
+            raise StoreUnavailable(f"{self.url}: {answer['failed']}", key=asked["key"])
+        return answer
+
+    @staticmethod
+    def _said(
+        lines: JsonLineSocket, room: ScatterBuffer | None, asked: dict[str, Any]
+    ) -> dict[str, Any]:
+        lines.send(asked)
+        answer = lines.receive()
+        if answer is None:
+            raise MalformedMessage("it closed the connection")
+        if room is not None and "size_bytes" in answer:
+            size_bytes = int(answer["size_bytes"])
+            if not 0 <= size_bytes <= len(room):
+                raise ValueError(f"{size_bytes} of {len(room)} bytes")
+            for piece in room.cut(0, size_bytes):
+                lines.receive_into(piece)
+        return answer
+
+    def _connect(self) -> JsonLineSocket:
+        left_seconds = self._alone_until_seconds - self._clock.monotonic_seconds()
+        if left_seconds > 0:
+            raise self._silent(f"it did not before, and is asked again in {left_seconds:.1f} s")
+        try:
+            lines = JsonLineSocket(greeted(self.address))
+        except OSError as error:
+            shortest, longest = _REST_SECONDS
+            self._rest_seconds = min(max(2 * self._rest_seconds, shortest), longest)
+            self._alone_until_seconds = self._clock.monotonic_seconds() + self._rest_seconds
+            raise self._silent(repr(error)) from error
+        self._rest_seconds = 0.0
+        return lines
+
+    def _silent(self, why: str) -> StoreUnavailable:
+        where = f"{self.address.host}:{self.address.port}"
+        return StoreUnavailable(f"{self.url} does not answer at {where}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class NearTierGroups:
+    """The ranks of a life by the near repository that they see.
+
+    Attributes:
+        groups: of each near repository its ranks, rising, in the order of their lowest; empty if
+            all ranks see the same, or there is none.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The lowest rank of each place, which cares for it; the coordinator is the first."""
+        return tuple(group[0] for group in self.groups) or (0,)
+
+    def number(self, rank: int) -> int:
+        """Return the number of a rank's place, from 0."""
+        return next((at for at, group in enumerate(self.groups) if rank in group), 0)
+
+    def leads(self, rank: int) -> bool:
+        """Say whether a rank cares for its place."""
+        return rank in self.leaders

@@ -1,0 +1,611 @@
+"""Verify checkpoints, records, samples of bytes.
+
+Hold what was written whole against itself: regions, headers, documents and what they name.
+
+Bytes that fit their digests can still be wrong together, by a defect of whoever wrote them.
+
+Checkpoint to Findings: what is wrong with it, where, and what would mend it.
+
+What lies beside the checkpoints: the records of lives, marks, tags, and what lost its manifest.
+
+Is it whole, does it fit?
+
+Read some of what was committed, chosen at random, and hold it against its digests.
+
+Whoever reads a share each night has seen nearly everything within a year, at a share of the cost.
+What is chosen are chunks, not files: of a terabyte in few files a share is a share. A chunk that
+several checkpoints need is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from resilient.checkpoint.catalog import (
+    committed,
+    folders_of,
+    lineage,
+    read_copy,
+    read_manifest,
+    trash_of,
+)
+from resilient.checkpoint.generations import check_mark, list_marks, list_numbers, read_generation
+from resilient.checkpoint.refs import list_tags, read_tag
+from resilient.checkpoint.restore.read import prove_file
+from resilient.checkpoint.restore.reconstruct import can_reconstruct
+from resilient.checkpoint.signing import check_contents, check_signature, signature_problem
+from resilient.checkpoint.verified_read import fetch, join_names, tensors_hit
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, SignatureRefused
+from resilient.format.digest import CHUNK_BYTES, damaged_ranges, digest_bytes
+from resilient.format.document import RECORD_BYTES_MAX, unseal
+from resilient.format.keys import (
+    ABILITIES,
+    MANIFEST,
+    MANIFEST_COPY,
+    committed_key,
+    generation_key,
+    signature_name,
+    tag_key,
+)
+from resilient.format.regions import ITEM_BYTES
+from resilient.format.safetensors_file import read_header
+from resilient.format.signature import UNSIGNED
+from resilient.format.state_json import tensors_of, tree_of
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from random import Random
+
+    from resilient.format.keys import CheckpointId
+    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.format.signature import SigningPolicy
+    from resilient.storage.store import Store
+
+Problem = tuple[str, str]
+"""The tensors hit, empty if none is known, and what is wrong."""
+
+
+def problems_of(manifest: Manifest, entry: FileEntry, data: bytes) -> list[Problem]:
+    """Return everything that does not fit in a file whose bytes are what was committed.
+
+    Args:
+        manifest: the table of contents.
+        entry: the file.
+        data: its content.
+    """
+    return [
+        *_regions(manifest, entry, data),
+        *_header(manifest, entry, data),
+        *_documents(manifest, entry, data),
+    ]
+
+
+def _regions(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
+    view = memoryview(data)
+    for tensor in manifest.tensors:
+        for one in tensor.regions:
+            held = view[one.start : one.start + one.size_bytes]
+            if one.file == entry.name and digest_bytes(held) != one.digest:
+                yield tensor.name, f"its region {one.region} is not what was staged"
+
+
+def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
+    """Hold a tensor file's own header against the manifest."""
+    if not entry.name.endswith(".safetensors"):
+        return
+    placed = [
+        (tensor.dtype, list(one.region.lengths), one.start, one.start + one.size_bytes)
+        for tensor in manifest.tensors
+        for one in tensor.regions
+        if one.file == entry.name
+    ]
+    try:
+        header, base = read_header(data, entry.name)
+        stated = [
+            (one["dtype"], one["shape"], *(base + offset for offset in one["data_offsets"]))
+            for name, one in header.items()
+            if name != "__metadata__" and one["dtype"] in ITEM_BYTES
+        ]
+    except (IntegrityError, KeyError, TypeError) as error:
+        yield "", f"its header cannot be read ({error})"
+        return
+    wanted, there = sorted(map(repr, placed)), sorted(map(repr, stated))
+    # Of an older checkpoint's file a part may be all that is needed.
+    if not set(wanted) <= set(there) if entry.origin else wanted != there:
+        yield "", "its header and the manifest disagree"
+
+
+def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
+    """Hold the plain values of each part in this file against the grammar and the tensors."""
+    known = {tensor.name for tensor in manifest.tensors}
+    for part in manifest.parts:
+        if part.document != entry.name:
+            continue
+        try:
+            missing = [name for name in tensors_of(tree_of(part, data)) if name not in known]
+        except IntegrityError as error:
+            yield "", error.message
+            continue
+        if missing:
+            yield missing[0], f"part `{part.name}` names a tensor that is not there"
+
+
+Level = Literal["quick", "full", "deep"]
+
+BY_ITSELF = "none is needed: resume takes the newest whole checkpoint by itself"
+"""What mends damage while a whole checkpoint is there: nothing that anybody has to do."""
+
+MISSING = "missing"
+"""The problem of a file that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong.
+
+    Attributes:
+        file: file name inside the checkpoint's folder; ``folder/name`` of a file that an older
+            one wrote and that this one needs.
+        tensor: names of the tensors hit, comma separated; empty if none is known.
+        problem: what is wrong.
+        severity: ``damaged`` (resume refuses it) or ``warning`` (resume does not need it).
+        start: first byte of the damage in the file.
+        stop: the byte after its last.
+        fix: what would mend it.
+    """
+
+    file: str
+    tensor: str
+    problem: str
+    severity: Literal["damaged", "warning"] = "damaged"
+    start: int = 0
+    stop: int = 0
+    fix: str = BY_ITSELF
+
+
+def verify(
+    store: Store, checkpoint: CheckpointId, level: Level = "full", signing: SigningPolicy = UNSIGNED
+) -> list[Finding]:
+    """Return everything wrong with a committed checkpoint; nothing means intact.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        checkpoint: which one.
+        level: ``quick`` reads the manifest and asks for presence and sizes; ``full`` reads every
+            byte; ``deep`` also holds each region, each tensor file's own header and each document
+            against the manifest, and what the documents name against what is there.
+        signing: whether a signature is required, and by which key.
+
+    Raises:
+        KeyNotFound: the checkpoint was never committed.
+        IncompatibleCheckpoint: a newer format.
+        StoreError: the store failed, which says nothing about the checkpoint.
+    """
+    try:
+        manifest = read_manifest(store, checkpoint)
+    except IntegrityError as error:
+        lost = Finding(MANIFEST, "", error.message)
+        if copy_problem(store, checkpoint, "full"):
+            return [replace(lost, fix=f"{repair_command(store, checkpoint)} --from COPY")]
+        return [replace(lost, fix=repair_command(store, checkpoint))]
+    except IncompatibleCheckpoint as error:
+        return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
+    looks_at_signature = signing.is_required or level != "quick"
+    findings = _verify_signature(store, manifest, signing, level) if looks_at_signature else []
+    found = damages(store, manifest, level)
+    chunks = {one.finding.file: one.chunks for one in found if one.chunks is not None}
+    fix = repair_command(store, checkpoint)
+    ways = {True: fix, False: f"{fix} --from COPY"}
+    findings += [
+        replace(one.finding, fix=ways[can_reconstruct(manifest, one.finding.file, chunks)])
+        for one in found
+    ]
+    problem = copy_problem(store, checkpoint, level) if manifest.parity else ""
+    if problem:
+        findings.append(Finding(MANIFEST_COPY, "", problem, "warning", fix=fix))
+    return findings
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with one file, as closely as it is known.
+
+    Attributes:
+        finding: the same for people.
+        chunks: numbers of the chunks that are not what was committed; None if all bytes are what
+            was committed, and it was wrong already then.
+        tensors: names of all tensors hit.
+    """
+
+    finding: Finding
+    chunks: frozenset[int] | None
+    tensors: tuple[str, ...] = ()
+
+
+def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
+    """Return what is wrong with the files of a manifest, parity included.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        manifest: of a checkpoint that is committed there, or was.
+        level: as for :func:`verify`.
+
+    Raises:
+        StoreError: the store failed, which says nothing about the checkpoint.
+    """
+    needed = manifest.needed
+    return [
+        one if entry.name in needed else _lighter(one)
+        for entry in manifest.files
+        for one in _verify_file(store, manifest, entry, level)
+    ]
+
+
+def repair_command(store: Store, checkpoint: CheckpointId) -> str:
+    """Return what to type to mend a checkpoint.
+
+    Crash: reads nothing.
+    """
+    return f"resilient ckpt repair {checkpoint} {shell_quote(store.url)}"
+
+
+def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
+    """Return what is wrong with the second copy of a manifest; empty for nothing.
+
+    Crash: reads only.
+    """
+    try:
+        if level == "quick":
+            store.stat(checkpoint.copy_key)
+        else:
+            read_copy(store, checkpoint)
+    except KeyNotFound:
+        return MISSING
+    except (IntegrityError, IncompatibleCheckpoint) as error:
+        return error.message
+    return ""
+
+
+def _lighter(damage: Damage) -> Damage:
+    """Return damage of what no restore reads: parity, or what only serves to repair others."""
+    return replace(damage, finding=replace(damage.finding, severity="warning"))
+
+
+def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Level) -> list[Damage]:
+    key = manifest.key(entry.name)
+    try:
+        size_bytes = store.stat(key).size_bytes
+        # What is longer than was committed is not read: nobody knows how long it is.
+        if level == "quick" or size_bytes > entry.size_bytes:
+            return [] if size_bytes == entry.size_bytes else [_resized(entry, size_bytes)]
+        if level == "full" and _is_whole(store, manifest, entry):
+            return []
+        data = store.get(key)
+        if damaged_ranges(data, entry.proof):
+            # Once more, as in vault/access/fetch.py: it may have happened on the way.
+            data = store.get(key)
+    except KeyNotFound:
+        hit = tuple(tensors_hit(manifest, entry.name, b""))
+        finding = Finding(entry.name, join_names(hit), MISSING, stop=entry.size_bytes)
+        return [Damage(finding, frozenset(range(len(entry.chunks))), hit)]
+    ranges = damaged_ranges(data, entry.proof)
+    if not ranges:
+        problems = problems_of(manifest, entry, data) if level == "deep" else []
+        return [Damage(Finding(entry.name, tensor, one), None) for tensor, one in problems]
+    if len(data) != entry.size_bytes:
+        problem = f"{len(data)} bytes, committed with {entry.size_bytes}"
+    else:
+        problem = "content is not what was committed"
+    hit = tuple(tensors_hit(manifest, entry.name, data))
+    start, stop = ranges[0][0], ranges[-1][1]
+    finding = Finding(entry.name, join_names(hit), problem, start=start, stop=stop)
+    # What was appended damages nothing, although the last chunk ends elsewhere with it.
+    within = damaged_ranges(memoryview(data)[: entry.size_bytes], entry.proof)
+    chunks = frozenset(start // CHUNK_BYTES for start, _ in within)
+    return [Damage(finding, chunks, hit)]
+
+
+def _is_whole(store: Store, manifest: Manifest, entry: FileEntry) -> bool:
+    """Say whether a file is as it was committed; what else it is, its whole content tells."""
+    try:
+        prove_file(store, manifest, entry)
+    except (IntegrityError, KeyNotFound):
+        return False
+    return True
+
+
+def _verify_signature(
+    store: Store, manifest: Manifest, signing: SigningPolicy, level: Level
+) -> list[Finding]:
+    """Hold the signature against the key if one is required, else only against its own seal."""
+    file = signature_name(manifest.root)
+    try:
+        signed = check_signature(store, manifest, signing)
+    except SignatureRefused as error:
+        return [Finding(file, "", error.message)]
+    if signed is not None:
+        return [] if level == "quick" else _verify_signed(store, manifest, signed)
+    problem = signature_problem(store, manifest)
+    fix = f"resilient ckpt sign {manifest.checkpoint} {shell_quote(store.url)}"
+    return [Finding(file, "", problem, "warning", fix=fix)] if problem else []
+
+
+def _verify_signed(store: Store, manifest: Manifest, signed: Mapping[str, str]) -> list[Finding]:
+    """Hold each file against what was signed of it; what is missing is found elsewhere.
+
+    Parity is not signed: what is computed back from it is held against what was signed of the file.
+    """
+    findings = []
+    for entry in manifest.files:
+        key = manifest.key(entry.name)
+        if entry.name not in manifest.needed:
+            continue
+        try:
+            if store.stat(key).size_bytes == entry.size_bytes:
+                check_contents(manifest, signed, {entry.name: store.get(key)})
+        except KeyNotFound:
+            continue
+        except SignatureRefused as error:
+            findings.append(Finding(entry.name, "", error.message))
+    return findings
+
+
+def _resized(entry: FileEntry, size_bytes: int) -> Damage:
+    first, last = sorted((size_bytes, entry.size_bytes))
+    problem = f"{size_bytes} bytes, committed with {entry.size_bytes}"
+    # Nobody has read it: what is still there counts as whole.
+    cut = range(size_bytes // CHUNK_BYTES, len(entry.chunks)) if size_bytes == first else ()
+    return Damage(Finding(entry.name, "", problem, start=first, stop=last), frozenset(cut))
+
+
+_RECORD_FIX = "none here: resume goes on from the next older checkpoint; a copy may have the record"
+_MARK_FIX = "none is needed while a checkpoint is there; the next life marks its own"
+
+
+def verify_records(store: Store, level: Level = "full") -> list[Finding]:
+    """Return everything wrong with what lies beside the checkpoints; nothing means intact.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        level: ``quick`` asks for folders newer than the newest checkpoint that have no manifest;
+            ``full`` also reads every record, mark and tag; ``deep`` also holds them against the
+            checkpoints and against each other.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    found = [*_without_manifest(store)]
+    if level == "quick":
+        return found
+    found += _unreadable(store)
+    return [*found, *_contradictions(store)] if level == "deep" else found
+
+
+def _without_manifest(store: Store) -> Iterator[Finding]:
+    """Find what resume passes over: newer than all that it could take, and not committed.
+
+    Such a folder is what a save leaves that was killed, or is under way. But with every file that
+    the newest checkpoint wrote it has most likely been committed, and its manifest was deleted.
+    """
+    folders = folders_of(store)
+    newest = max((one for one, names in folders.items() if MANIFEST in names), default=None)
+    if newest is None:
+        return
+    try:
+        manifest = read_manifest(store, newest)
+    except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+        manifest = None
+    trash = trash_of(folders)
+    for one in sorted(one for one in folders if one > newest and one not in trash):
+        key, way = (
+            one.manifest_key,
+            f"resilient ckpt repair {shell_quote(one)} {shell_quote(store.url)} --undelete",
+        )
+        own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
+        if manifest is not None and set(own) <= set(folders[one]):
+            tensors = join_names([tensor.name for tensor in manifest.tensors])
+            problem = "missing, and the files are all there: it was deleted, or never put"
+            yield Finding(key, tensors, problem, fix=way)
+        else:
+            problem = "missing, and so are files: a save is under way, or was killed"
+            yield Finding(key, "", problem, "warning", fix="none is needed: the next save tidies")
+
+
+def _unreadable(store: Store) -> Iterator[Finding]:
+    for number in list_numbers(store):
+        key = generation_key(number)
+        yield from _read(key, _RECORD_FIX, lambda number=number: read_generation(store, number))  # type: ignore[misc]
+    for number in list_marks(store):
+        key = committed_key(number)
+        yield from _read(key, _MARK_FIX, lambda number=number: check_mark(store, number))  # type: ignore[misc]
+    for name in list_tags(store):
+        fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
+        yield from _read(tag_key(name), fix, lambda name=name: read_tag(store, name))  # type: ignore[misc]
+    fix = f"none but to delete `{ABILITIES}`: the next life asks the store again"
+    yield from _read(ABILITIES, fix, lambda: _read_abilities(store))
+
+
+def _read_abilities(store: Store) -> object:
+    return fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
+
+
+def _read(key: str, fix: str, read: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        read()
+    except IntegrityError as error:
+        yield Finding(key, "", error.message, fix=fix)
+    except KeyNotFound:
+        # Gone meanwhile, or never there.
+        return
+
+
+def _contradictions(store: Store) -> Iterator[Finding]:
+    whole, numbers, marks = committed(store), list_numbers(store), list_marks(store)
+    lost = lineage(store).lost
+    if lost:
+        yield Finding(
+            "generations/",
+            "",
+            lost,
+            fix="none here: a copy of the repository may have the checkpoint",
+        )
+    for number in sorted({one.generation for one in whole}):
+        if number not in numbers:
+            key = generation_key(number)
+            yield Finding(key, "", "missing, and its checkpoints are there", fix=_RECORD_FIX)
+        if number not in marks:
+            problem = "missing, as after a crash between a first commit and its mark"
+            yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
+    for one in whole:
+        yield from _parents(store, one)
+    yield from _idle_tags(store, whole)
+
+
+def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
+    """Hold what a checkpoint says of its life against what the life's record says."""
+    try:
+        stated = read_manifest(store, checkpoint).parent
+        recorded = read_generation(store, checkpoint.generation).parent
+    except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+        return
+    if stated != recorded:
+        problem = f"began from {recorded or 'scratch'}, and {checkpoint} says {stated or 'scratch'}"
+        yield Finding(generation_key(checkpoint.generation), "", problem, fix=_RECORD_FIX)
+
+
+def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
+    for name in list_tags(store):
+        try:
+            named = read_tag(store, name).checkpoint
+        except (IntegrityError, KeyNotFound):
+            continue
+        if named not in whole:
+            fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
+            yield Finding(tag_key(name), "", f"names {named}, which is gone", "warning", fix=fix)
+
+
+@dataclass(slots=True)
+class VerifySample:
+    """What was read, and what was wrong with it.
+
+    Attributes:
+        chunks: how many were read.
+        of: how many there are.
+        size_bytes: of those that were read.
+        findings: of each checkpoint that was looked at.
+    """
+
+    chunks: int = 0
+    of: int = 0
+    size_bytes: int = 0
+    findings: dict[CheckpointId, list[Finding]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One chunk of a stored file, and the checkpoints that need it."""
+
+    entry: FileEntry
+    number: int
+    manifests: list[Manifest]
+
+    @property
+    def start(self) -> int:
+        return self.number * CHUNK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        return min(CHUNK_BYTES, self.entry.size_bytes - self.start)
+
+
+def read_sample(
+    store: Store,
+    manifests: Sequence[Manifest],
+    share: float,
+    random: Random,
+    goes_on: Callable[[int, int], bool],
+) -> VerifySample:
+    """Read a share of all chunks, in random order, until they are done or the time is.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        manifests: of the checkpoints to look at.
+        share: of the chunks, rounded up: at least one is read where there is one.
+        random: chooses.
+        goes_on: told of the bytes that are done and of all that were chosen; whether to go on.
+
+    Raises:
+        StoreError: the store failed, which says nothing about the checkpoints.
+    """
+    chunks = _chunks(manifests)
+    wanted = -(-len(chunks) * share // 1)
+    chosen = random.sample(chunks, min(len(chunks), int(wanted)))
+    of_bytes = sum(one.size_bytes for one in chosen)
+    found = VerifySample(of=len(chunks), findings={one.checkpoint: [] for one in manifests})
+    for chunk in chosen:
+        if not goes_on(found.size_bytes, of_bytes):
+            break
+        problem = _problem(store, chunk)
+        found.chunks += 1
+        found.size_bytes += chunk.size_bytes
+        for manifest in chunk.manifests if problem else ():
+            found.findings[manifest.checkpoint].append(_finding(store, manifest, chunk, problem))
+    return found
+
+
+def _chunks(manifests: Sequence[Manifest]) -> list[_Chunk]:
+    found: dict[tuple[str, int], _Chunk] = {}
+    for manifest in manifests:
+        for entry in manifest.files:
+            for number in range(len(entry.chunks)):
+                key = manifest.key(entry.name), number
+                found.setdefault(key, _Chunk(entry, number, [])).manifests.append(manifest)
+    return list(found.values())
+
+
+def _problem(store: Store, chunk: _Chunk) -> str:
+    key = chunk.manifests[0].key(chunk.entry.name)
+    # Once more, as in vault/access/fetch.py: it may have happened on the way.
+    for _ in range(2):
+        try:
+            data = store.get_range(key, chunk.start, chunk.size_bytes)
+        except KeyNotFound:
+            return MISSING
+        if digest_bytes(data) == chunk.entry.chunks[chunk.number]:
+            return ""
+    return "content is not what was committed"
+
+
+def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> Finding:
+    start, stop = chunk.start, chunk.start + chunk.size_bytes
+    # Several chunks can be damaged and only some were read: what mends it all is not known here.
+    name = next(
+        one.name
+        for one in manifest.files
+        if manifest.key(one.name) == chunk.manifests[0].key(chunk.entry.name)
+    )
+    hit = dict.fromkeys(
+        tensor.name
+        for tensor in manifest.tensors
+        for one in tensor.regions
+        if one.file == name and one.start < stop and start < one.start + one.size_bytes
+    )
+    return Finding(
+        name,
+        join_names(list(hit)),
+        problem,
+        "damaged" if name in manifest.needed else "warning",
+        start,
+        stop,
+        f"resilient ckpt verify {manifest.checkpoint} {shell_quote(store.url)}",
+    )

@@ -1,0 +1,578 @@
+"""CheckpointEngine: resume, save, wait; background staging thread.
+
+The thread beside training: it copies what a forward pass leaves alone, and gets memory early.
+
+The spine: resume, save, wait. The one object with a memory: it remembers the save in flight.
+
+::
+
+    capture -> stage -> | write -> agree -> commit -> rotate      (keeper process, or a thread)
+    training waits      | training goes on
+
+    capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
+    training waits                                 | forward, backward, before_update(), step
+
+Saving and resuming use one agreement (:mod:`resilient.distributed.coordination`): everyone shows a value
+or a Failure, the coordinator rules, everyone obeys. It never uses the collective backend.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.checkpoint import catalog
+from resilient.checkpoint.daemon.factory import make_save_executor
+from resilient.checkpoint.live_writer import Claimant, refuse_live_writer
+from resilient.checkpoint.near_tier_discovery import discover_near_tiers
+from resilient.checkpoint.restore.read import VerifiedCheckpoint, read_wanted
+from resilient.checkpoint.resume_policy import settle_wish
+from resilient.checkpoint.resume_selection import (
+    ResumeChoice,
+    ResumeResult,
+    resolve_collectively,
+    select_resume_checkpoint,
+)
+from resilient.checkpoint.save.dedup import DedupBase, make_dedup_base
+from resilient.checkpoint.save.metadata import CheckpointInfo, SavedSteps, draft_manifest
+from resilient.checkpoint.save.persist import SaveJob
+from resilient.checkpoint.start_generation import start_generation
+from resilient.clock import Stopwatch
+from resilient.distributed.coordination import RankFailure, agree, capture_failure
+from resilient.distributed.identity import StartIdentity
+from resilient.errors import ConfigError, Fenced, IncompatibleCheckpoint, ResilientError, SaveFailed
+from resilient.format.keys import CheckpointId, whole_step
+from resilient.format.partial_read import read_bytes
+from resilient.processes import release_claim
+from resilient.state_dict.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
+from resilient.state_dict.load import LoadPlan, absent_parts, load, load_present_parts, stored_name
+from resilient.state_dict.round_trip import RoundTripCheck
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, draft, stable_storages, stage
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from resilient.checkpoint.context import CheckpointContext
+    from resilient.checkpoint.generations import Generation
+    from resilient.checkpoint.save.executor import SaveExecutor
+    from resilient.distributed.coordination import ControlGroup
+    from resilient.start_guard import StartGuard
+    from resilient.state_dict.host_copy import DeferredCopies
+    from resilient.state_dict.load import Examine
+    from resilient.storage.store import Store
+
+
+class BackgroundStaging:
+    """At most one piece of work beside training, and the places where training waits for it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-stage")
+        self._work: Future[Any] | None = None
+        self._copies: DeferredCopies | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._work is None or self._work.done()
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether there are copies that nobody has settled."""
+        return self._copies is not None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Do something that only concerns the saves to come; what it raises is forgotten."""
+        self._work = self._thread.submit(capture_failure, work)
+
+    def copy(
+        self,
+        copies: DeferredCopies,
+        hand_over: Callable[[RankFailure | None], None],
+        begin: threading.Event | None = None,
+    ) -> None:
+        """Make copies, then hand over: what was copied, or why it is worthless.
+
+        Args:
+            copies: to make.
+            hand_over: what comes after.
+            begin: what to wait for first; ``wait`` does not.
+        """
+        self._copies = copies
+        self._work = self._thread.submit(_copy, copies, hand_over, begin)
+
+    def wait(self) -> None:
+        """Return when all is copied and handed over, and help to copy. Raises nothing of it."""
+        if self._copies is not None and self._work is not None:
+            self._copies.make()
+            self._work.exception()
+
+    def settle(self) -> None:
+        """Wait, and let go of the work.
+
+        Raises:
+            SaveFailed: the copy could not be handed over.
+            ResilientError: as the hand-over raised it.
+        """
+        self.wait()
+        work, self._work, self._copies = self._work, None, None
+        if work is None:
+            return
+        with raising_save_failed():
+            work.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+@contextmanager
+def raising_save_failed() -> Iterator[None]:
+    """Say that a save failed if it cannot be handed over, whatever the reason.
+
+    Raises:
+        SaveFailed: the body raised a ResilientError.
+        Fenced: the body did.
+        ConfigError: the body did.
+    """
+    try:
+        yield
+    except (SaveFailed, Fenced, ConfigError):
+        raise
+    except ResilientError as error:
+        raise SaveFailed(
+            f"what was staged could not be handed over: {error.message}; older checkpoints "
+            "are intact",
+            hint=error.hint or "mend the cause and run the same command again",
+        ) from error
+
+
+def _copy(
+    copies: DeferredCopies,
+    hand_over: Callable[[RankFailure | None], None],
+    begin: threading.Event | None,
+) -> None:
+    if begin is not None:
+        begin.wait()
+    copies.make(modestly=True)
+    unchanged = capture_failure(copies.require_unchanged)
+    hand_over(unchanged if isinstance(unchanged, RankFailure) else None)
+
+
+_BASES_MAX = 8
+
+
+class CheckpointEngine:
+    """Resumes and saves the parts of one run at one repository.
+
+    Args:
+        desk: the repository, the ranks, the bounds. Its comms serve one thread at a time, so
+            give it a connection of its own.
+        persister: who writes and commits while training goes on; a thread by default.
+
+    Attributes:
+        start: Identity of the start that its generation belongs to; None for a tool.
+        claimant: The process that claims its generation; None for a tool.
+    """
+
+    def __init__(self, desk: CheckpointContext, persister: SaveExecutor | None = None) -> None:
+        self.start: StartIdentity | None = None
+        self.claimant: Claimant | None = None
+        self._desk = desk
+        self._persister = persister or make_save_executor(None, "", {})
+        self._arena = StagingBuffers(self._persister.buffer, self._persister.streams)
+        self._overlap = BackgroundStaging()
+        self._round_trip = RoundTripCheck()
+        self._stall = Stopwatch(desk.clock)
+        self._life: Generation | None = None
+        self._saves = 0
+        self._has_saved = False
+        self._handed = SavedSteps()
+        self._pending: CheckpointId | None = None
+        self._bases: tuple[DedupBase, ...] = ()
+        self._loads = 0
+        self._setup: dict[str, Any] = {}
+
+    @property
+    def generation(self) -> int:
+        """This life's number, 0 before ``resume``."""
+        return self._life.number if self._life else 0
+
+    @property
+    def comms(self) -> ControlGroup:
+        """Connection to the other ranks."""
+        return self._desk.comms
+
+    @property
+    def saves(self) -> int:
+        """Number of saves that were begun; the same on every rank between two saves."""
+        return self._saves
+
+    def meet(self) -> None:
+        """Wait for the save in flight, then until every rank is about to save.
+
+        Collective: every rank, before ``save``. For callers that use collectives of the training
+        backend before a save: a rank that does not save would confuse them.
+
+        Crash: nothing was stored.
+
+        Raises:
+            SaveFailed: the save before failed, or a rank does not save.
+            DeadlineExceeded: a rank was silent.
+        """
+        self._begun()
+        self.wait()
+        within_seconds = self._desk.limits.within_seconds
+        agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
+
+    @property
+    def store(self) -> Store:
+        """The repository that it reads and writes."""
+        return self._desk.store
+
+    @property
+    def in_flight(self) -> SaveExecutor | None:
+        """Who persists a save that nobody has waited for."""
+        return self._persister if self._pending else None
+
+    def settle(self, wish: str, *, is_first: bool = True) -> str:
+        """Return the reference that this attempt resumes from under the user's wish.
+
+        The wish holds until a checkpoint of this run exists; then the answer is ``auto``. The
+        identities of all ranks count, because an agent that joined later has a new one. The first
+        attempt of a start is refused while another writer is alive.
+
+        Collective: every rank, once, before ``resume``.
+        Crash: reads only.
+
+        Args:
+            wish: ``auto``, ``never``, a reference or a folder.
+            is_first: Whether no earlier attempt of this start can have written.
+
+        Raises:
+            WriterAlive: Another process is proven alive and writes to the repository.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+            StoreError: The store failed.
+        """
+        desk, mine, claimant = self._desk, self.start, self.claimant
+
+        def rule(shown: list[Any]) -> dict[str, str]:
+            starts = [StartIdentity.from_json(one) for one in shown if one]
+            if claimant is not None and is_first:
+                refuse_live_writer(desk.store, starts, claimant)
+            decision = settle_wish(desk.store, wish, starts, is_first=is_first)
+            return {"reference": decision.reference, "reason": decision.reason}
+
+        shown = mine.to_json() if mine else None
+        ruling = agree(desk.comms, "resume/wish", shown, rule, desk.limits.within_seconds)
+        if ruling["reason"]:
+            desk.tell(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
+        return str(ruling["reference"])
+
+    def resume(
+        self,
+        parts: Mapping[str, Part],
+        *,
+        ref: str = "auto",
+        cause: str = "start",
+        examine: Examine = None,
+        guard: StartGuard | None = None,
+        policy: ChangePolicy | None = None,
+    ) -> ResumeResult | None:
+        """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
+
+        With nothing committed the parts stay as they are; None is returned. Models and optimizers
+        are read into in place (:mod:`resilient.state_dict.load`), so if this raises, they may hold a
+        mixture: make them anew. ``save`` refuses what is in memory then.
+
+        Collective: every rank, once, before the first save.
+        Crash: the claimed number is used up; nothing else changed in the store.
+
+        Args:
+            parts: what to load into; loaded in this order.
+            ref: ``auto``, ``never``, or a reference to one checkpoint.
+            cause: why this life begins, one word.
+            examine: hears the saved configuration once all is proved; may refuse what is in place.
+            guard: conditions of a start at step 0 that ``auto`` leads to; None allows any.
+            policy: differences between the saved and the live objects that are allowed.
+
+        Raises:
+            NoIntactCheckpoint: something was committed and nothing of it can be read whole.
+            IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
+            NothingToResume: the guard requires a checkpoint, and there is none.
+            NotExclusive: the store cannot fence and the user did not promise to be alone.
+            StoreError: the store failed.
+        """
+        began_seconds = self._desk.clock.monotonic_seconds()
+        rank, landing = self._desk.world.rank, LoadPlan(parts, in_place=True)
+        names = {stored_name(name, part, rank) for name, part in parts.items()}
+        self._desk = discover_near_tiers(self._desk)
+        store = self._persister.open(self._desk)
+        wanted = self._desk.wants(names, landing.boxes, landing.places)
+        choice = select_resume_checkpoint(
+            store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds
+        )
+        if guard is not None and ref == "auto" and choice.proved is None:
+            is_mine = self._desk.world.is_coordinator
+            self._agree(
+                "resume/start", capture_failure(lambda: guard.check(store)) if is_mine else None
+            )
+        self._setup = setup_of(parts)
+        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.tell, examine)
+        absent = self._load(choice, parts, landing, check)
+        process = self.claimant.process if self.claimant else None
+        self._life = start_generation(self._desk, choice, cause, self.start, process)
+        self._desk = self._desk.within(self._life)
+        if choice.proved is None:
+            return None
+        self._desk.tell_mended(choice.proved)
+        self._bases = (make_dedup_base(choice.proved, store),)
+        took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
+        resumed = ResumeResult.of(choice.proved.manifest, absent)
+        size_bytes, name = read_bytes(choice.proved.files), resumed.checkpoint.folder
+        self._desk.tell(events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds))
+        return resumed
+
+    def _load(
+        self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck
+    ) -> tuple[str, ...]:
+        """Load on every rank, and go on only if it worked on all."""
+        proved = choice.proved
+        if proved is None:
+            return ()
+        given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
+        mine = capture_failure(lambda: load_present_parts(*given, check))
+        self._agree("resume/load", mine)
+        return mine if isinstance(mine, tuple) else ()
+
+    def warm(self, parts: Mapping[str, Part]) -> None:
+        """Get the memory that saving these parts will take, beside training.
+
+        Call it after the first step: else the first save waits for it. It fails when ``save`` does.
+
+        Crash: nothing was stored.
+
+        Args:
+            parts: what will be saved.
+        """
+        if self._saves or not self._overlap.is_idle:
+            return
+        drafts = draft(capture(0, parts, self._desk.world.rank), self._desk.world)
+        sizes = {one.name: one.layout.size_bytes for one in drafts}
+        self._overlap.start(lambda: self._arena.warm(sizes))
+
+    def save(
+        self,
+        step: int,
+        parts: Mapping[str, Part],
+        about: CheckpointInfo,
+        *,
+        keep: Collection[CheckpointId] = (),
+        overlap: bool = False,
+    ) -> CheckpointId:
+        """Copy the state to host memory and persist it in the background.
+
+        Waits for the save in flight, and for this one where it is streamed. When it returns (with
+        ``overlap``: when ``before_update`` returned) the live state may change, and with a keeper
+        the checkpoint lands even if every trainer dies.
+
+        Collective: every rank, same step, after ``resume``.
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
+        not exist and older ones are untouched.
+
+        Args:
+            step: names the checkpoint together with this life's number; a whole number.
+            parts: what to save.
+            about: what the manifest says besides.
+            keep: checkpoints that rotation must not delete; the manifest names them.
+            overlap: you promise to call ``before_update`` before you next change parameters that
+                an optimizer of these parts holds, or its state. A broken promise fails the save.
+
+        Returns:
+            The checkpoint that will exist once it is committed.
+
+        Raises:
+            SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
+            ConfigError: no step, one that this life has saved or tried to or is beyond, or
+                ``resume`` is due.
+            UnsavableState: a value that only pickle could save, or state that ``resume`` would
+                refuse or change. Each new structure of a part is checked once.
+            Fenced: a newer life began.
+        """
+        life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
+        self.wait()
+        with self._stall.running():
+            checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
+            self._saves += 1
+            topic, world = f"save/{self._saves}", self._desk.world
+            about = self.with_setup(about).closing(checkpoint, life)
+            self._persister.begin(topic)
+            steady = stable_storages(parts) if overlap else ()
+            snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
+            staged = stage(snapshot, world, self._arena, steady)
+            job = SaveJob(
+                about=draft_manifest(self._desk, life, checkpoint.step, about, keep),
+                files=staged.files,
+                parts=staged.parts,
+                keep=tuple(keep),
+                is_first=not self._has_saved,
+                topic=topic,
+                began_seconds=began_seconds,
+                stall_seconds=self._stall.seconds,
+                bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
+                streamed=staged.streamed,
+                segment=about.segment,
+                token=life.token,
+            )
+            if staged.rest:
+                self._overlap.copy(staged.rest, partial(self._hand_over, job, staged.rest))
+            else:
+                self._hand_over(job, staged.rest)
+            self._pending = checkpoint
+            self._handed.add(checkpoint)
+        return checkpoint
+
+    def with_setup(self, about: CheckpointInfo) -> CheckpointInfo:
+        """Return what a manifest says besides, with the setup of optimizers and schedulers.
+
+        Crash: nothing was stored.
+        """
+        if not self._setup:
+            return about
+        return replace(about, config={**about.config, SETUP: self._setup})
+
+    def _begun(self) -> Generation:
+        if self._life is None:
+            raise ConfigError(
+                "nothing is saved before `resume` has returned: if it was called, what is in "
+                "memory may be of no checkpoint or of several",
+                hint="call resume() first; if it failed, make model and optimizer anew",
+            )
+        return self._life
+
+    def _hand_over(
+        self, job: SaveJob, copies: DeferredCopies, spoiled: RankFailure | None = None
+    ) -> None:
+        copies.forget()
+        with raising_save_failed():
+            self._persister.submit(self._desk, replace(job, spoiled=spoiled))
+
+    def before_update(self) -> None:
+        """Wait until all of the live state may change: call it before each optimizer step.
+
+        Needed after ``save`` with ``overlap``; the next ``wait`` or ``save`` tells how it ended.
+
+        Crash: as in ``save``.
+        """
+        if self._overlap.is_copying:
+            with self._stall.running():
+                self._overlap.wait()
+
+    def wait(self, *, in_every_tier: bool = False) -> None:
+        """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
+
+        Collective if asked for, and each host has a near tier of its own.
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: it could not be made durable; older ones are intact.
+            Fenced: a newer life began, so nothing was committed.
+        """
+        pending, self._pending, stall = self._pending, None, self._stall
+        # To wait for this save is what the next one costs, whoever asked first.
+        self._stall = stall if pending is None else Stopwatch(self._desk.clock)
+        try:
+            with stall.running():
+                self._overlap.settle()
+            with self._stall.running():
+                self._persister.wait()
+        except ResilientError:
+            if pending is not None:  # It may be committed all the same: who saves next asks.
+                self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]
+            raise
+        if pending is not None:
+            self._has_saved, self._bases = True, (DedupBase(pending),)
+        if in_every_tier:
+            self._desk.finish()
+
+    def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
+        """Load one part from a committed checkpoint, for example of ``best:loss``.
+
+        All ranks load it or none: what one of them cannot read is raised on all.
+
+        Collective: every rank, same checkpoint and part.
+        Crash: only this process's memory changed.
+
+        Raises:
+            NothingToResume: a reference names no checkpoint.
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no such part, or another shape.
+            SaveFailed: the save in flight failed; nothing was loaded.
+        """
+        self.wait()
+        self._loads += 1
+        topic, rank = f"load/{self._loads}", self._desk.world.rank
+        if isinstance(checkpoint, str):
+            checkpoint = resolve_collectively(self._desk, f"{topic}/name", checkpoint)
+        stored, landing = stored_name(name, part, rank), LoadPlan({name: part})
+
+        def prove() -> VerifiedCheckpoint:
+            desk = self._desk
+            proved = read_wanted(desk.store, checkpoint, desk.wants({stored}, landing.boxes))
+            desk.tell_mended(proved)
+            if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
+                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
+            return proved
+
+        proved: Any = capture_failure(prove)
+        self._agree(f"{topic}/read", proved)
+        mine = capture_failure(
+            lambda: load(proved.manifest, proved.files, {name: part}, rank, landing)
+        )
+        self._agree(topic, mine)
+
+    def _agree(self, topic: str, mine: Any) -> None:
+        """Go on only if no rank failed."""
+        shown = mine if isinstance(mine, RankFailure) else None
+        agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
+
+    def committed(self) -> list[CheckpointId]:
+        """Return every committed checkpoint, newest first, asked of the store.
+
+        Crash: reads only.
+        """
+        return catalog.committed(self._desk.store)
+
+    def holds_run(self) -> bool:
+        """Say whether a resume would find a checkpoint, or the loss of every one.
+
+        Crash: reads only.
+        """
+        known = catalog.lineage(self._desk.store)
+        return bool(known.candidates or known.lost)
+
+    def close(self) -> None:
+        """Wait for the save in flight, and until the last is durable; let go of who persisted.
+
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: the save in flight failed, or the near tier alone has the last.
+        """
+        try:
+            self.wait()
+            self._desk.finish(is_closing=True)
+        finally:
+            self._overlap.close()
+            self._persister.close()
+            self._desk.close()
+            self._arena.close()
+            if self._life is not None and self.claimant is not None:
+                release_claim(self._life.token)

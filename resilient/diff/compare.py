@@ -1,0 +1,417 @@
+"""Compare two checkpoints block by block.
+
+How far two tensors are from each other, block by block (pure).
+
+Two checkpoints held against each other, tensors in blocks of a few MiB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilient.diff import rng
+from resilient.diff.model import (
+    SECTIONS,
+    Comparison,
+    FieldChange,
+    Measures,
+    OpaqueChange,
+    TensorChange,
+)
+from resilient.diff.tensor_names import matched
+from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements
+from resilient.diff.tensor_stats import (
+    differing,
+    gap,
+    is_complex,
+    is_float,
+    is_known,
+    native,
+    ranks,
+    values,
+)
+from resilient.layouts.model import MODEL, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from resilient.diff.model import CheckpointView
+    from resilient.diff.tensor_names import Pair
+    from resilient.layouts.model import Tensor
+
+
+class DifferenceMeter:
+    """Adds up what blocks of two tensors say.
+
+    Args:
+        before: dtype of the first, a name of safetensors.
+        after: dtype of the second.
+    """
+
+    def __init__(self, before: str, after: str) -> None:
+        self._dtypes = (before, after)
+        self._elements = self._changed = 0
+        self._max_abs = 0.0
+        self._max_ulp: int | None = 0 if before == after and is_float(before) else None
+        self._squares = [0.0, 0.0]
+        self._apart = self._dot = 0.0
+        self._nans = [0, 0]
+        self._infinite = [0, 0]
+        self._is_whole = before == after and not is_float(before) and not before.startswith("C")
+
+    def add(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> None:
+        """Take in the same elements of both, as little-endian bytes with a row for each."""
+        self._elements += len(before)
+        changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
+        self._changed += changed or 0
+        # Most of what is compared is the same; its norms count all the same.
+        one = values(before, self._dtypes[0])
+        other = one if changed == 0 else values(after, self._dtypes[1])
+        if changed is None:
+            self._changed += _unequal(one, other, len(before))
+        finite = np.isfinite(one) & np.isfinite(other)
+        numbers = None
+        if not finite.all():
+            self._count(one, other)
+            numbers = ~(np.isnan(one) | np.isnan(other))
+            one, other = one[finite], other[finite]
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._squares[0] += float(one @ one)
+            self._squares[1] += float(other @ other)
+            self._dot += float(one @ other)
+            if changed != 0:
+                self._add_distances(one - other)
+        if changed and self._is_whole:
+            self._max_abs = max(self._max_abs, float(self._gap(native, before, after, None)))
+        if changed and self._max_ulp is not None:
+            self._max_ulp = max(self._max_ulp, self._gap(ranks, before, after, numbers))
+
+    def result(self) -> Measures:
+        """Return what was added up."""
+        one, other = (math.sqrt(square) for square in self._squares)
+        cosine = None
+        if 0 < one < math.inf and 0 < other < math.inf:
+            # The root of the product, so that what is equal has an angle of nothing.
+            cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / other))
+            cosine = 1.0 if not self._changed else cosine
+        relative = math.sqrt(self._apart) / one if one else None if self._apart else 0.0
+        return Measures(
+            self._elements,
+            self._changed,
+            self._max_abs,
+            relative if relative is None or math.isfinite(relative) else None,
+            cosine,
+            self._max_ulp,
+            (one, other),
+            (self._nans[0], self._nans[1]),
+            (self._infinite[0], self._infinite[1]),
+        )
+
+    def _count(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> None:
+        for number, side in enumerate((one, other)):
+            self._nans[number] += int(np.isnan(side).sum())
+            self._infinite[number] += int(np.isinf(side).sum())
+
+    def _add_distances(self, apart: NDArray[np.float64]) -> None:
+        self._apart += float(apart @ apart)
+        if apart.size and not self._is_whole:
+            self._max_abs = max(self._max_abs, float(np.abs(apart).max()))
+
+    def _gap(
+        self,
+        read: Callable[[NDArray[np.uint8], str], NDArray[Any]],
+        before: NDArray[np.uint8],
+        after: NDArray[np.uint8],
+        numbers: NDArray[np.bool_] | None,
+    ) -> int:
+        """Return the largest distance of what ``read`` makes of both, where both are numbers."""
+        one, other = (read(side, self._dtypes[0]) for side in (before, after))
+        return gap(one, other) if numbers is None else gap(one[numbers], other[numbers])
+
+
+def _unequal(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> int:
+    """Return how many elements have two values; a complex one has two numbers."""
+    differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    return int(differ.reshape(elements, -1).any(axis=1).sum()) if elements else 0
+
+
+_TWINS_MAX, _PROBED = 4, 1024
+_MISSING = object()
+_Reading = tuple["_Block", Future[NDArray[np.uint8]], Future[NDArray[np.uint8]]]
+
+
+def nobody(done: int, of: int) -> None:
+    """Take no note of progress."""
+
+
+def compare(
+    before: CheckpointView,
+    after: CheckpointView,
+    *,
+    wanted: Callable[[str], bool] = lambda _: True,
+    told: Callable[[int, int], None] = nobody,
+) -> Comparison:
+    """Return what is different, and how far apart.
+
+    Crash: reads only. Memory is bounded by blocks, read ahead on both sides, and the headers.
+
+    Args:
+        before: one checkpoint.
+        after: the other.
+        wanted: says of a tensor by its name, the part before it, whether it is compared.
+        told: called with bytes compared and bytes in all.
+
+    Raises:
+        StoreError: one of them could not be read.
+    """
+    pairs, notes = matched(before, after)
+    pairs = [one for one in pairs if wanted(one.name)]
+    pairs, tied = _without_tied(pairs, (before, after))
+    both = [(one.name, one.before, one.after) for one in pairs if one.before and one.after]
+    only_before = tuple(one.before for one in pairs if one.before and one.after is None)
+    only_after = tuple(one.after for one in pairs if one.after and one.before is None)
+    changes = _Tensors(before, after, told).measured(both)
+    fields, same = _fields(before, after)
+    opaque, unread = _opaque(before, after, fields)
+    logs = (before.history, after.history)
+    agreeing = next(
+        (n for n, (one, other) in enumerate(zip(*logs, strict=False)) if not _is_same(one, other)),
+        min(map(len, logs)),
+    )
+    return Comparison(
+        before,
+        after,
+        tuple(fields),
+        same,
+        (len(logs[0]), len(logs[1]), agreeing),
+        rng.compare(before.random, after.random),
+        tuple(sorted(changes, key=_severity)),
+        (only_before, only_after),
+        tied,
+        (*_told("a", before.notes, unread[0]), *_told("b", after.notes, unread[1]), *notes),
+        opaque,
+    )
+
+
+def _told(side: str, *notes: Sequence[str]) -> list[str]:
+    return [f"{side}: {one}" for one in dict.fromkeys(chain(*notes))]
+
+
+def _opaque(
+    before: CheckpointView, after: CheckpointView, fields: Sequence[FieldChange]
+) -> tuple[tuple[OpaqueChange, ...], tuple[Sequence[str], Sequence[str]]]:
+    """Return what is not understood and differs, and what of it each side could not read.
+
+    Two layouts keep things of their own, which nobody could hold against each other. What a field
+    tells already is not told again. Of other numbers of ranks the files of ranks are others.
+    """
+    if before.layout != after.layout:
+        return (), ((), ())
+    (one, left), (other, right) = before.opaque(), after.opaque()
+    told = {f"{change.name}." for change in fields}
+    changes = []
+    for place in sorted({*one, *other}):
+        held, now = one.get(place), other.get(place)
+        is_cut = before.world != after.world and any(it.is_cut for it in (held, now) if it)
+        path = f"{place.partition(': ')[2] or place}."
+        if is_cut or held == now or any(path.startswith(name) for name in told):
+            continue
+        changes.append(OpaqueChange(place, "a" if now is None else "b" if held is None else "both"))
+    return tuple(changes), (left, right)
+
+
+def _severity(change: TensorChange) -> tuple[float, str]:
+    """Sort what cannot be told first, what is no number, the most different, and what is equal."""
+    found = change.measures
+    if found is None:
+        return -float("inf"), change.name
+    if change.is_equal:
+        return 1.0, change.name
+    if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
+        # Farther than any number.
+        return -1e301, change.name
+    return -(found.relative if found.relative is not None else 1e300), change.name
+
+
+def _fields(
+    before: CheckpointView, after: CheckpointView
+) -> tuple[list[FieldChange], dict[str, int]]:
+    changes, same = [], {}
+    for section in SECTIONS:
+        one, other = before.fields.get(section, {}), after.fields.get(section, {})
+        count = 0
+        for name in [*one, *(name for name in other if name not in one)]:
+            left, right = one.get(name, _MISSING), other.get(name, _MISSING)
+            if left is _MISSING:
+                changes.append(FieldChange(section, name, None, right, "b"))
+            elif right is _MISSING:
+                changes.append(FieldChange(section, name, left, None, "a"))
+            elif _is_same(left, right):
+                count += 1
+            else:
+                changes.append(FieldChange(section, name, left, right))
+        same[section] = count
+    return changes, same
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Say whether two values are the same; NaN is the same as NaN."""
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_is_same(*pair) for pair in pairs)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, bool) != isinstance(other, bool):
+        return False
+    return one == other or (one != one and other != other)  # noqa: PLR0124 - NaN
+
+
+def _without_tied(
+    pairs: Sequence[Pair], sides: tuple[CheckpointView, CheckpointView]
+) -> tuple[list[Pair], tuple[str, ...]]:
+    """Take out what one side alone has, if it is a second copy of what both have.
+
+    Weights that a model uses twice are written once by some tools, twice by others.
+    """
+    held: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
+    for pair in pairs:
+        if pair.before and pair.after:
+            for number, one in enumerate((pair.before, pair.after)):
+                held[number, one.part, one.shape, one.dtype].append(one)
+    left, tied = [], []
+    for pair in pairs:
+        number = 1 if pair.before is None else 0
+        alone = None if pair.before and pair.after else (pair.before, pair.after)[number]
+        alike = held.get((number, MODEL, alone.shape, alone.dtype), []) if alone else []
+        if alone and _is_copy(sides[number], alone, alike):
+            tied.append(pair.name)
+        else:
+            left.append(pair)
+    return left, tuple(tied)
+
+
+def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bool:
+    """Say whether a tensor of the model has the very bits of another one like it on its side."""
+    if alone.part != MODEL or not alone.pieces or not alone.elements:
+        return False
+    if any(one.pieces == alone.pieces for one in alike):
+        return True
+    return any(_are_equal(side, alone, one) for one in alike[:_TWINS_MAX])
+
+
+def _are_equal(side: CheckpointView, one: Tensor, other: Tensor) -> bool:
+    try:
+        first, second = (Elements(side.folder, side.listing, each) for each in (one, other))
+        # Most are not, and a few elements show it.
+        steps = [(0, min(_PROBED, one.elements))]
+        steps += [(at, _count(one, at)) for at in range(0, one.elements, BLOCK_ELEMENTS)]
+        return all(
+            np.array_equal(first.read(start, count), second.read(start, count))
+            for start, count in steps
+        )
+    except Unreadable:
+        return False
+
+
+def _count(tensor: Tensor, start: int) -> int:
+    return min(BLOCK_ELEMENTS, tensor.elements - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Elements of one tensor on both sides."""
+
+    number: int
+    start: int
+    count: int
+    before: Elements
+    after: Elements
+
+
+class _Tensors:
+    """Measures pairs of tensors; while one block is measured, the next is read on both sides."""
+
+    def __init__(
+        self, before: CheckpointView, after: CheckpointView, told: Callable[[int, int], None]
+    ) -> None:
+        self._sides = (before, after)
+        self._told = told
+        self._meters: dict[int, DifferenceMeter] = {}
+        self._failed: dict[int, str] = {}
+
+    def measured(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> list[TensorChange]:
+        """Return the changes of tensors that both sides have, by name."""
+        of = sum(one.size_bytes for _, one, _ in pairs)
+        done = 0
+        waiting: deque[_Reading] = deque()
+        # One thread for each side: its blocks are read in order, and by nobody else.
+        with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
+            for block in self._blocks(pairs):
+                one = left.submit(block.before.read, block.start, block.count)
+                other = right.submit(block.after.read, block.start, block.count)
+                waiting.append((block, one, other))
+                if len(waiting) > 1:
+                    done += self._measure(*waiting.popleft())
+                    self._told(done, of)
+            while waiting:
+                done += self._measure(*waiting.popleft())
+        return [self._change(number, *pair) for number, pair in enumerate(pairs)]
+
+    def _blocks(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> Iterator[_Block]:
+        before, after = self._sides
+        for number, (_, one, other) in enumerate(pairs):
+            why = _incomparable(one, other)
+            try:
+                left = Elements(before.folder, before.listing, one)
+                right = Elements(after.folder, after.listing, other)
+            except Unreadable as error:
+                why = why or str(error)
+            if why:
+                self._failed[number] = why
+                continue
+            self._meters[number] = DifferenceMeter(one.dtype, other.dtype)
+            for start in range(0, one.elements, BLOCK_ELEMENTS):
+                yield _Block(number, start, _count(one, start), left, right)
+
+    def _measure(
+        self, block: _Block, one: Future[NDArray[np.uint8]], other: Future[NDArray[np.uint8]]
+    ) -> int:
+        """Take in a block that was read, and return how many bytes it had on the first side."""
+        try:
+            read = one.result(), other.result()
+        except Unreadable as error:
+            self._failed[block.number] = str(error)
+        else:
+            self._meters[block.number].add(*read)
+        return block.count * block.before.item_bytes
+
+    def _change(self, number: int, name: str, one: Tensor, other: Tensor) -> TensorChange:
+        shapes, dtypes = (one.shape, other.shape), (one.dtype, other.dtype)
+        why = self._failed.get(number, "")
+        if why:
+            is_known_to_differ = one.elements != other.elements
+            return TensorChange(
+                name, one.part, shapes, dtypes, None, False if is_known_to_differ else None, why
+            )
+        found = self._meters[number].result()
+        is_equal = found.changed == 0 and one.dtype == other.dtype and one.shape == other.shape
+        return TensorChange(name, one.part, shapes, dtypes, found, is_equal)
+
+
+def _incomparable(one: Tensor, other: Tensor) -> str:
+    """Return why two tensors have no distance, or nothing."""
+    is_number = one.elements == other.elements == 1
+    if one.shape != other.shape and not is_number:
+        return "the shapes differ"
+    unknown = [each.dtype for each in (one, other) if not is_known(each.dtype)]
+    if unknown:
+        return f"a dtype whose numbers are not known: {unknown[0][:40]}"
+    return "one is complex" if is_complex(one.dtype) != is_complex(other.dtype) else ""

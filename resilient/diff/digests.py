@@ -1,0 +1,235 @@
+"""Digests of opaque values.
+
+Digests of what a pickle holds, of the bytes that its tensors lie in, and of whole files.
+
+A value is digested as it was written, in one form: the order of a dict and of a set is none. What
+it would call is a name and its arguments; nothing is called.
+
+The plain values of our own documents (docs/format.md) as values, without torch (pure).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.model import StorageFormat, Unreadable
+from resilient.layouts.pickle_reader import (
+    PickledCall,
+    PickledGlobal,
+    StorageRef,
+    TensorRef,
+    Unordered,
+)
+from resilient.layouts.torch_zip import data_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from resilient.layouts.torch_zip import Archive
+    from resilient.storage.folder import DirectoryListing, Folder
+
+_BLOCK_BYTES = 4 << 20
+_DEPTH_MAX = 128
+_VALUES_MAX = 1_000_000
+_READ_TIMES_MAX = 4
+"""Members of a hostile zip may lie over each other: no file is read more often than this."""
+_SETS = {f"{home}.{kind}" for home in ("builtins", "__builtin__") for kind in ("set", "frozenset")}
+
+
+class Digests:
+    """Digests of one checkpoint's files and of what is in them; each storage is read once.
+
+    Args:
+        folder: where its files are.
+        listing: their sizes.
+    """
+
+    def __init__(self, folder: Folder, listing: DirectoryListing) -> None:
+        self._folder, self._listing = folder, listing
+        self._stored: dict[tuple[str, int, int], bytes] = {}
+        self._read: dict[str, int] = {}
+
+    def of_range(self, name: str, start: int, size_bytes: int) -> bytes:
+        """Return the digest of a range of a file.
+
+        Raises:
+            Unreadable: it was read too often, or ends too early.
+            StoreError: it could not be read.
+        """
+        key = (name, start, size_bytes)
+        if key in self._stored:
+            return self._stored[key]
+        self._read[name] = self._read.get(name, 0) + size_bytes
+        if self._read[name] > _READ_TIMES_MAX * self._listing.sizes.get(name, 0):
+            raise Unreadable(f"`{name}` has storages that lie over each other")
+        found = hashlib.blake2b(digest_size=20)
+        for at in range(start, start + size_bytes, _BLOCK_BYTES):
+            length = min(_BLOCK_BYTES, start + size_bytes - at)
+            data = self._folder.read(name, at, length)
+            if len(data) != length:
+                raise Unreadable(f"`{name}` ends too early")
+            found.update(data)
+        self._stored[key] = found.digest()
+        return self._stored[key]
+
+    def of_file(self, name: str) -> bytes:
+        """Return the digest of a whole file; for what is raised see :meth:`of_range`."""
+        return self.of_range(name, 0, self._listing.sizes[name])
+
+    def of_value(self, value: Any, archive: Archive | None = None) -> bytes:
+        """Return the digest of a value of a pickle, with the bytes of its tensors.
+
+        Raises:
+            Unreadable: it is deeper or has more than any state, or its bytes are not there.
+            StoreError: they could not be read.
+        """
+        return _Walk(self, self._folder, archive).of(value, 0)
+
+
+class _Walk:
+    """Digests one value; what the pickle shares is digested once."""
+
+    def __init__(self, digests: Digests, folder: Folder, archive: Archive | None) -> None:
+        self._digests, self._folder, self._archive = digests, folder, archive
+        self._known: dict[int, bytes] = {}
+        self._left = _VALUES_MAX
+
+    def of(self, value: Any, depth: int) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise Unreadable(f"more than {_VALUES_MAX} values")
+        if depth > _DEPTH_MAX:
+            raise Unreadable(f"values in values, more than {_DEPTH_MAX} deep")
+        if isinstance(value, dict | list | tuple | PickledCall):
+            if id(value) not in self._known:
+                self._known[id(value)] = self._of_many(value, depth + 1)
+            return self._known[id(value)]
+        if isinstance(value, TensorRef):
+            told = repr((value.dtype, value.shape, value.offset, value.strides)).encode()
+            return _hashed("tensor", told, self._of_stored(value.storage))
+        if isinstance(value, StorageRef):
+            return self._of_stored(value)
+        return _hashed(type(value).__name__, _plain(value))
+
+    def _of_many(self, value: Any, depth: int) -> bytes:
+        if isinstance(value, dict):
+            pairs = value.items()
+            held = sorted(self.of(key, depth) + self.of(one, depth) for key, one in pairs)
+            return _hashed("dict", *held)
+        if isinstance(value, PickledCall):
+            if _is_set(value):
+                return self._of_many(Unordered(value.args[0]), depth)
+            parts = (value.name, value.args, value.state, value.items)
+            return _hashed("made", *(self.of(one, depth) for one in parts))
+        held = [self.of(one, depth) for one in value]
+        if isinstance(value, Unordered):
+            return _hashed("set", *sorted(held))
+        return _hashed(type(value).__name__, *held)
+
+    def _of_stored(self, stored: StorageRef | None) -> bytes:
+        """Return the digest of the bytes of a storage; of what has none, that it has none."""
+        archive = self._archive
+        if stored is None or archive is None:
+            return _hashed("nothing")
+        place = archive.members.get(f"data/{stored.key}")
+        if place is None:
+            raise Unreadable(f"`{archive.name}` lacks the bytes of a tensor")
+        start = archive.base + place[0]
+        if archive.form is StorageFormat.MEMBER:
+            start = data_start(self._folder, archive.name, start)
+        return self._digests.of_range(archive.name, start, place[1])
+
+
+def _is_set(made: PickledCall) -> bool:
+    args = made.args
+    is_one = made.kind in _SETS and made.state is None and not made.items
+    return is_one and isinstance(args, tuple) and len(args) == 1 and isinstance(args[0], list)
+
+
+def _plain(value: Any) -> bytes:
+    """Return a value without others in it as bytes; no number is too long for it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, PickledGlobal):
+        return value.dotted.encode("utf-8", "surrogatepass")
+    return hex(value).encode() if type(value) is int else repr(value).encode()
+
+
+def _hashed(kind: str, *parts: bytes) -> bytes:
+    found = hashlib.blake2b(kind.encode(), digest_size=20)
+    for one in parts:
+        found.update(len(one).to_bytes(8, "little") + one)
+    return found.digest()
+
+
+DEPTH_MAX = 64
+_LISTS = {"$tuple", "$set", "$frozenset", "$size"}
+_PAIRS = {"$dict", "$odict", "$counter"}
+_ARRAYS = {"$numpy", "$array"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlaceholder:
+    """A tensor that a document names."""
+
+    name: str
+
+
+_LEAVES: dict[str, Callable[[Any], Any]] = {
+    "$tensor": lambda raw: TensorPlaceholder(str(raw)),
+    "$float": float,
+    "$bytes": base64.b64decode,
+}
+
+
+def value_of(tree: Any, depth: int = 0) -> Any:
+    """Return what a tree stands for; tensors as :class:`Held`, keys of dicts as texts.
+
+    Raises:
+        ValueError: it nests deeper than any state.
+    """
+    if depth > DEPTH_MAX:
+        raise ValueError(f"values in values, more than {DEPTH_MAX} deep")
+    if isinstance(tree, list):
+        return [value_of(one, depth + 1) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree)) if len(tree) == 1 else ""
+    if not tag.startswith("$"):
+        return {key: value_of(one, depth + 1) for key, one in tree.items()}
+    return _tagged(tag, tree[tag], depth)
+
+
+def _tagged(tag: str, raw: Any, depth: int) -> Any:
+    if tag in _LISTS and isinstance(raw, list):
+        return [value_of(one, depth + 1) for one in raw]
+    if tag in _PAIRS and isinstance(raw, list):
+        pairs = [one for one in raw if isinstance(one, list) and len(one) == 2]  # noqa: PLR2004
+        return {str(value_of(key, depth + 1)): value_of(one, depth + 1) for key, one in pairs}
+    if tag in _ARRAYS and isinstance(raw, list) and raw:
+        return value_of(raw[-1], depth + 1)
+    leaf = _LEAVES.get(tag)
+    return leaf(raw) if leaf else raw
+
+
+def plain_leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield plain values with their paths; lists of plain values count as one; no tensors."""
+    if depth > DEPTH_MAX:
+        return
+    if isinstance(value, list | tuple) and not any(map(_is_more, value)):
+        yield path, list(value)
+    elif isinstance(value, dict | list | tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in pairs:
+            yield from plain_leaves(one, f"{path}.{key}" if path else str(key), depth + 1)
+    elif not isinstance(value, TensorPlaceholder):
+        yield path, value
+
+
+def _is_more(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple | TensorPlaceholder)

@@ -1,0 +1,612 @@
+"""Another tool's checkpoint as one side.
+
+Plain values out of what a pickle of another tool holds, and whose they are (pure).
+
+What no reader of a checkpoint understands, so that it can be held against another by its bytes.
+
+Tensors, fields and random states are compared as what they are. All the rest of a checkpoint is
+named here with a digest: a file that nobody opens, and of a pickle each value that no field tells,
+such as an array of NumPy, a set, or a tensor that is sparse.
+
+A checkpoint that another tool wrote, as what another can be held against.
+
+Everything is read as data, as :mod:`resilient.layouts` does: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.diff.digests import Digests, plain_leaves
+from resilient.diff.model import (
+    CONFIG,
+    DATA,
+    GROUPS,
+    MODEL_CONFIG,
+    SCHEDULE,
+    SOFTWARE,
+    TRAINER,
+    CheckpointView,
+    Opaque,
+)
+from resilient.diff.rng import of_numpy, of_philox, of_python, of_torch
+from resilient.diff.tensor_reader import ReadAhead
+from resilient.layouts.dcp import INDEX, SLICES, read_index, value_at
+from resilient.layouts.deepspeed import is_engine, shapes_in, tag_of
+from resilient.layouts.deepspeed_partitions import gathered
+from resilient.layouts.json_files import read_header, read_json
+from resilient.layouts.model import ITEM_BITS, StorageFormat, Unreadable
+from resilient.layouts.pickle_reader import PickledCall, PickledGlobal, TensorRef, Unordered
+from resilient.layouts.single_file import ALONE
+from resilient.layouts.torch_zip import Archive, open_archive, resolve_pieces
+from resilient.layouts.weights import SAFE, TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from resilient.diff.model import RngState
+    from resilient.layouts.dcp import Index
+    from resilient.layouts.model import Contents, Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
+
+LEAVES_MAX, DEPTH_MAX = 200_000, 32
+"""Plain values of one file, and how deep they may lie."""
+_SHOWN_TEXT_MAX = 200
+_KEPT = ("_last_lr", "_step_count")
+"""Of a schedule, though private."""
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """Return the section and the name of a value by its path; no section: it is not shown."""
+    _, found, rest = path.rpartition("param_groups.")
+    if found:
+        return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
+    # Numbers of one parameter are state, which tensors are compared for.
+    is_state = re.search(r"(?:^|\.)state\.", path)
+    return ("", "") if is_state else (TRAINER, path)
+
+
+def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield plain values with their paths out of what a pickle holds."""
+    for path, one in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
+        if is_shown(path):
+            yield path, one
+
+
+def is_shown(path: str) -> bool:
+    """Say whether a value is one that is told by its name: what is private to a class is not."""
+    return bool(path) and (not path.startswith("_") or path in _KEPT)
+
+
+def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0) -> Any:
+    """Return a value of a pickle with what it would have called made plain, as far as it goes.
+
+    Args:
+        value: what the pickle holds; it may be in it many times, and is walked each time.
+        archive: where tensors are.
+        left: how many values may still be walked; counted down.
+        depth: of lists and dicts around it.
+
+    Raises:
+        Unreadable: there are more values than any configuration has.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        raise Unreadable(f"more than {LEAVES_MAX} values")
+    if depth > DEPTH_MAX:
+        return "..."
+    if isinstance(value, PickledCall) and isinstance(value.state, dict):
+        value = value.state
+    if isinstance(value, dict):
+        return {str(key): _plain(one, archive, left, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, archive, left, depth + 1) for one in value]
+    if isinstance(value, TensorRef):
+        # Tensors are compared as such; a number that is kept as one is a number.
+        return archive.number(value) if archive and not value.shape else {}
+    return _leaf(value)
+
+
+def _leaf(value: Any) -> Any:
+    """Return a value without others in it; of a class, the one argument that it was made of."""
+    if isinstance(value, PickledCall):
+        args = value.args if isinstance(value.args, tuple) else ()
+        return args[0] if len(args) == 1 and isinstance(args[0], str | int) else value.kind
+    if isinstance(value, bytes):
+        return value[:_SHOWN_TEXT_MAX].hex()
+    return value.dotted if isinstance(value, PickledGlobal) else value
+
+
+_DOCUMENTS = re.compile(
+    r"config\.json|trainer_state\.json|.*\.index\.json|latest|latest_universal|zero_to_fp32\.py"
+)
+"""Told as fields, or only where the rest lies."""
+_CUT = re.compile(r"(?:^|\.)(?:dp_world_size|mp_world_size|ds_config|param_shapes)(?:\.|$)")
+_OF_A_RANK = re.compile(r"optim_states\.pt$|rank_0*[1-9]\d*_")
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """What readers of a side have told of it in other ways.
+
+    Attributes:
+        prefix: of the engine's files, which names a step.
+        indexes: distributed checkpoints in it, by their folders.
+        fields: by file, and by value of a distributed checkpoint, whether a plain value at a path
+            is a field; a file that is not here has none.
+        names: by file, the names in it that are told in another way, as states of generators are,
+            or that say nothing of a run.
+    """
+
+    prefix: str
+    indexes: Mapping[str, Index]
+    fields: Mapping[str, Callable[[str], bool]]
+    names: Mapping[str, frozenset[str]]
+
+
+def opaque_in(
+    folder: Folder, listing: DirectoryListing, tensors: Iterable[Tensor], known: Understood
+) -> tuple[dict[str, Opaque], list[str]]:
+    """Return what no reader understands by its place, and what could not even be read.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        tensors: those that are compared as tensors.
+        known: what else is.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    reader = _Reader(folder, listing, tensors, known)
+    found: dict[str, Opaque] = {}
+    for name in sorted(listing.sizes):
+        label = "" if listing.is_file else _label(name, known.prefix)
+        is_cut = bool(known.prefix or label != name) and bool(_OF_A_RANK.search(name))
+        for path, digest in reader.of_file(name):
+            place = f"{label}: {path}" if label and path else label or path or "the file"
+            found[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
+    notes = [f"{one}: {listing.why_unread(one)}" for one in listing.outside]
+    return found, [*reader.notes, *notes]
+
+
+def _label(name: str, prefix: str) -> str:
+    return f"*/{name.removeprefix(prefix)}" if prefix and name.startswith(prefix) else name
+
+
+class _Reader:
+    """Digests of one side; remembers what it could not read."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        listing: DirectoryListing,
+        tensors: Iterable[Tensor],
+        known: Understood,
+    ) -> None:
+        self._folder, self._listing, self._known = folder, listing, known
+        self._digests = Digests(folder, listing)
+        self._places = {(it.file, it.start) for one in tensors for it in one.pieces}
+        self.notes: list[str] = []
+
+    def of_file(self, name: str) -> list[tuple[str, bytes]]:
+        """Return paths in a file with digests; of a file that nobody opens there is one."""
+        try:
+            return list(self._of_file(name))
+        except Unreadable as error:
+            self.notes.append(f"{name}: {error}")
+            return []
+
+    def _of_file(self, name: str) -> Iterator[tuple[str, bytes]]:
+        home, _, base = name.rpartition("/")
+        index = self._known.indexes.get(f"{home}/" if home else "")
+        if _DOCUMENTS.fullmatch(base) or (index and base.endswith(SLICES)):
+            return
+        if index and base == INDEX:
+            for value in sorted(index.values):
+                yield from self._value(index, value)
+        elif base.endswith(SAFE):
+            _, meta = read_header(self._folder, self._listing, name)
+            yield "__metadata__", self._digests.of_value(meta)
+        elif (archive := self._archive(name)) is not None:
+            yield from self._unread(archive, archive.value, "", self._known.fields.get(name))
+        else:
+            yield "", self._digests.of_file(name)
+
+    def _archive(self, name: str) -> Archive | None:
+        if not name.endswith(TORCH):
+            return None
+        try:
+            return open_archive(self._folder, self._listing, name)
+        except Unreadable:
+            return None
+
+    def _value(self, index: Index, name: str) -> Iterator[tuple[str, bytes]]:
+        """Yield what is not told of a value of a distributed checkpoint, which is in a slice."""
+        slices = index.slices.get(name, ())
+        if len(slices) == 1:
+            one = slices[0]
+            try:
+                archive = open_archive(
+                    self._folder, self._listing, one.file, one.start, one.size_bytes
+                )
+            except Unreadable:
+                pass
+            else:
+                yield from self._unread(archive, archive.value, name, self._known.fields.get(name))
+                return
+        parts = [self._digests.of_range(one.file, one.start, one.size_bytes) for one in slices]
+        yield name, b"".join(parts)
+
+    def _unread(
+        self, archive: Archive, value: Any, path: str, told: Callable[[str], bool] | None
+    ) -> Iterator[tuple[str, bytes]]:
+        value = _without(value, self._known.names.get(archive.name, frozenset()))
+        walk = _Walk(archive, self._digests, self._places, told or (lambda _: False))
+        yield from walk.of(value, path, 0)
+
+
+class _Walk:
+    """Finds in a pickle what is told neither as a field nor as a tensor."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        digests: Digests,
+        places: set[tuple[str, int]],
+        told: Callable[[str], bool],
+    ) -> None:
+        self._archive, self._digests, self._places, self._told = archive, digests, places, told
+
+    def of(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
+        """Yield paths with digests; what has no parts that are told is told as one."""
+        if isinstance(value, PickledCall) and isinstance(value.state, dict):
+            if self._told(path) or depth == 0 or value.args or value.items:
+                made = (value.name, value.args, value.items)
+                yield f"{path}()", self._digest(made)
+            value = value.state
+        parts = _parts(value) if depth <= DEPTH_MAX else ()
+        if parts and self._is_worth_a_walk(parts):
+            for key, one in parts:
+                yield from self.of(one, f"{path}.{key}" if path else key, depth + 1)
+        elif not self._is_told(value, path):
+            yield path, self._digest(value)
+
+    def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
+        """Say whether parts are more than a row of plain values, which is told as one."""
+        return not all(key.isdecimal() and _is_plain(one) for key, one in parts)
+
+    def _is_told(self, value: Any, path: str) -> bool:
+        if isinstance(value, TensorRef):
+            pieces = self._archive.pieces(value)
+            if any((one.file, one.start) in self._places for one in pieces):
+                return True
+            is_number = not value.shape and self._archive.number(value) is not None
+            return is_number and self._told(path)
+        is_row = isinstance(value, list | tuple) and not isinstance(value, Unordered)
+        is_plain = all(map(_is_plain, value)) if is_row else _is_plain(value)
+        return is_plain and self._told(path)
+
+    def _digest(self, value: Any) -> bytes:
+        return self._digests.of_value(value, self._archive)
+
+
+def _without(value: Any, names: frozenset[str]) -> Any:
+    if names and isinstance(value, dict):
+        return {key: one for key, one in value.items() if key not in names}
+    if names and isinstance(value, PickledCall):
+        return PickledCall(value.name, value.args, _without(value.state, names), value.items)
+    return value
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(str(key), one) for key, one in value.items()]
+    if isinstance(value, list | tuple) and not isinstance(value, Unordered):
+        return [(str(number), one) for number, one in enumerate(value)]
+    return []
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | PickledGlobal)
+
+
+VALUES_MAX = 5_000
+"""Values of one distributed checkpoint that are looked at; each is a file of its own in there."""
+_STATE, _HISTORY = "trainer_state.json", "log_history"
+_RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
+_WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")
+_ARGUMENTS = "training_args.bin"
+_SCHEDULES = ("scheduler.pt", "scheduler.bin")
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_OF_THE_PROCESS = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
+"""What arguments keep that is nobody's argument."""
+_OF_ACCELERATE = {
+    "random_state": "python", "numpy_random_seed": "numpy", "torch_manual_seed": "cpu",
+    "torch_cuda_manual_seed": "cuda",
+}  # fmt: skip
+
+
+def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) -> CheckpointView:
+    """Return one side.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        contents: what :func:`resilient.layouts.detect.read_layout` said of it.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    near = ReadAhead(folder, listing)
+    reader = _TheirsReader(near, listing, contents)
+    tensors, order = reader.tensors()
+    fields = reader.fields()
+    rates = contents.schedule.rates if contents.schedule else ()
+    return CheckpointView(
+        folder.url,
+        contents.layout,
+        folder.url.rstrip("/").rpartition("/")[2],
+        contents.step,
+        contents.world,
+        near,
+        listing,
+        tensors,
+        fields,
+        reader.random(),
+        rates or (contents.optimizer.rates if contents.optimizer else ()),
+        order,
+        reader.history,
+        tuple(dict.fromkeys(reader.notes)),
+        lambda: reader.opaque(tensors),
+    )
+
+
+class _TheirsReader:
+    """Reads what is not in the summary of a checkpoint; remembers what it could not."""
+
+    def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:
+        self._folder, self._listing, self._contents = folder, listing, contents
+        # That it holds weights alone is no reason not to compare them.
+        broken = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
+        self.notes = [f"{one.place}: {one.what}" for one in broken]
+        self.history: tuple[Any, ...] = ()
+        self._streams: dict[str, frozenset[str]] = {}
+
+    def opaque(self, tensors: Iterable[Tensor]) -> tuple[dict[str, Opaque], list[str]]:
+        """Return what was not understood, with digests, and what of it could not be read."""
+        alone = self._listing.sizes if self._listing.is_file else ()
+        told: dict[str, Callable[[str], bool]] = {
+            **dict.fromkeys(alone, _is_field),
+            **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_shown),
+            **dict.fromkeys((*_OPTIMIZERS, *self._shares()), _is_group),
+        }
+        indexes = {}
+        for prefix in self._indexes():
+            with suppress(Unreadable):
+                indexes[prefix] = read_index(self._folder, self._listing, prefix)
+                looked = sorted(indexes[prefix].values)[:VALUES_MAX]
+                told |= dict.fromkeys(looked, _is_field)
+        names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
+        known = Understood(self._engine() or "", indexes, told, names)
+        return opaque_in(self._folder, self._listing, tensors, known)
+
+    def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+        """Return all tensors, each whole, and the order of the parameters if it is told."""
+        prefix = self._engine()
+        if prefix is None:
+            return self._contents.tensors, self._named_order()
+        try:
+            found = gathered(self._folder, self._listing, prefix)
+        except Unreadable as error:
+            self.notes.append(f"{prefix or '.'}: {error}; its state is compared rank by rank")
+            return self._contents.tensors, ()
+        return found, self._engine_order(prefix)
+
+    def _engine(self) -> str | None:
+        if self._contents.layout not in _WITH_ENGINE:
+            return None
+        if is_engine(self._listing):
+            return ""
+        return tag_of(self._folder, self._listing) or None
+
+    def _engine_order(self, prefix: str) -> tuple[str, ...]:
+        names = [one for one in self._listing.sizes if one.startswith(prefix)]
+        archive = self._open(min(one for one in names if one.endswith("_model_states.pt")))
+        value = archive.value if archive and isinstance(archive.value, dict) else {}
+        return tuple(name for name, _ in shapes_in(value.get("param_shapes")))
+
+    def _named_order(self) -> tuple[str, ...]:
+        names: list[str] = []
+        for file in _OPTIMIZERS:
+            archive = self._open(file)
+            value = archive.value if archive else None
+            groups = value.get("param_groups") if isinstance(value, dict) else None
+            for group in groups if isinstance(groups, list) else ():
+                told = group.get("params") if isinstance(group, dict) else None
+                held = told if isinstance(told, list | tuple) else ()
+                names += [one for one in held if isinstance(one, str)]
+        for prefix in self._indexes():
+            for key, value in sorted(self._values(prefix).items()):
+                if key.endswith(".params") and isinstance(value, list | tuple):
+                    names += [one for one in value if isinstance(one, str)]
+        return tuple(names)
+
+    def _indexes(self) -> list[str]:
+        """Return the folders of distributed checkpoints in it."""
+        return [one.removesuffix(INDEX) for one in sorted(self._listing.sizes) if _is_index(one)]
+
+    def _values(self, prefix: str) -> dict[str, Any]:
+        try:
+            index = read_index(self._folder, self._listing, prefix)
+        except Unreadable:
+            return {}
+        names = sorted(index.values)
+        if len(names) > VALUES_MAX:
+            left = len(names) - VALUES_MAX
+            self.notes.append(f"{prefix or '.'}: {left} values that are no tensors were left out")
+        held = names[:VALUES_MAX]
+        return {one: value_at(self._folder, self._listing, index, one) for one in held}
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        """Return plain values by section."""
+        state = self._json(_STATE)
+        history = state.pop(_HISTORY, None)
+        self.history = tuple(history) if isinstance(history, list) else ()
+        found = {
+            CONFIG: dict(to_plain(self._config())),
+            MODEL_CONFIG: dict(plain_leaves(self._json("config.json"))),
+            SOFTWARE: dict(self._contents.versions),
+            TRAINER: dict(plain_leaves(state)),
+            SCHEDULE: {name: it for file in _SCHEDULES for name, it in self._leaves(file)},
+            GROUPS: {},
+            DATA: dict(self._contents.data),
+        }
+        for path, value in self._loose():
+            section, name = place_of(path)
+            if section:
+                found[section][name] = value
+        return found
+
+    def _config(self) -> Any:
+        archive = self._open(_ARGUMENTS)
+        value = archive.value if archive else None
+        told = value.state if isinstance(value, PickledCall) else value
+        if not isinstance(told, dict):
+            return {}
+        return {name: one for name, one in told.items() if name not in _OF_THE_PROCESS}
+
+    def _loose(self) -> Iterator[tuple[str, Any]]:
+        """Yield values that lie beside tensors, by a path that says whose they are."""
+        for name in _OPTIMIZERS:
+            yield from _groups(self._leaves(name))
+        for prefix in self._indexes():
+            for path, value in self._values(prefix).items():
+                yield from self._walked(path, value, path)
+        for name in self._shares():
+            yield from _groups(self._leaves(name))
+        if self._contents.layout in ("torch", "lightning") and self._listing.is_file:
+            yield from self._leaves(next(iter(self._listing.sizes)))
+
+    def _shares(self) -> list[str]:
+        """Return the first rank's share of an engine's optimizer; its groups are those of all."""
+        if self._engine() is None:
+            return []
+        return sorted(one for one in self._listing.sizes if one.endswith("_optim_states.pt"))[:1]
+
+    def _leaves(self, name: str) -> Iterator[tuple[str, Any]]:
+        archive = self._open(name)
+        if archive:
+            yield from self._walked(name, archive.value, "", archive)
+
+    def _walked(
+        self, name: str, value: Any, path: str, archive: Archive | None = None
+    ) -> list[tuple[str, Any]]:
+        """Return the plain values in one; none if they are too many, which is told."""
+        try:
+            return list(to_plain({path: value} if path else value, archive))
+        except Unreadable as error:
+            self.notes.append(f"{name}: {error}")
+            return []
+
+    def random(self) -> dict[tuple[int, str], RngState]:
+        """Return the states of all generators."""
+        found: dict[tuple[int, str], RngState] = {}
+        for name in self._listing.sizes:
+            match = _RANDOM.fullmatch(name)
+            archive = self._open(name) if match else None
+            if match and archive and isinstance(archive.value, dict):
+                rank = int(match[1] or match[2] or 0)
+                states = list(self._states(archive))
+                found |= {(rank, kind): one for kind, one in states if one is not None}
+                self._streams[name] = _streams(archive.value, states)
+        return found
+
+    def _states(self, archive: Archive) -> Iterator[tuple[str, RngState | None]]:
+        value = {_OF_ACCELERATE.get(name, name): one for name, one in archive.value.items()}
+        yield "python", of_python(value.get("python"))
+        yield "numpy", _numpy(value.get("numpy"))
+        yield "cpu", of_torch(self._bytes(archive, value.get("cpu")))
+        cuda = value.get("cuda")
+        for number, one in enumerate(cuda if isinstance(cuda, list) else [cuda]):
+            yield f"cuda {number}", of_philox(self._bytes(archive, one))
+
+    def _bytes(self, archive: Archive, tensor: Any) -> bytes:
+        """Return the bytes of a small tensor; none if it is no tensor, or is damaged."""
+        pieces = archive.pieces(tensor) if isinstance(tensor, TensorRef) else ()
+        if not pieces:
+            return b""
+        try:
+            piece = resolve_pieces(self._folder, self._listing, pieces[0], tensor.dtype)
+        except Unreadable as error:
+            self.notes.append(f"{archive.name}: {error}")
+            return b""
+        item_bytes = ITEM_BITS.get(tensor.dtype, 0) // 8
+        length = piece.region.size * item_bytes
+        start = piece.start + piece.first * item_bytes
+        return (
+            self._folder.read(piece.file, start, length)
+            if piece.form is StorageFormat.BYTES
+            else b""
+        )
+
+    def _json(self, name: str) -> dict[str, Any]:
+        if name not in self._listing.sizes:
+            return {}
+        try:
+            return read_json(self._folder, self._listing, name)
+        except Unreadable as error:
+            self.notes.append(f"{name}: {error}")
+            return {}
+
+    def _open(self, name: str) -> Archive | None:
+        if name not in self._listing.sizes:
+            return None
+        try:
+            return open_archive(self._folder, self._listing, name)
+        except Unreadable as error:
+            self.notes.append(f"{name}: {error}")
+            return None
+
+
+def _is_index(name: str) -> bool:
+    return name.rpartition("/")[2] == INDEX
+
+
+def _groups(leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield what parameter groups are told; beside them an engine keeps how it cut everything."""
+    return ((path, one) for path, one in leaves if "param_groups." in path)
+
+
+def _is_field(path: str) -> bool:
+    return is_shown(path) and bool(place_of(path)[0])
+
+
+def _is_group(path: str) -> bool:
+    return is_shown(path) and "param_groups." in path and bool(place_of(path)[0])
+
+
+def _streams(
+    value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
+) -> frozenset[str]:
+    """Return the names in a file of random states that were understood, each wholly."""
+    unread = {kind.partition(" ")[0] for kind, one in states if one is None}
+    kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
+    return frozenset(
+        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread
+    )
+
+
+def _numpy(value: Any) -> RngState | None:
+    """Return NumPy's state out of ``get_state()``: name, words, position, and a cached normal."""
+    if not isinstance(value, list | tuple) or len(value) != 5:  # noqa: PLR2004
+        return None
+    _, key, position, has_gauss, gauss = value
+    state = key.state if isinstance(key, PickledCall) else None
+    data = state[-1] if isinstance(state, tuple) and state else b""
+    if not isinstance(data, bytes) or not isinstance(gauss, int | float):
+        return None
+    return of_numpy(data, position, has_gauss, gauss)

@@ -1,0 +1,319 @@
+"""Read every byte of a foreign checkpoint.
+
+Pages of zeros within a tensor: what a loss of power leaves of a file in writing (pure).
+
+A file system that had given a file its length, and not yet all of its bytes, reads the others as
+zeros, in whole pages. Such a hole begins or ends where a page of the file does, and there no row of
+a tensor begins but by chance; rows that are zero on purpose end with themselves.
+
+Every byte of a checkpoint that another tool wrote: its checksums, and its numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resilient.diff.stale_copies import stale_copies
+from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements, ReadAhead
+from resilient.diff.tensor_stats import is_complex, is_float, values
+from resilient.layouts.checksums import BEHIND, check_bytes
+from resilient.layouts.model import (
+    ITEM_BITS,
+    MODEL,
+    OPTIMIZER,
+    Problem,
+    Remedy,
+    StorageFormat,
+    Unreadable,
+)
+from resilient.layouts.security_scan import Risk, scan
+from resilient.layouts.single_file import ALONE
+from resilient.layouts.weights import SAFE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from resilient.layouts.model import Contents, Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
+
+PAGE_BYTES = 4096
+_PARTS = (1, 2, 3, 4, 6, 8)
+"""Into so many equal ones a row is cut on purpose, as one of queries, keys and values is."""
+
+
+class ZeroPageScan:
+    """Looks for a hole in one tensor whose bytes lie in one piece of a file.
+
+    Args:
+        start: where in the file they begin, in bytes.
+        item_bytes: of an element.
+        row: elements between two beginnings of rows.
+    """
+
+    def __init__(self, start: int, item_bytes: int, row: int) -> None:
+        self._start = start
+        self._item_bytes = item_bytes
+        self._row = max(row, 1)
+        self._first: tuple[int, int] | None = None
+        self._is_usual = False
+        self._columns: set[int] = set()
+
+    @property
+    def hole(self) -> tuple[int, int] | None:
+        """Its first byte in the file and its length; None where zeros cut rows elsewhere too."""
+        return None if self._is_usual else self._first
+
+    def look(self, first: int, is_zero: NDArray[np.bool_]) -> None:
+        """Look at a block of elements.
+
+        Args:
+            first: the element of the tensor that the block begins with.
+            is_zero: of each element.
+        """
+        least = PAGE_BYTES // self._item_bytes
+        if self._is_usual or np.count_nonzero(is_zero) < least:
+            return
+        edges: NDArray[Any] = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
+        pairs = edges.reshape(-1, 2)
+        for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= least].tolist():
+            # A run that goes on beyond the block has no edge there.
+            own = [one for one in (begin, end) if 0 < one < is_zero.size]
+            cuts = [first + one for one in own if self._cuts_a_row(first + one)]
+            if any(map(self._is_at_page, cuts)):
+                at = self._start + (first + begin) * self._item_bytes
+                self._first = self._first or (at, (end - begin) * self._item_bytes)
+            elif cuts:
+                self._is_usual = True
+            # What is zero in several rows from the same column on was made so.
+            columns = {one % self._row for one in cuts}
+            self._is_usual |= not columns.isdisjoint(self._columns)
+            self._columns |= columns
+
+    def _cuts_a_row(self, element: int) -> bool:
+        """Say whether an element is within a row, and not where a half of it or so begins."""
+        column = element % self._row
+        return all(column * parts % self._row for parts in _PARTS)
+
+    def _is_at_page(self, element: int) -> bool:
+        """Say whether a page of the file begins at an element, or within it or the one before."""
+        behind = (self._start + element * self._item_bytes) % PAGE_BYTES
+        return min(behind, PAGE_BYTES - behind) < self._item_bytes
+
+
+_NAMED_MAX = 16
+"""Tensors that are named."""
+
+
+def verify_foreign(
+    folder: Folder, listing: DirectoryListing, contents: Contents
+) -> tuple[Problem, ...]:
+    """Return what is wrong with the bytes; what headers say is in ``contents`` already.
+
+    Reads everything: checksums of files of torch and of slices, and all numbers of weights and
+    of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, nor those
+    of a page of it that cuts a row, and infinite ones are told. A number far beyond the scale of
+    its tensor is told too, and a file that is that of an older step beside it.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        contents: what :func:`resilient.layouts.detect.read_layout` said of it.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    found = [*check_bytes(folder, listing), *_dangers(folder, listing)]
+    # That it holds weights alone is no damage of theirs.
+    told = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
+    broken = [*(one for one in found if one.what != BEHIND), *told]
+    spoiled = {one.place for one in broken}
+    near = ReadAhead(folder, listing)
+    # Numbers of a file that is damaged anyway say nothing of what was saved.
+    tensors = [
+        one
+        for one in contents.tensors
+        if one.part in (MODEL, OPTIMIZER) and not spoiled & set(one.files)
+    ]
+    stale = stale_copies(folder, listing, contents)
+    return (*found, *_odd_numbers(near, listing, tensors), *stale)
+
+
+def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
+    """Yield what would run code, or lead elsewhere, in whoever loads it the usual way."""
+    for one in scan(folder, listing):
+        if one.risk is Risk.DANGER:
+            is_fatal = one.file not in listing.outside
+            yield Problem(one.file, one.what, is_fatal=is_fatal, help="resilient ckpt scan {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many elements of a tensor are of a kind."""
+
+    nans: int = 0
+    infinite: int = 0
+    negative: int = 0
+    nonzero: int = 0
+    first: float = 0.0
+    hole: tuple[int, int] | None = None
+    top: float = 0.0
+    others: float = 0.0
+
+
+def _odd_numbers(
+    near: Folder, listing: DirectoryListing, tensors: list[Tensor]
+) -> Iterator[Problem]:
+    spared: set[str] = set()
+    steps: dict[Tensor, float] = {}
+    found = list(islice(_each(near, listing, tensors, spared, steps), _NAMED_MAX))
+    yield from found
+    if len(found) == _NAMED_MAX:
+        return  # not all were looked at
+    yield from _out_of_step(steps)
+    weights = {name: None for one in tensors if one.part == MODEL for name in one.files}
+    for name in weights:
+        if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
+            yield Problem(name, _ZEROS, is_fatal=True, cure=Remedy.COPY)
+
+
+def _each(
+    near: Folder,
+    listing: DirectoryListing,
+    tensors: list[Tensor],
+    spared: set[str],
+    steps: dict[Tensor, float],
+) -> Iterator[Problem]:
+    """Yield what is wrong with each tensor; note files with more than zeros, and all steps."""
+    for one in tensors:
+        if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
+            spared.update(one.files)  # it was not looked at
+            continue
+        try:
+            counts = _counted(near, listing, one)
+        except Unreadable as error:
+            spared.update(one.files)
+            yield Problem(one.files[0], f"`{one.name[:80]}`: {error}", is_fatal=True)
+            continue
+        if counts.nonzero:
+            # Of one that is cut over files nobody counted each piece: all of them pass.
+            spared.update(one.files)
+        if one.part == OPTIMIZER and one.name.endswith(".step") and one.elements == 1:
+            steps[one] = counts.first
+        problem = _odd(one, counts)
+        if problem is not None:
+            yield problem
+
+
+def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
+    """Yield the first parameter that was updated more or less often than most.
+
+    It may be so: one that got no gradient, or was set free later, is behind.
+    """
+    if len(set(steps.values())) > 1:
+        most, _ = Counter(steps.values()).most_common(1)[0]
+        one = next(one for one, step in steps.items() if step != most)
+        what = f"`{one.name[:80]}` is {steps[one]:g}, and most others are {most:g}"
+        yield Problem(one.files[0], what, cure=Remedy.COPY)
+
+
+def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
+    """Return what is wrong with a tensor's numbers."""
+    name, place = tensor.name[:80], tensor.files[0]
+    if counts.nans or counts.infinite:
+        what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
+        loses = "" if counts.nans else f"finite numbers in the {_WORDS[tensor.part]}"
+        return Problem(place, what, loses, is_fatal=bool(counts.nans), cure=Remedy.EARLIER)
+    if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
+        what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
+        return Problem(place, what, is_fatal=True)
+    if _is_beyond(counts, tensor.dtype):
+        times = f"{counts.top / counts.others:.0e}" if counts.others else "more than 1e15"
+        what = f"`{name}` has a number of {counts.top:.0e}, {times} times the mean of its others"
+        return Problem(place, f"{what}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
+    if counts.hole and counts.nonzero:
+        at, length = counts.hole
+        what = f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
+        return Problem(place, what + _HOLE, is_fatal=True, cure=Remedy.COPY)
+    return None
+
+
+_WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
+_SQUARES = ("exp_avg_sq", "square_avg")
+"""Of which an optimizer takes the root: of a negative one it is NaN."""
+_ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
+_ZEROS_BYTES = 4096
+_SCALES_MAX = 1e15
+_BEYOND = "a flipped bit makes that, and a step spoils all weights"
+_MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
+"""The most negative number of a dtype stands in masks."""
+_HOLE = "a loss of power takes bytes like that"
+
+
+def _is_beyond(counts: _Counts, dtype: str) -> bool:
+    """Return True for a largest number that no training reaches, and that no mask is made of."""
+    is_mask = counts.top >= _MASKS.get(dtype, np.inf)
+    return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
+
+
+def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts:
+    """Return how many elements are NaN, infinite, negative, and not zero."""
+    elements = Elements(near, listing, tensor)
+    nans = infinite = negative = nonzero = 0
+    first, pages, scale = 0.0, _pages(tensor), _Scale()
+    for start in range(0, tensor.elements, BLOCK_ELEMENTS):
+        count = min(BLOCK_ELEMENTS, tensor.elements - start)
+        numbers = values(elements.read(start, count), tensor.dtype)
+        if tensor.elements == 1 and not is_complex(tensor.dtype):
+            first = float(numbers.flat[0])
+        nans += int(np.isnan(numbers).sum())
+        infinite += int(np.isinf(numbers).sum())
+        negative += 0 if is_complex(tensor.dtype) else int((numbers < 0).sum())
+        nonzero += int(np.count_nonzero(numbers))
+        scale.look(numbers)
+        if pages:
+            pages.look(start, np.equal(numbers, 0))
+    hole = pages.hole if pages else None
+    top, others = scale.result()
+    return _Counts(nans, infinite, negative, nonzero, first, hole, top, others)
+
+
+class _Scale:
+    """Largest of some numbers, and the mean of all others."""
+
+    def __init__(self) -> None:
+        self._top, self._sum, self._count = 0.0, 0.0, 0
+
+    def look(self, numbers: Any) -> None:
+        """Take some more numbers."""
+        sizes = np.abs(numbers).ravel()
+        if sizes.size and not np.isfinite(sizes.max()):
+            sizes = sizes[np.isfinite(sizes)]
+        if not sizes.size:
+            return
+        top = float(sizes.max())
+        self._sum += float(sizes.sum(dtype=np.float64)) - top + min(self._top, top)
+        self._top = max(self._top, top)
+        self._count += sizes.size
+
+    def result(self) -> tuple[float, float]:
+        """Return the largest number and the mean of the others; zeros where there are no others."""
+        return (self._top, self._sum / (self._count - 1)) if self._count > 1 else (0.0, 0.0)
+
+
+def _pages(tensor: Tensor) -> ZeroPageScan | None:
+    """Return what looks for holes in a tensor that lies as it is in a file without checksums."""
+    piece = tensor.pieces[0]
+    is_plain = (
+        piece.form is StorageFormat.BYTES and piece.file.endswith(SAFE) and not tensor.pieces[1:]
+    )
+    if not is_plain or is_complex(tensor.dtype):
+        return None
+    row = tensor.shape[-1] if tensor.shape[1:] else tensor.elements
+    return ZeroPageScan(piece.start, ITEM_BITS[tensor.dtype] // 8, row)

@@ -1,0 +1,156 @@
+"""Files of a checkpoint that are byte for byte those of an older step beside it.
+
+Configurations, tokenizers, arguments, scalers and frozen weights are alike in all steps. Weights
+that are trained, their moments, and the random state of a run with dropout are not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.accelerate import OPTIMIZERS
+from resilient.layouts.dcp import SLICES
+from resilient.layouts.detect import read_layout
+from resilient.layouts.json_files import read_json
+from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy, Unreadable
+from resilient.layouts.neighbours import CONFIG, older_steps
+from resilient.layouts.pickle_reader import TensorRef
+from resilient.layouts.torch_zip import open_archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.layouts.model import Contents
+    from resilient.storage.folder import DirectoryListing, Folder
+
+STALE = "it is byte for byte that of "
+_BLOCK_BYTES = 1 << 20
+_LAYOUTS = ("accelerate", "hf-trainer")
+"""Layouts of which it is known which files a step changes."""
+_SCALER = "scaler.pt"
+_RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
+_LOSES = {
+    MODEL: "the weights of this step",
+    OPTIMIZER: "the optimizer's state of this step",
+    "random": "the random state",
+}
+_NARROW = ("F16", "BF16")
+_RATE_MIN = 1e-5
+"""A lower rate may leave every weight of 16 bits as it was."""
+
+
+def stale_copies(
+    folder: Folder, listing: DirectoryListing, contents: Contents
+) -> Iterator[Problem]:
+    """Yield the files that are those of an older step, though every step changes them.
+
+    Args:
+        folder: The checkpoint.
+        listing: Its files.
+        contents: What it holds.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    if listing.is_file or contents.layout not in _LAYOUTS:
+        return
+    kinds = {**_of_tensors(contents), **_of_random(folder, listing)}
+    for other, theirs in older_steps(folder.url):
+        alike = [
+            name
+            for name in sorted(kinds)
+            if 0 < listing.sizes.get(name, 0) == theirs.sizes.get(name)
+            and _same(folder, other, name, listing.sizes[name])
+        ]
+        found = read_layout(other, theirs) if alike else None
+        has_scaler = _SCALER in listing.sizes
+        if found is None or not _is_moved(contents, found, has_scaler=has_scaler):
+            continue
+        step = other.url.rstrip("/").rpartition("/")[2]
+        for name in alike:
+            what = f"{STALE}{step} beside it, and each step changes it"
+            yield Problem(name, what, _LOSES[kinds[name]], cure=Remedy.COPY)
+        if alike:
+            return
+
+
+def _of_tensors(contents: Contents) -> dict[str, str]:
+    """Return the files of weights and moments that each step changes, with their kind."""
+    optimizer = contents.optimizer
+    if optimizer is None:
+        return {}
+    weights = [one for one in contents.tensors if one.part == MODEL]
+    files = {name for one in weights for name in one.files}
+    moved = {one.name.rpartition(".")[0] for one in contents.tensors if one.part == OPTIMIZER}
+    found = {}
+    for name in files:
+        held = [one for one in weights if name in one.files]
+        is_narrow = all(one.dtype in _NARROW for one in held)
+        if is_narrow and max(optimizer.rates, default=0.0) < _RATE_MIN:
+            continue
+        if name.endswith(SLICES):
+            names = {one.name.removeprefix("model.") for one in held}
+            is_trained = any(_owner(one) in names for one in moved)
+        else:
+            is_trained = len(files) == 1 or optimizer.states >= len(weights)
+        if is_trained:
+            found[name] = MODEL
+    for one in contents.tensors:
+        if one.part == OPTIMIZER and one.elements > 1:
+            found |= {name: OPTIMIZER for name in one.files if name not in found}
+    return found
+
+
+def _owner(name: str) -> str:
+    return name.partition("state.")[2]
+
+
+def _of_random(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
+    """Return the files of random states, if dropout draws from those that are saved."""
+    names = [one for one in listing.sizes if _RANDOM.fullmatch(one)]
+    try:
+        config = read_json(folder, listing, CONFIG) if names else {}
+        held = open_archive(folder, listing, OPTIMIZERS[0]).value if names else None
+    except Unreadable:
+        return {}
+    drops = any("drop" in key and _is_share(one) for key, one in config.items())
+    devices = _devices(held)
+    is_saved = bool(devices) and all(one.startswith(("cpu", "cuda")) for one in devices)
+    return dict.fromkeys(names, "random") if drops and is_saved else {}
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
+def _devices(value: Any) -> set[str]:
+    state = value.get("state") if isinstance(value, dict) else None
+    return {
+        one.storage.device
+        for of in (state.values() if isinstance(state, dict) else ())
+        for one in (of.values() if isinstance(of, dict) else ())
+        if isinstance(one, TensorRef) and one.storage is not None
+    }
+
+
+def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
+    """Return True if an update was made between two steps, at a rate above 0."""
+    rates = [
+        rate
+        for one in (contents, older)
+        if one.optimizer is not None
+        for rate in one.optimizer.rates
+    ]
+    ours = contents.optimizer.step if contents.optimizer else None
+    theirs = older.optimizer.step if older.optimizer else None
+    # A scaler of fp16 may have skipped every update between two steps.
+    is_skipped = has_scaler and ours is not None and ours == theirs
+    return any(rates) and not is_skipped
+
+
+def _same(folder: Folder, other: Folder, name: str, size_bytes: int) -> bool:
+    return all(
+        folder.read(name, at, _BLOCK_BYTES) == other.read(name, at, _BLOCK_BYTES)
+        for at in range(0, size_bytes, _BLOCK_BYTES)
+    )

@@ -1,0 +1,181 @@
+"""Which tensor of one checkpoint is which of another, whatever wrappers put before its name (pure).
+
+Model parameters are matched by name, once a prefix that a wrapper, a loop or a script added is
+taken away on each side: the one that makes most names meet. State of optimizers is matched by the
+name of its parameter. Where one side numbers its parameters, as torch does, and the other names
+them, numbers become names only if an order of names is known and every shape fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.layouts.model import MODEL, OPTIMIZER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from resilient.diff.model import CheckpointView
+    from resilient.layouts.model import Tensor
+
+_WRAPPERS = {
+    *("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"),
+    *("_forward_module", "_dpp_module"),
+}
+_STATE = re.compile(r"(?:[^ ]*?\.)?state\.(.+)\.([^.]+)")
+_FIRSTS_MAX = 4
+Key = tuple[str, str, str]
+"""Part, name of the tensor or of its parameter, and of an optimizer what it is of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One tensor on both sides; None where a side has none."""
+
+    name: str
+    before: Tensor | None
+    after: Tensor | None
+
+
+def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], list[str]]:
+    """Return which tensor is which, and what has to be said of how that was found."""
+    one, other = _models(before), _models(after)
+    cuts = _prefixes(one, other)
+    notes: list[str] = []
+    keys = [_keyed(side, cut) for side, cut in zip((before, after), cuts, strict=True)]
+    keys = _by_name(keys, (before, after), cuts, notes)
+    names = sorted({*keys[0], *keys[1]}, key=_natural)
+    return [Pair(_shown(key), keys[0].get(key), keys[1].get(key)) for key in names], notes
+
+
+def bare(name: str) -> str:
+    """Return a name without the modules that wrap others."""
+    parts = [one for one in name.split(".") if one not in _WRAPPERS]
+    return ".".join(parts) or name
+
+
+def _shown(key: Key) -> str:
+    part, name, slot = key
+    return f"{part}/{name}{f'.{slot}' if slot else ''}"
+
+
+def _natural(key: Key) -> tuple[str, list[tuple[int, str]], str]:
+    """Sort h.2 before h.10."""
+    words = re.split(r"(\d+)", key[1])
+    return key[0], [(int(one), "") if one.isdecimal() else (-1, one) for one in words], key[2]
+
+
+def _models(side: CheckpointView) -> dict[str, Tensor]:
+    return {bare(one.name): one for one in side.tensors if one.part == MODEL}
+
+
+def _prefixes(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Return what to take away in front of the names of each side, so that most of them meet."""
+    if not one or not other or one.keys() == other.keys():
+        return "", ""
+    best, most = ("", ""), -1
+    rights = {right: _shapes(other, right) for right in _candidates(other)}
+    for left in _candidates(one):
+        cut = _shapes(one, left)
+        for right, named in rights.items():
+            found = len(cut & named)
+            if found > most:
+                best, most = (left, right), found
+    return best
+
+
+def _candidates(names: Mapping[str, Tensor]) -> list[str]:
+    """Return prefixes: nothing, the commonest first words, and what all names share."""
+    firsts = Counter(name.partition(".")[0] for name in names if "." in name)
+    found = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
+    shared = _shared(names)
+    return list(dict.fromkeys([*found, *shared]))
+
+
+def _shared(names: Iterable[str]) -> list[str]:
+    words = [name.split(".")[:-1] for name in names]
+    found: list[str] = []
+    for column in zip(*words, strict=False):
+        if len(set(column)) > 1:
+            break
+        found.append((found[-1] if found else "") + f"{column[0]}.")
+    return found
+
+
+def _shapes(names: Mapping[str, Tensor], prefix: str) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name.removeprefix(prefix), one.shape) for name, one in names.items()}
+
+
+def _keyed(side: CheckpointView, prefix: str) -> dict[Key, Tensor]:
+    found: dict[Key, Tensor] = {}
+    for one in side.tensors:
+        key = _key(one, prefix)
+        # Two that a prefix made one keep their own names.
+        found[(one.part, one.name, "") if key in found else key] = one
+    return found
+
+
+def _key(tensor: Tensor, prefix: str) -> Key:
+    if tensor.part == MODEL:
+        return MODEL, bare(tensor.name).removeprefix(prefix), ""
+    match = _STATE.fullmatch(tensor.name) if tensor.part == OPTIMIZER else None
+    if match is None:
+        return tensor.part, tensor.name, ""
+    name = bare(match[1])
+    return OPTIMIZER, name if name.isdecimal() else name.removeprefix(prefix), match[2]
+
+
+def _by_name(
+    keys: list[dict[Key, Tensor]],
+    sides: tuple[CheckpointView, CheckpointView],
+    cuts: tuple[str, str],
+    notes: list[str],
+) -> list[dict[Key, Tensor]]:
+    """Return the same with numbers of parameters replaced by names, if one side has names."""
+    numbered = [_numbers(one) for one in keys]
+    if bool(numbered[0]) == bool(numbered[1]):
+        return keys
+    which = 0 if numbered[0] else 1
+    named = keys[1 - which]
+    if not any(part == OPTIMIZER and slot for part, _, slot in named):
+        return keys
+    for side, cut in zip(sides, cuts, strict=True):
+        order = [bare(name).removeprefix(cut) for name in side.order]
+        if _fits(keys[which], named, order):
+            keys[which] = _renamed(keys[which], order)
+            return keys
+    notes.append(
+        "the optimizer's parameters have numbers on one side and names on the other, and no order "
+        "of the names that was written down fits all shapes: its state was not compared"
+    )
+    for one in keys:
+        for key in [key for key in one if key[0] == OPTIMIZER]:
+            del one[key]
+    return keys
+
+
+def _numbers(keys: Mapping[Key, Tensor]) -> bool:
+    found = [name for part, name, slot in keys if part == OPTIMIZER and slot]
+    return bool(found) and all(name.isdecimal() for name in found)
+
+
+def _fits(
+    numbered: Mapping[Key, Tensor], named: Mapping[Key, Tensor], order: Sequence[str]
+) -> bool:
+    """Say whether each number's state has the shapes of the state of the name in its place."""
+    found = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
+    if not found or max(int(name) for _, name, _ in found) >= len(order):
+        return False
+    pairs = [(numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2]))) for key in found]
+    met = [(one.shape, other.shape) for one, other in pairs if other is not None]
+    return len(met) * 2 > len(pairs) and all(one == other for one, other in met)
+
+
+def _renamed(numbered: Mapping[Key, Tensor], order: Sequence[str]) -> dict[Key, Tensor]:
+    return {
+        (part, order[int(name)], slot) if part == OPTIMIZER and slot else (part, name, slot): one
+        for (part, name, slot), one in numbered.items()
+    }

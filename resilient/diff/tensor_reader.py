@@ -1,0 +1,191 @@
+"""Elements of tensors out of the pieces that they lie in, a few MiB at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from resilient.errors import KeyNotFound
+from resilient.format.regions import Region, covers, flat_regions, intersect, row_strides, spans
+from resilient.layouts.model import ITEM_BITS, Unreadable
+from resilient.layouts.torch_zip import resolve_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from resilient.layouts.model import Piece, Tensor
+    from resilient.storage.folder import DirectoryListing, Folder
+
+BLOCK_ELEMENTS = 1 << 20
+"""What is read at once of a tensor: 4 MiB of F32."""
+AHEAD_BYTES = 2 << 20
+_KEPT_MAX = 16
+_HOLE_BYTES = 256 << 10
+_STRIDED_BYTES_MAX = 64 << 20
+"""What is not laid out row-major is read in one; more of it than this is not."""
+_BITS = 8
+_PIECES_MAX = 10_000
+_EXPANDED_MAX = 64
+"""A view may show the same bytes many times; beyond this nobody made it to be read."""
+
+
+class ReadAhead:
+    """A folder whose small reads come out of blocks that were read whole; for one thread.
+
+    Tensors lie one behind the other, and headers before what they speak of: a store that is asked
+    for each by itself would answer ten thousand times.
+
+    Args:
+        folder: where the bytes are.
+        sizes: bytes of each file.
+    """
+
+    def __init__(self, folder: Folder, listing: DirectoryListing) -> None:
+        self.url = folder.url
+        self._folder, self._listing = folder, listing
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+
+    def list(self) -> DirectoryListing:
+        """Return what was there when the reading began."""
+        return self._listing
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
+        length = max(0, min(length, self._listing.sizes.get(name, 0) - start))
+        if length >= AHEAD_BYTES:
+            return self._folder.read(name, start, length)
+        first, last = start // AHEAD_BYTES, (start + max(length, 1) - 1) // AHEAD_BYTES
+        found = b"".join(self._block(name, number) for number in range(first, last + 1))
+        offset = start - first * AHEAD_BYTES
+        return found[offset : offset + length]
+
+    def _block(self, name: str, number: int) -> bytes:
+        key = (name, number)
+        if key not in self._kept:
+            self._kept[key] = self._folder.read(name, number * AHEAD_BYTES, AHEAD_BYTES)
+            if len(self._kept) > _KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+class Elements:
+    """The elements of one tensor, row-major, whatever it was cut into.
+
+    Args:
+        folder: where its files are.
+        listing: their sizes.
+        tensor: which one.
+
+    Raises:
+        Unreadable: its pieces do not make it whole, or its tool keeps it in a way of its own.
+    """
+
+    def __init__(self, folder: Folder, listing: DirectoryListing, tensor: Tensor) -> None:
+        bits = ITEM_BITS.get(tensor.dtype, 0)
+        if not tensor.pieces:
+            raise Unreadable("its bytes cannot be told from the headers")
+        if not bits:
+            raise Unreadable(f"a dtype that is not known: {tensor.dtype[:40]}")
+        if bits < _BITS:
+            raise Unreadable(f"{tensor.dtype}: numbers that share a byte")
+        if len(tensor.pieces) > _PIECES_MAX:
+            raise Unreadable(f"{len(tensor.pieces)} pieces")
+        stored = sum(listing.sizes.get(one, 0) for one in tensor.files)
+        if tensor.size_bytes > _EXPANDED_MAX * max(stored, AHEAD_BYTES):
+            raise Unreadable("it has more elements than its files have bytes")
+        if not covers(tensor.shape, [one.region for one in tensor.pieces]):
+            raise Unreadable("its pieces do not make it whole")
+        self._folder, self._listing, self._tensor = folder, listing, tensor
+        self._settled: dict[int, Piece] = {}
+        self._strided: dict[int, NDArray[np.uint8]] = {}
+        self.item_bytes = bits // _BITS
+
+    def read(self, start: int, count: int) -> NDArray[np.uint8]:
+        """Return ``count`` elements from ``start`` as bytes, little-endian, one row for each.
+
+        Raises:
+            Unreadable: a file is damaged or ends too early.
+            StoreError: it could not be read.
+        """
+        found = np.empty((count, self.item_bytes), np.uint8)
+        place = 0
+        for box in flat_regions(self._tensor.shape, start, count):
+            room = found[place : place + box.size].reshape(*box.lengths, self.item_bytes)
+            for number, piece in enumerate(self._tensor.pieces):
+                shared = intersect(piece.region, box)
+                if shared is not None:
+                    self._fill(room, box, number, shared)
+            place += box.size
+        return found
+
+    def _fill(self, room: NDArray[np.uint8], box: Region, number: int, shared: Region) -> None:
+        """Copy what a piece has of a box to its place in it."""
+        piece = self._settled.get(number)
+        if piece is None:
+            given = self._tensor.pieces[number]
+            piece = resolve_pieces(self._folder, self._listing, given, self._tensor.dtype)
+            self._settled[number] = piece
+        if not _is_row_major(piece):
+            room[_within(box, shared)] = self._whole(number, piece)[_within(piece.region, shared)]
+            return
+        hole = max(1, _HOLE_BYTES // self.item_bytes)
+        for part, first, reach in spans(piece.region, shared, hole):
+            data = self._bytes(piece, piece.first + first, reach)
+            strides = (*row_strides(piece.region.lengths), 1)
+            room[_within(box, part)] = self._shaped(data, piece, part.lengths, strides[:-1])
+
+    def _whole(self, number: int, piece: Piece) -> NDArray[np.uint8]:
+        """Return a piece that is not row-major, from memory once it was read."""
+        if number not in self._strided:
+            strides = piece.strides or ()
+            pairs = zip(piece.region.lengths, strides, strict=True)
+            reach = 1 + sum((length - 1) * stride for length, stride in pairs)
+            if reach * self.item_bytes > _STRIDED_BYTES_MAX:
+                raise Unreadable(f"it is not laid out row-major, over {reach} elements")
+            data = self._bytes(piece, piece.first, reach)
+            self._strided[number] = self._shaped(data, piece, piece.region.lengths, strides)
+        return self._strided[number]
+
+    def _bytes(self, piece: Piece, first: int, reach: int) -> bytes:
+        at, length = first * self.item_bytes, reach * self.item_bytes
+        if at + length > piece.size_bytes:
+            raise Unreadable(f"`{piece.file}` has fewer bytes than the tensor needs")
+        try:
+            data = self._folder.read(piece.file, piece.start + at, length)
+        except KeyNotFound as error:
+            raise Unreadable(f"`{piece.file}` is missing") from error
+        if len(data) != length:
+            raise Unreadable(f"`{piece.file}` ends too early")
+        return data
+
+    def _shaped(
+        self, data: bytes, piece: Piece, lengths: Sequence[int], strides: Sequence[int]
+    ) -> NDArray[np.uint8]:
+        """Return bytes as an array of elements; the strides are in elements of what was read."""
+        flat = np.frombuffer(data, np.uint8)
+        steps = (*(one * self.item_bytes for one in strides), 1)
+        shape = (*lengths, self.item_bytes)
+        found = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
+        return found[..., ::-1] if piece.is_swapped else found
+
+
+def _is_row_major(piece: Piece) -> bool:
+    """Say whether neighbours along each axis are where they are in a tensor on its own."""
+    lengths, strides = piece.region.lengths, piece.strides
+    if strides is None:
+        return True
+    rows = zip(lengths, strides, row_strides(lengths), strict=True)
+    return all(length <= 1 or stride == row for length, stride, row in rows)
+
+
+def _within(outer: Region, inner: Region) -> tuple[slice, ...]:
+    """Return where a box is in another."""
+    return tuple(
+        slice(offset - base, offset - base + length)
+        for offset, base, length in zip(inner.offsets, outer.offsets, inner.lengths, strict=True)
+    )

@@ -1,0 +1,485 @@
+"""Numbers of any dtype, summaries, histograms.
+
+Bytes of any dtype as numbers, and how many representable numbers lie between two (pure).
+
+What one tensor looks like: a few numbers about all of its elements, and the first of them.
+
+How the numbers of a tensor are spread: counted in one pass, in memory that does not grow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from resilient.diff.model import CheckpointView
+    from resilient.layouts.model import Tensor
+
+PLAIN: Mapping[str, str] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8", "C128": "<c16",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
+}  # fmt: skip
+"""The dtypes that NumPy has, by their names in safetensors."""
+_COMPLEX = {"C64": "F32", "C128": "F64", "C32": "F16"}
+_NARROW = {
+    "F8_E4M3": (4, 7, False), "F8_E5M2": (5, 15, True),
+    "F8_E4M3FNUZ": (4, 8, False), "F8_E5M2FNUZ": (5, 16, False),
+}  # fmt: skip
+"""Bits of the exponent, its bias, and whether its highest value is for what is not finite."""
+_FLOATS = {"F64", "F32", "F16", "BF16", *_NARROW, "F8_E8M0"}
+_SCALE_BIAS, _SCALE_NAN = 127, 255
+_WORD_BYTES = 8
+
+
+def is_float(dtype: str) -> bool:
+    """Say whether distances in representable numbers make sense."""
+    return dtype in _FLOATS
+
+
+def is_complex(dtype: str) -> bool:
+    """Say whether an element is a pair of numbers."""
+    return dtype in _COMPLEX
+
+
+def is_known(dtype: str) -> bool:
+    """Say whether :func:`values` can read it."""
+    return dtype in PLAIN or dtype in _FLOATS or dtype in _COMPLEX or dtype == "BOOL"
+
+
+def native(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
+    """Return elements in the smallest dtype of NumPy that holds them; complex ones as pairs.
+
+    Args:
+        raw: little-endian bytes, one row for each element.
+        dtype: a name of safetensors.
+    """
+    data = np.ascontiguousarray(raw)
+    if dtype in _COMPLEX:
+        return data.reshape(-1).view(PLAIN[_COMPLEX[dtype]])
+    if dtype in PLAIN:
+        return data.reshape(-1).view(PLAIN[dtype])
+    if dtype == "BF16":
+        halves = data.reshape(-1).view("<u2").astype(np.uint32)
+        return np.left_shift(halves, 16, dtype=np.uint32).view(np.float32)
+    if dtype == "BOOL":
+        return data.reshape(-1).astype(np.bool_).astype(np.uint8)
+    return _tables()[dtype][data.reshape(-1)]
+
+
+def values(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
+    """Return elements as numbers of double precision; integers beyond 2^53 are rounded."""
+    # A signalling NaN is a NaN, and no reason to warn.
+    with np.errstate(invalid="ignore"):
+        return native(raw, dtype).astype(np.float64)
+
+
+def ranks(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
+    """Return the place of each float among all representable ones; both zeros share theirs.
+
+    Source: floats compared as sign and magnitude, Dawson, "Comparing Floating Point Numbers".
+    """
+    width = raw.shape[-1]
+    data = np.ascontiguousarray(raw).reshape(-1)
+    if dtype == "F8_E8M0":
+        return data
+    bits: NDArray[Any] = data.view(f"<i{width}")
+    sign: NDArray[Any] = bits >> (8 * width - 1)  # minus one for what is negative
+    size: NDArray[Any] = bits & ((1 << (8 * width - 1)) - 1)
+    found: NDArray[Any] = (size ^ sign) - sign
+    return found
+
+
+def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
+    """Return how many elements have other bits."""
+    width = before.shape[-1]
+    word = min(width, _WORD_BYTES)
+    one, other = (
+        np.ascontiguousarray(side).reshape(-1).view(f"<u{word}") for side in (before, after)
+    )
+    apart = one != other
+    return int(np.count_nonzero(apart.reshape(-1, 2).any(axis=1) if width > word else apart))
+
+
+def gap(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """Return the largest distance of two arrays of whole numbers, exactly."""
+    if not one.size:
+        return 0
+    low, high = np.minimum(one, other), np.maximum(one, other)
+    if one.dtype.itemsize < _WORD_BYTES:
+        return int(np.subtract(high, low, dtype=np.int64).max())
+    # Modulo 2^64 the difference is right, even where it has no place in int64.
+    return int((high.view(np.uint64) - low.view(np.uint64)).max())
+
+
+_made: dict[str, NDArray[np.float32]] = {}
+
+
+def _tables() -> Mapping[str, NDArray[np.float32]]:
+    """Return the 256 values of each format of eight bits."""
+    if not _made:
+        _made.update({name: _table(partial(_narrow, name)) for name in _NARROW})
+        _made["F8_E8M0"] = _table(_scale)
+    return _made
+
+
+def _table(value: Callable[[int], float]) -> NDArray[np.float32]:
+    return np.array([value(byte) for byte in range(256)], dtype=np.float32)
+
+
+def _scale(byte: int) -> float:
+    return float("nan") if byte == _SCALE_NAN else 2.0 ** (byte - _SCALE_BIAS)
+
+
+def _narrow(name: str, byte: int) -> float:
+    """Return what a byte means: OCP 8-bit Floating Point (2023), and the FNUZ formats of ONNX."""
+    exponent_bits, bias, has_infinity = _NARROW[name]
+    mantissa_bits = 7 - exponent_bits
+    sign = -1.0 if byte >> 7 else 1.0
+    size = byte & 0x7F
+    exponent, mantissa = size >> mantissa_bits, size & ((1 << mantissa_bits) - 1)
+    if name.endswith("FNUZ") and byte == 0x80:  # noqa: PLR2004 - where minus zero would be
+        return float("nan")
+    if has_infinity and exponent == (1 << exponent_bits) - 1:
+        return float("nan") if mantissa else sign * float("inf")
+    if name == "F8_E4M3" and size == 0x7F:  # noqa: PLR2004 - all ones
+        return float("nan")
+    fraction = mantissa / (1 << mantissa_bits)
+    if exponent == 0:
+        return float(sign * fraction * 2.0 ** (1 - bias))
+    return float(sign * (1 + fraction) * 2.0 ** (exponent - bias))
+
+
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A tensor in numbers; of what is finite, and None where nothing is.
+
+    Attributes:
+        low: the smallest element.
+        high: the largest.
+        mean: of all.
+        deviation: standard deviation of all, as of a whole population.
+        norm: L2.
+        zeros: how many are zero.
+        nans: how many are no number.
+        infinite: how many are infinite.
+        first: the first elements, row-major; of complex ones both parts.
+    """
+
+    low: float | None
+    high: float | None
+    mean: float | None
+    deviation: float | None
+    norm: float | None
+    zeros: int
+    nans: int
+    infinite: int
+    first: tuple[Any, ...]
+
+
+def blocks(
+    side: CheckpointView, tensor: Tensor, told: Callable[[int, int], None]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the elements of a tensor, row-major, as little-endian bytes with a row for each.
+
+    Raises:
+        Unreadable: it cannot be read by ranges, or is damaged.
+        StoreError: it could not be read.
+    """
+    elements = Elements(side.folder, side.listing, tensor)
+    for start in range(0, tensor.elements, BLOCK_ELEMENTS):
+        count = min(BLOCK_ELEMENTS, tensor.elements - start)
+        yield elements.read(start, count)
+        told((start + count) * elements.item_bytes, tensor.size_bytes)
+
+
+def summarize(
+    side: CheckpointView, tensor: Tensor, first: int, told: Callable[[int, int], None]
+) -> Summary | None:
+    """Return what a tensor looks like; None of a dtype whose numbers are not known.
+
+    The mean and the deviation are merged from those of blocks (Chan, Golub and LeVeque, 1979), so
+    that numbers far from zero lose nothing.
+
+    Args:
+        side: the checkpoint.
+        tensor: one of its tensors.
+        first: how many elements to show.
+        told: called with bytes read and bytes in all.
+
+    Raises:
+        Unreadable: it cannot be read by ranges, or is damaged.
+        StoreError: it could not be read.
+    """
+    if not is_known(tensor.dtype):
+        return None
+    sums = SummaryAccumulator()
+    head: tuple[Any, ...] = ()
+    for number, block in enumerate(blocks(side, tensor, told)):
+        if number == 0:
+            head = first_of(block, tensor.dtype, first)
+        sums.add(values(block, tensor.dtype))
+    return sums.result(head)
+
+
+def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...]:
+    """Return the first elements of a block; a complex number is two of them."""
+    shown = first * (2 if is_complex(dtype) else 1)
+    return tuple(native(block[:first], dtype)[:shown].tolist())
+
+
+class SummaryAccumulator:
+    """Adds up numbers, block by block."""
+
+    def __init__(self) -> None:
+        self._zeros = self._nans = self._infinite = self._count = 0
+        self._low, self._high = math.inf, -math.inf
+        self._mean = self._spread = self._squares = 0.0
+
+    def add(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Take in numbers, and return those that are finite."""
+        self._nans += int(np.isnan(found).sum())
+        self._infinite += int(np.isinf(found).sum())
+        self._zeros += int((found == 0).sum())
+        finite = found[np.isfinite(found)]
+        if not finite.size:
+            return finite
+        self._low = min(self._low, float(finite.min()))
+        self._high = max(self._high, float(finite.max()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            middle = float(finite.mean())
+            apart, own = middle - self._mean, float(((finite - middle) ** 2).sum())
+            both = self._count + finite.size
+            self._spread += own + apart * apart * self._count * finite.size / both
+            self._mean += apart * finite.size / both
+            self._squares += float(finite @ finite)
+        self._count += finite.size
+        return finite
+
+    def result(self, head: tuple[Any, ...] = ()) -> Summary:
+        """Return what was added up; ``head`` are the first elements."""
+        counts = (self._zeros, self._nans, self._infinite, head)
+        if not self._count:
+            return Summary(None, None, None, None, None, *counts)
+        deviation, norm = math.sqrt(self._spread / self._count), math.sqrt(self._squares)
+        return Summary(self._low, self._high, self._mean, deviation, norm, *counts)
+
+
+def as_numpy(block: NDArray[np.uint8], dtype: str) -> bytes:
+    """Return elements as the bytes that follow :func:`npy_head`."""
+    return block.tobytes() if dtype in PLAIN or dtype == "BOOL" else native(block, dtype).tobytes()
+
+
+def npy_head(tensor: Tensor) -> bytes:
+    """Return the head of NumPy's file, version 1.0: magic, length u16, a dict, padded to 64.
+
+    Source: ``numpy.lib.format``. The dtype is the tensor's, or F32 for those that NumPy lacks.
+    """
+    descr = "|b1" if tensor.dtype == "BOOL" else np.dtype(PLAIN.get(tensor.dtype, "<f4")).str
+    text = repr({"descr": descr, "fortran_order": False, "shape": tensor.shape})
+    fill = -(len(_NPY_MAGIC) + 2 + len(text) + 1) % 64
+    data = (text + " " * fill + "\n").encode("latin1")
+    return _NPY_MAGIC + len(data).to_bytes(2, "little") + data
+
+
+CELLS_MAX = 4096
+BLOCKS_MAX = 64
+"""Of a larger tensor so many blocks are looked at, evenly spread: 64 million elements."""
+_DEEPEST = -1074
+"""The exponent of the smallest number of double precision."""
+_FINEST_BITS = 40
+_FAR_BITS = 60
+"""A cell's number has at most 41 bits: farther apart, all of a sign share one cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBins:
+    """Counts in cells of equal width, a power of two; their edges are multiples of it.
+
+    Attributes:
+        exponent: of the width.
+        first: the lowest cell begins at so many widths.
+        counts: how many numbers each cell has, rising.
+    """
+
+    exponent: int
+    first: int
+    counts: tuple[int, ...]
+
+    def edge(self, nth: int) -> float:
+        """Return where a cell begins."""
+        return math.ldexp(float(self.first + nth), self.exponent)
+
+    def coarser(self, exponent: int) -> HistogramBins:
+        """Return the same in wider cells; not one number changes its side of an edge."""
+        if not self.counts or exponent <= self.exponent:
+            return self
+        first, counts = _merged(self.first, np.array(self.counts), exponent - self.exponent)
+        return HistogramBins(exponent, first, tuple(counts.tolist()))
+
+    def at_most(self, cells: int) -> HistogramBins:
+        """Return the same in as many cells as a picture has room for."""
+        found = self
+        while len(found.counts) > cells:
+            found = found.coarser(found.exponent + 1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A tensor's numbers.
+
+    Attributes:
+        elements: how many it has.
+        seen: how many were looked at; fewer than all of a very large one.
+        summary: of those, in numbers.
+        bars: of what is finite, by value.
+        powers: the same without zeros: how many lie from each power of two to the next.
+    """
+
+    elements: int
+    seen: int
+    summary: Summary
+    bars: HistogramBins
+    powers: tuple[tuple[int, int], ...]
+
+
+def histogram(
+    side: CheckpointView,
+    tensor: Tensor,
+    told: Callable[[int, int], None] = lambda *_: None,
+    blocks_max: int = BLOCKS_MAX,
+) -> Histogram | None:
+    """Return how the numbers of a tensor are spread; None of a dtype that is not known.
+
+    Args:
+        side: the checkpoint.
+        tensor: one of its tensors.
+        told: called with bytes read and bytes in all.
+        blocks_max: how many blocks to look at, of a million elements each.
+
+    Raises:
+        Unreadable: it cannot be read by ranges, or is damaged.
+        StoreError: it could not be read.
+    """
+    if not is_known(tensor.dtype):
+        return None
+    elements = Elements(side.folder, side.listing, tensor)
+    sums, powers = SummaryAccumulator(), np.zeros(-_DEEPEST + 1025, np.int64)
+    cells = HistogramAccumulator(is_whole=not (is_float(tensor.dtype) or is_complex(tensor.dtype)))
+    seen = 0
+    starts = list(_starts(tensor.elements, blocks_max))
+    for number, start in enumerate(starts, 1):
+        count = min(BLOCK_ELEMENTS, tensor.elements - start)
+        finite = sums.add(values(elements.read(start, count), tensor.dtype))
+        cells.add(finite)
+        _count_powers(powers, finite)
+        seen += count
+        told(number, len(starts))
+    found = tuple((int(one) + _DEEPEST, int(powers[one])) for one in np.flatnonzero(powers))
+    return Histogram(tensor.elements, seen, sums.result(), cells.result(), found)
+
+
+def alike(found: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
+    """Return the values of several tensors in cells of one width."""
+    widest = max((one.bars.exponent for one in found if one.bars.counts), default=0)
+    return tuple(one.bars.coarser(widest) for one in found)
+
+
+def _starts(elements: int, blocks_max: int) -> Iterator[int]:
+    """Yield where blocks begin: all of them, or as many as may be, from the first to the last."""
+    blocks = -(-elements // BLOCK_ELEMENTS)
+    if blocks <= blocks_max:
+        yield from range(0, elements, BLOCK_ELEMENTS)
+        return
+    for nth in range(blocks_max):
+        yield nth * (blocks - 1) // max(1, blocks_max - 1) * BLOCK_ELEMENTS
+
+
+def _count_powers(powers: NDArray[np.int64], finite: NDArray[np.float64]) -> None:
+    _, exponents = np.frexp(finite[finite != 0])
+    powers += np.bincount(exponents - 1 - _DEEPEST, minlength=len(powers))
+
+
+class HistogramAccumulator:
+    """Counts numbers in cells that grow with their range; the order of the blocks says nothing.
+
+    Args:
+        is_whole: whether they are whole numbers, which no cell is narrower than.
+    """
+
+    def __init__(self, *, is_whole: bool) -> None:
+        self._least = 0 if is_whole else _DEEPEST
+        self._low, self._high = math.inf, -math.inf
+        self._exponent: int | None = None
+        self._first, self._counts = 0, np.zeros(0, np.int64)
+
+    def add(self, finite: NDArray[np.float64]) -> None:
+        """Take in numbers, all of them finite."""
+        if not finite.size:
+            return
+        self._low = min(self._low, float(finite.min()))
+        self._high = max(self._high, float(finite.max()))
+        exponent = _exponent_of(self._low, self._high, self._least)
+        if self._exponent is not None and exponent > self._exponent:
+            grown = exponent - self._exponent
+            self._first, self._counts = _merged(self._first, self._counts, grown)
+        self._exponent = exponent
+        cells = np.floor(np.ldexp(finite, -exponent)).astype(np.int64)
+        # What is too small for a quotient of its own is below zero all the same.
+        cells -= (finite < 0) & (cells == 0)
+        first = int(cells.min())
+        self._join(first, np.bincount(cells - first))
+
+    def result(self) -> HistogramBins:
+        """Return the counts."""
+        return HistogramBins(self._exponent or 0, self._first, tuple(self._counts.tolist()))
+
+    def _join(self, first: int, counts: NDArray[np.int64]) -> None:
+        if not self._counts.size:
+            self._first, self._counts = first, counts
+            return
+        low = min(first, self._first)
+        high = max(first + len(counts), self._first + len(self._counts))
+        joined = np.zeros(high - low, np.int64)
+        for begin, some in ((first, counts), (self._first, self._counts)):
+            joined[begin - low : begin - low + len(some)] += some
+        self._first, self._counts = low, joined
+
+
+def _exponent_of(low: float, high: float, least: int) -> int:
+    """Return the least exponent whose cells are few enough from one number to the other."""
+    largest = max(abs(low), abs(high))
+    if largest == 0:
+        return least  # zero is at the edge of a cell of any width
+    exponent = max(least, math.frexp(largest)[1] - _FINEST_BITS)
+    while _cell(high, exponent) - _cell(low, exponent) >= CELLS_MAX:
+        exponent += 1
+    return exponent
+
+
+def _cell(value: float, exponent: int) -> int:
+    found = math.floor(math.ldexp(value, -exponent))
+    return -1 if value < 0 and found == 0 else found
+
+
+def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDArray[np.int64]]:
+    """Return cells that are ``2 ** bits`` times as wide."""
+    numbers = (first + np.arange(len(counts), dtype=np.int64)) >> min(bits, _FAR_BITS)
+    merged = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
+    np.add.at(merged, numbers - numbers[0], counts)
+    return int(numbers[0]), merged

@@ -1,0 +1,518 @@
+"""KVStore protocol; in-memory and TCP-socket implementations, JSON-lines RPC.
+
+One JSON value per line over a socket: all that our processes say to each other.
+
+Nothing received can run code, and nobody can make the reader hold more than a bound.
+
+Serve whoever knows a token over plain TCP, a thread for each connection.
+
+The token keeps apart the lives on one port; it is no protection from someone who can listen to
+the network (docs/guarantees.md).
+
+A Board in memory: for a world of one, and for ranks that are threads.
+
+A Board over plain TCP sockets, for processes that must not load torch: the keepers.
+
+One keeper serves, the others connect. A client may leave a *will*: a value that the server posts
+for it when its connection ends before it has posted the key itself. So a process that dies is
+heard of at once instead of at a deadline.
+
+Source of the idea: the last will of MQTT 3.1.1, section 3.1.2.5.
+
+The Board: a small key-value place that all ranks of a life can see.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from resilient.clock import SystemClock
+from resilient.errors import PeerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.clock import Clock
+
+LINE_BYTES_MAX = 256 << 20
+_READ_BYTES = 1 << 16
+
+
+class MalformedMessage(Exception):
+    """What came is no JSON object on one line: cut short, too long, or something else."""
+
+
+class JsonLineSocket:
+    """Sends and receives JSON objects; used by one thread at a time.
+
+    Args:
+        connection: a connected stream socket, with the timeout that one operation may take.
+        line_bytes_max: longest line to take.
+    """
+
+    def __init__(self, connection: socket.socket, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._connection = connection
+        self.line_bytes_max = line_bytes_max
+        self._read = bytearray()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one object.
+
+        Raises:
+            OSError: the other side is gone or does not read.
+        """
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next object, or None when the other side has closed.
+
+        Raises:
+            BadLine: a torn line, one longer than the bound, or not a JSON object.
+            OSError: the connection broke, or nothing came within its timeout.
+        """
+        looked = 0
+        while (end := self._read.find(b"\n", looked)) < 0:
+            looked = len(self._read)
+            if looked > self.line_bytes_max:
+                raise MalformedMessage(f"a line of more than {self.line_bytes_max} bytes")
+            more = self._connection.recv(_READ_BYTES)
+            if not more:
+                if self._read:
+                    raise MalformedMessage(f"a line torn after {looked} bytes")
+                return None
+            self._read += more
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
+        return _parse(line)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill ``view`` with the raw bytes that follow the last line.
+
+        Raises:
+            BadLine: fewer came.
+            OSError: as for ``receive``.
+        """
+        ready = min(len(self._read), len(view))
+        view[:ready] = self._read[:ready]
+        del self._read[:ready]
+        while ready < len(view):
+            came = self._connection.recv_into(view[ready:])
+            if not came:
+                raise MalformedMessage(f"cut after {ready} of {len(view)} bytes")
+            ready += came
+
+    def send_bytes(self, data: bytes | memoryview) -> None:
+        """Send raw bytes, whose number a line before has said.
+
+        Raises:
+            OSError: as for ``send``.
+        """
+        self._connection.sendall(data)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"not JSON: {line[:40]!r}") from error
+    if not isinstance(value, dict):
+        raise MalformedMessage(f"not a JSON object: {line[:40]!r}")
+    return value
+
+
+LOOPBACK = "127.0.0.1"
+ANYWHERE = ""
+SILENCE_SECONDS = 30.0
+NONSENSE = (
+    OSError,
+    MalformedMessage,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+)
+_JOIN_SECONDS = 2.0
+_GREETING_BYTES_MAX = 1 << 10
+_KEEPALIVE_SECONDS = (10, 5, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where something is served, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return {"host": self.host, "port": self.port, "token": self.token}
+
+    @staticmethod
+    def from_json(value: Any) -> Address:
+        """Return the address that ``to_json`` described."""
+        return Address(str(value["host"]), int(value["port"]), str(value["token"]))
+
+
+class TcpServer:
+    """Accepts connections, and hands each that greets with the token to ``serve``.
+
+    Args:
+        serve: talks with one client until it leaves; what of ``NONSENSE`` it raises ends the
+            talk and hurts nobody else.
+        listen: address to listen on; empty for all interfaces.
+        host: the name under which clients reach it.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[JsonLineSocket], None],
+        listen: str = LOOPBACK,
+        host: str = LOOPBACK,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        self._listener = socket.create_server((listen, 0), family=family)
+        port = int(self._listener.getsockname()[1])
+        self.address = Address(host, port, secrets.token_hex(16))
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept, name="server", daemon=True)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Stop to serve; clients that still ask learn that the place is gone."""
+        # Closing alone would not wake the thread that waits in accept.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            keep_alive(connection)
+            with self._lock:
+                self._connections.add(connection)
+                self._threads = [one for one in self._threads if one.is_alive()]
+                thread = threading.Thread(
+                    target=self._greet, args=(connection,), name="server", daemon=True
+                )
+                self._threads.append(thread)
+            thread.start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        # A stranger may not make us hold more than a greeting, or wait for it for long.
+        connection.settimeout(SILENCE_SECONDS)
+        lines = JsonLineSocket(connection, _GREETING_BYTES_MAX)
+        # Whoever talks nonsense or leaves is cut off; the others are not hurt.
+        with suppress(*NONSENSE), connection:
+            if self._is_known(lines.receive()):
+                connection.settimeout(None)
+                lines.line_bytes_max = LINE_BYTES_MAX
+                self._serve(lines)
+        with self._lock:
+            self._connections.discard(connection)
+
+    def _is_known(self, greeting: dict[str, Any] | None) -> bool:
+        token = str((greeting or {}).get("token", ""))
+        return hmac.compare_digest(token.encode(), self.address.token.encode())
+
+
+def greeted(address: Address) -> socket.socket:
+    """Return a connection to a :class:`Server` that has been shown the token.
+
+    Raises:
+        OSError: nobody serves there.
+    """
+    connection = socket.create_connection((address.host, address.port), SILENCE_SECONDS)
+    try:
+        keep_alive(connection)
+        JsonLineSocket(connection).send({"token": address.token})
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice within 25 s that the other host vanished without a word."""
+    idle, interval, count = _KEEPALIVE_SECONDS
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    limit_silence(connection, idle + interval * count)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the kernel end a connection when what was sent is not acknowledged for so long.
+
+    Probes alone do not notice that while something is on its way (tcp(7), TCP_USER_TIMEOUT): it
+    is sent again and again, a quarter of an hour by default.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def listen_for(host: str) -> str:
+    """Return where to listen so that ``host`` leads here: on the loopback if that does."""
+    if host in ("localhost", "::1") or host.startswith("127."):
+        return host if host == "::1" else LOOPBACK
+    return ANYWHERE
+
+
+def address_toward(host: str, port: int) -> str:
+    """Return the address of this host on the way to another one; nothing is sent.
+
+    Raises:
+        OSError: the name leads nowhere.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket only looks the route up (connect(2)).
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+class InMemoryKVStore:
+    """A Board for threads of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._gone: PeerFailed | None = None
+        self._changed = threading.Condition()
+
+    def post(self, key: str, value: bytes) -> None:
+        """Set ``key`` and wake whoever waits."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def peek(self, key: str) -> bytes | None:
+        """Return the value or None."""
+        with self._changed:
+            return self._values.get(key)
+
+    def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
+        """Return all values once posted, or None after ``within_seconds``."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self._gone or all(key in self._values for key in keys), within_seconds
+            ):
+                return None
+            if self._gone:
+                raise self._gone
+            return [self._values[key] for key in keys]
+
+    def remove(self, key: str) -> None:
+        """Forget ``key``."""
+        with self._changed:
+            self._values.pop(key, None)
+
+    def fail(self, error: PeerFailed) -> None:
+        """Break the board for good, as when the host of a real one dies: all waits raise."""
+        with self._changed:
+            self._gone = error
+            self._changed.notify_all()
+
+    def another(self) -> InMemoryKVStore:
+        """Return itself: it is safe for many threads."""
+        return self
+
+    def here(self) -> str:
+        """Return the loopback address: everybody is in this process."""
+        return LOOPBACK
+
+
+# The server answers within a slice, so silence for much longer means that its host is gone.
+_SLICE_SECONDS = 1.0
+
+
+class KVStoreServer(TcpServer):
+    """Serves one board to any number of clients, from threads of its own.
+
+    Args:
+        listen: address to listen on; empty for all interfaces.
+        host: the name under which clients reach it.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, listen: str = LOOPBACK, host: str = LOOPBACK) -> None:
+        self._board = InMemoryKVStore()
+        super().__init__(self._converse, listen, host)
+
+    def _converse(self, lines: JsonLineSocket) -> None:
+        wills = dict[str, bytes]()
+        try:
+            while (asked := lines.receive()) is not None:
+                lines.send({"value": self._answer(asked, wills)})
+        finally:
+            for key, value in wills.items():
+                self._board.post(key, value)
+
+    def _answer(self, asked: dict[str, Any], wills: dict[str, bytes]) -> Any:
+        verb, keys = asked["verb"], [str(key) for key in asked["keys"]]
+        if verb == "wait":
+            within_seconds = min(float(asked["within_seconds"]), _SLICE_SECONDS)
+            values = self._board.wait(keys, within_seconds)
+            return None if values is None else [_text(one) for one in values]
+        (key,) = keys
+        if verb == "post":
+            wills.pop(key, None)
+            self._board.post(key, _bytes(asked["value"]))
+        elif verb == "peek":
+            held = self._board.peek(key)
+            return None if held is None else _text(held)
+        elif verb == "remove":
+            self._board.remove(key)
+        elif verb == "will":
+            wills[key] = _bytes(asked["value"])
+        else:
+            raise ValueError(verb)
+        return None
+
+
+class SocketKVStore:
+    """A client's view of a board that a :class:`BoardServer` serves.
+
+    Args:
+        address: where.
+        clock: for the deadline of a wait.
+
+    Raises:
+        PeerFailed: nobody serves there.
+    """
+
+    def __init__(self, address: Address, clock: Clock | None = None) -> None:
+        self._address = address
+        self._clock = clock or SystemClock()
+        try:
+            self._connection = greeted(address)
+            self._lines = JsonLineSocket(self._connection)
+        except OSError as error:
+            raise self._gone(error) from error
+
+    def post(self, key: str, value: bytes) -> None:
+        """Set ``key`` on the server; a will for it is void."""
+        self._ask(verb="post", keys=[key], value=_text(value))
+
+    def will(self, key: str, value: bytes) -> None:
+        """Have the server post ``value`` if this connection ends before ``key`` was posted."""
+        self._ask(verb="will", keys=[key], value=_text(value))
+
+    def peek(self, key: str) -> bytes | None:
+        """Ask the server once; never waits for another client."""
+        held = self._ask(verb="peek", keys=[key])
+        return None if held is None else _bytes(held)
+
+    def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
+        """Wait for all ``keys``, asking again each second, so that neither side hangs."""
+        deadline_seconds = self._clock.monotonic_seconds() + within_seconds
+        while True:
+            left_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
+            held = self._ask(verb="wait", keys=list(keys), within_seconds=left_seconds)
+            if held is not None:
+                return [_bytes(one) for one in held]
+            if left_seconds <= _SLICE_SECONDS:
+                return None
+
+    def remove(self, key: str) -> None:
+        """Delete ``key`` on the server."""
+        self._ask(verb="remove", keys=[key])
+
+    def another(self) -> SocketKVStore:
+        """Open a second connection to the same server."""
+        return SocketKVStore(self._address, self._clock)
+
+    def here(self) -> str:
+        """Return the end of the connection that is on this host."""
+        return str(self._connection.getsockname()[0])
+
+    def close(self) -> None:
+        """End the connection; what was left as a will is posted."""
+        self._lines.close()
+
+    def _ask(self, **message: Any) -> Any:
+        try:
+            self._lines.send(message)
+            answer = self._lines.receive()
+        except (OSError, MalformedMessage) as error:
+            raise self._gone(error) from error
+        if answer is None:
+            raise self._gone("it closed the connection")
+        return answer.get("value")
+
+    def _gone(self, why: object) -> PeerFailed:
+        where = f"{self._address.host}:{self._address.port}"
+        return PeerFailed(f"the keepers' board at {where} is gone: {why}", rank=0)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+class KVStore(Protocol):
+    """Verbs over keys; values are bytes. It never touches the collective backend.
+
+    A board may be used by one thread at a time; ``another`` gives a second thread its own.
+    """
+
+    def post(self, key: str, value: bytes) -> None:
+        """Set ``key``; the last value wins.
+
+        Raises:
+            PeerFailed: the place is gone (its host died).
+        """
+
+    def peek(self, key: str) -> bytes | None:
+        """Return the value of ``key``, or None if nobody posted it yet; never waits."""
+
+    def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
+        """Return the values of all ``keys`` once posted, or None when the time is over."""
+
+    def remove(self, key: str) -> None:
+        """Forget ``key``; a missing one is no error."""
+
+    def another(self) -> KVStore:
+        """Return a board on the same place for use by another thread."""
+
+    def here(self) -> str:
+        """Return the address of this host as the others on the board reach it."""
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A board with a connection that somebody must end."""
+
+    def close(self) -> None:
+        """End the connection."""

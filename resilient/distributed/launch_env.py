@@ -1,0 +1,322 @@
+"""Rank identity and everything a launcher tells a worker (environment).
+
+Who this process is among the ranks of one life.
+
+Variables by which a launcher starts a worker.
+
+`resilient train` writes these variables and torchrun writes the first six, so a script runs
+under either, or alone.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from resilient.distributed.identity import StartIdentity, inherited_start, write_start
+from resilient.environment import read_flag, read_integer, read_seconds
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of one rank.
+
+    Attributes:
+        rank: 0 to ``size - 1``.
+        size: how many ranks train together.
+        local_rank: the rank among those of this host.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this rank rules in agreements and writes the manifest."""
+        return self.rank == 0
+
+
+STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
+TAKE_OVER = "RESILIENT_TAKE_OVER"
+SIGNING_KEY = "RESILIENT_SIGNING_KEY"
+SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
+STRICT_RESUME = "RESILIENT_STRICT_RESUME"
+REQUIRE_SIGNATURE = "RESILIENT_REQUIRE_SIGNATURE"
+_SECRET_BYTES_MAX = 1 << 16
+_EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
+_REPOSITORY = "repository"
+_UNSAVED = "unsaved"
+_EVENTS = "events"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnv:
+    """One worker's start.
+
+    Attributes:
+        world: rank, size and local rank.
+        host: address of the rendezvous store; empty when alone.
+        port: its TCP port.
+        hosted: whether the launcher's agent serves that store.
+        attempt: name of this life of the worker group, new at every restart.
+        repo: URL of the checkpoint repository; empty leaves it to the script.
+        resume: Wish of the user: ``auto``, ``never``, a reference or a folder. It holds in every
+            attempt until this run has a checkpoint.
+        cause: why this life began, as one word.
+        events: folder for event files; empty leaves it to the script.
+        single_writer: the user promises that no two jobs write to the repository at once.
+        keeper: socket of this host's keeper; empty when there is none.
+        storage_options: endpoint, credentials and the like of the repository; never shown.
+        agent_pid: process of our agent, which owns the deadline of a stop; 0 without one.
+        grace_seconds: what that agent gives from SIGTERM to SIGKILL.
+        notes: folder where workers leave word for that agent; empty without one.
+        require_signature: whether only checkpoints that the key has signed are resumed from.
+        strict_resume: Whether a resume with a loss is refused.
+        every: how often to save (``--every``); empty leaves it to the script.
+        until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
+        start: Identity of the start that this worker belongs to; empty without an agent of ours.
+        restarts: Restarts of the group so far, as torchrun counts them.
+        takes_over: Whether a live writer of the repository is fenced off on purpose.
+    """
+
+    world: World
+    host: str = ""
+    port: int = 0
+    hosted: bool = False
+    attempt: str = "0"
+    repo: str = ""
+    resume: str = "auto"
+    cause: str = "start"
+    events: str = ""
+    single_writer: bool = False
+    keeper: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    agent_pid: int = 0
+    grace_seconds: float = 0.0
+    notes: str = ""
+    require_signature: bool = False
+    strict_resume: bool = False
+    every: str = ""
+    until_step: int = 0
+    start: StartIdentity = field(default_factory=StartIdentity)
+    restarts: int = 0
+    takes_over: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no earlier attempt of this start can have written to a repository."""
+        return self.cause == "start" and self.restarts == 0
+
+
+def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
+    """Return the start of this worker; a world of one without a launcher.
+
+    Raises:
+        ConfigError: a variable has a value that is not accepted, or the rank lies outside the
+            world.
+    """
+    world = World(
+        rank=read_integer(environ, "RANK", 0),
+        size=read_integer(environ, "WORLD_SIZE", 1, least=1),
+        local_rank=read_integer(environ, "LOCAL_RANK", 0, least=0),
+    )
+    if not 0 <= world.rank < world.size:
+        raise ConfigError(f"RANK={world.rank} lies outside WORLD_SIZE={world.size}")
+    return LaunchEnv(
+        world=world,
+        host=environ.get("MASTER_ADDR", ""),
+        port=read_integer(environ, "MASTER_PORT", 0, least=0),
+        hosted=read_flag(environ, "TORCHELASTIC_USE_AGENT_STORE"),
+        attempt=environ.get("RESILIENT_ATTEMPT")
+        or environ.get("TORCHELASTIC_RESTART_COUNT")
+        or "0",
+        repo=environ.get("RESILIENT_REPO", ""),
+        resume=environ.get("RESILIENT_RESUME", "auto"),
+        cause=environ.get("RESILIENT_CAUSE", "start"),
+        events=environ.get("RESILIENT_EVENTS", ""),
+        single_writer=read_flag(environ, "RESILIENT_SINGLE_WRITER"),
+        keeper=environ.get("RESILIENT_KEEPER", ""),
+        storage_options=read_storage_options(environ),
+        agent_pid=read_integer(environ, "RESILIENT_AGENT_PID", 0, least=0),
+        grace_seconds=read_seconds(environ, "RESILIENT_GRACE"),
+        notes=environ.get("RESILIENT_NOTES", ""),
+        require_signature=read_flag(environ, REQUIRE_SIGNATURE),
+        strict_resume=read_flag(environ, STRICT_RESUME),
+        every=environ.get("RESILIENT_EVERY", ""),
+        until_step=read_integer(environ, "RESILIENT_UNTIL_STEP", 0, least=0),
+        start=inherited_start(environ),
+        restarts=read_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, least=0),
+        takes_over=read_flag(environ, TAKE_OVER),
+    )
+
+
+def read_storage_options(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of ``RESILIENT_STORAGE_OPTIONS``; see :func:`parse_storage_options`."""
+    return parse_storage_options(environ.get(STORAGE_OPTIONS, ""), STORAGE_OPTIONS)
+
+
+def parse_storage_options(text: str, where: str) -> dict[str, Any]:
+    """Return the storage options that a JSON object spells; nothing for an empty text.
+
+    Args:
+        text: the JSON; it may hold credentials, so no error shows any of it.
+        where: what it was read from, for an error.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    try:
+        options = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        # Not chained: the cause keeps the whole text.
+        raise ConfigError(f"{where} is no JSON{place}", hint=_EXAMPLE) from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{where} is no JSON object", hint=_EXAMPLE)
+    return options
+
+
+def read_signing_key(environ: Mapping[str, str]) -> str:
+    """Return the secret of ``RESILIENT_SIGNING_KEY``, or of the file that its sibling names.
+
+    Raises:
+        ConfigError: both are set, or the file cannot be read; no error shows any of the secret.
+    """
+    secret, file = environ.get(SIGNING_KEY, ""), environ.get(SIGNING_KEY_FILE, "")
+    if secret and file:
+        raise ConfigError(
+            f"{SIGNING_KEY} and {SIGNING_KEY_FILE} say the same: use one of them",
+            hint=f"unset {SIGNING_KEY}",
+        )
+    if not file:
+        return secret.strip()
+    hint = f"openssl rand -hex 32 > {file} && chmod 600 {file}"
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(_SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{SIGNING_KEY_FILE}: cannot read `{file}`: {error.strerror}", hint=hint
+        ) from error
+    if len(data) > _SECRET_BYTES_MAX or not data.strip():
+        raise ConfigError(f"{SIGNING_KEY_FILE}: `{file}` holds no key", hint=hint)
+    # Bytes that are no text stay what they are.
+    return data.strip().decode("utf-8", "surrogateescape")
+
+
+def write_launch(launch: LaunchEnv) -> dict[str, str]:
+    """Return the variables that :func:`read_launch` reads back as ``launch``."""
+    options = launch.storage_options
+    return {
+        # Not to be set where there is nothing to say: it would hide what the worker inherits.
+        **({STORAGE_OPTIONS: json.dumps(dict(options))} if options else {}),
+        "RANK": str(launch.world.rank),
+        "WORLD_SIZE": str(launch.world.size),
+        "LOCAL_RANK": str(launch.world.local_rank),
+        "MASTER_ADDR": launch.host,
+        "MASTER_PORT": str(launch.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(launch.hosted),
+        "RESILIENT_ATTEMPT": launch.attempt,
+        "RESILIENT_REPO": launch.repo,
+        "RESILIENT_RESUME": launch.resume,
+        "RESILIENT_CAUSE": launch.cause,
+        "RESILIENT_EVENTS": launch.events,
+        "RESILIENT_SINGLE_WRITER": "1" if launch.single_writer else "0",
+        "RESILIENT_KEEPER": launch.keeper,
+        "RESILIENT_AGENT_PID": str(launch.agent_pid),
+        "RESILIENT_GRACE": str(launch.grace_seconds),
+        "RESILIENT_NOTES": launch.notes,
+        REQUIRE_SIGNATURE: "1" if launch.require_signature else "0",
+        STRICT_RESUME: "1" if launch.strict_resume else "0",
+        "RESILIENT_EVERY": launch.every,
+        "RESILIENT_UNTIL_STEP": str(launch.until_step),
+        **write_start(launch.start),
+    }
+
+
+def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
+    """Let the agent know which repository this worker opened, so that it can look into it.
+
+    A URL that may hold a secret is not told: it would lie on the disk in plain text, and
+    without the secret it would open nothing.
+
+    Args:
+        launch: who this worker is.
+        url: of the repository.
+        saves_when_stopped: whether this worker handles SIGTERM while it trains; else what it has
+            not saved is lost with it, and the agent is told so.
+    """
+    if not launch.notes:
+        return
+    if not saves_when_stopped:
+        _leave_word(launch, _UNSAVED, launch.attempt)
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query:
+        return
+    place = (
+        url if "://" in url or url.startswith("file:") else str(Path(url).expanduser().absolute())
+    )
+    _leave_word(launch, _REPOSITORY, place)
+
+
+def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
+    """Let the agent know in which folder this worker keeps its events.
+
+    Args:
+        launch: who this worker is.
+        folder: of the event files; may not be there yet.
+    """
+    if launch.notes:
+        _leave_word(launch, _EVENTS, str(folder.expanduser().absolute()))
+
+
+def read_published_event_file(notes: str) -> Path | None:
+    """Return where workers keep their events, None while nobody knows.
+
+    A worker that said only which repository it opened keeps them beside its checkpoints, if that
+    is a folder of this host.
+
+    Args:
+        notes: the agent's folder; empty while nobody knows it.
+    """
+    if not notes:
+        return None
+    if folder := _read_word(notes, _EVENTS):
+        return Path(folder)
+    url = _read_word(notes, _REPOSITORY)
+    place = Path(url.removeprefix("file://"))
+    return place / "events" if url.startswith(("/", "file:///")) and place.is_dir() else None
+
+
+def read_published_repository(notes: str) -> str:
+    """Return the URL that a worker left in the folder ``notes``, empty when none did."""
+    return _read_word(notes, _REPOSITORY)
+
+
+def exited_without_save(notes: str) -> str:
+    """Return the attempt in which a worker last said that SIGTERM costs it what is not saved."""
+    return _read_word(notes, _UNSAVED)
+
+
+def _leave_word(launch: LaunchEnv, name: str, text: str) -> None:
+    fresh = Path(launch.notes, f"{name}-{launch.world.local_rank}")
+    # The agent only loses a better message by not being told.
+    with suppress(OSError):
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(Path(launch.notes, name))
+
+
+def _read_word(notes: str, name: str) -> str:
+    try:
+        return Path(notes, name).read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,192 @@
+"""Detection of a rank that trains on while another rank waits for it at ``save()``.
+
+``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never come. Such a rank
+answers in its absence: its peers hear at once that all ranks must call ``save()``.
+
+A rank is absent without doubt in three cases. It closed its checkpointer. It made more optimizer
+steps than the waiting rank had made at its call. It made as many, and its thread is in a backward
+pass or in a collective that needs the waiting rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from resilient.distributed.coordination import RankFailure
+from resilient.errors import PeerFailed, SaveFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from resilient.distributed.coordination import ControlGroup
+    from resilient.distributed.kv_store import KVStore
+
+_LOOK_SECONDS = 1.0
+_LOOKS_PER_SECOND_MAX = 200
+_FRAMES_MAX = 12
+_HINT = (
+    "call save() on every rank at the same step: remove `if rank == 0` around it; each byte is "
+    "written once all the same"
+)
+
+
+def decline_save(comms: ControlGroup, save: int, reason: str) -> None:
+    """Answer that this rank does not take part in a save. Every agreement of the save fails.
+
+    Args:
+        comms: on a board that no other thread uses now.
+        save: number of the save, counted from 1 on every rank.
+        reason: subject and verb, for example ``it closed its checkpointer``.
+
+    Raises:
+        PeerFailed: the board is gone.
+    """
+    failure = RankFailure(
+        SaveFailed.code, f"{reason} and did not call save(); all ranks call save()", _HINT
+    )
+    for topic in agreements_of(save):
+        comms.answer(topic, failure.to_json() | {"rank": comms.world.rank})
+
+
+def agreements_of(save: int) -> tuple[str, ...]:
+    """Return the topics on which a rank may wait for the others in a save."""
+    topic = f"save/{save}"
+    return (f"{topic}/call", f"{topic}/way", f"{topic}/space", topic)
+
+
+class MissedSaveDetector:
+    """A thread that answers for this rank if it misses a save for which a peer waits.
+
+    Args:
+        comms: among the ranks of the checkpointer.
+        board: connection of its own.
+        saves: returns how many saves this rank began.
+        steps: returns how many optimizer steps this rank made.
+    """
+
+    def __init__(
+        self,
+        comms: ControlGroup,
+        board: KVStore,
+        saves: Callable[[], int],
+        steps: Callable[[], int],
+    ) -> None:
+        self._comms = comms.over(board)
+        self._board = board
+        self._saves = saves
+        self._steps = steps
+        rank, size = comms.world.rank, comms.world.size
+        # Ranks 0 and 1 show their calls: of a subset of ranks that save, one is enough.
+        self._peer = 0 if rank else 1
+        self._shows = rank < 2  # noqa: PLR2004
+        self._look_seconds = max(_LOOK_SECONDS, size / _LOOKS_PER_SECOND_MAX)
+        self._trainer = threading.get_ident()
+        self._called = (0, 0)
+        self._shown = 0
+        self._is_inside = False
+        self._suspected: tuple[int, str] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="missed-saves", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, once per second."""
+        self._thread.start()
+
+    def decline(self, reason: str) -> None:
+        """End the thread, and answer for this rank in every later save of a peer.
+
+        Args:
+            reason: subject and verb, for example ``it closed its checkpointer``.
+        """
+        self._end()
+        with suppress(PeerFailed):
+            decline_save(self._comms, self._saves() + 1, reason)
+
+    def stop(self) -> None:
+        """End the thread and its connection."""
+        self._end()
+        self._comms.close()
+
+    def _end(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @contextmanager
+    def inside(self, save: int = 0) -> Iterator[None]:
+        """Return a context of a call that all ranks make, for example of ``save()``.
+
+        Args:
+            save: number of the save that the call begins.
+        """
+        if save:
+            self._called = (save, self._steps())
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_seconds):
+            try:
+                self._look()
+            except PeerFailed:
+                # Without the board no rank hears an answer.
+                return
+
+    def _look(self) -> None:
+        save, steps = self._called
+        if self._shows and save > self._shown:
+            self._shown = save
+            call = json.dumps({"save": save, "steps": steps}).encode()
+            self._board.post(self._comms.key("saves", self._comms.world.rank), call)
+        seen = self._board.peek(self._comms.key("saves", self._peer))
+        missed = self._saves() + 1
+        evidence = "" if seen is None else self._evidence(json.loads(seen), missed)
+        is_certain = bool(evidence) and self._suspected == (missed, evidence)
+        self._suspected = (missed, evidence)
+        if is_certain and not self._is_inside and self._saves() + 1 == missed:
+            decline_save(self._comms, missed, evidence)
+
+    def _evidence(self, call: dict[str, Any], missed: int) -> str:
+        """Return why this rank cannot be on its way to a save; empty without proof."""
+        ahead = self._steps() - int(call["steps"])
+        if self._is_inside or int(call["save"]) < missed or ahead < 0:
+            return ""
+        if ahead:
+            return "it made more optimizer steps"
+        where = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
+        return f"it is in {where}" if where else ""
+
+
+def blocked_in(frame: FrameType | None, peer: int) -> str:
+    """Return the call in which a thread may need a peer: a backward pass or a collective.
+
+    Args:
+        frame: the innermost frame of the thread.
+        peer: a rank. A collective of a group without this rank is left out.
+    """
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            return ""
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.endswith("torch/autograd/graph.py") and name == "_engine_run_backward":
+            return "a backward pass"
+        if file.endswith("torch/nn/parallel/distributed.py"):
+            return "a forward pass of DistributedDataParallel"
+        if file.endswith("torch/distributed/distributed_c10d.py") and "group" in frame.f_locals:
+            return f"torch.distributed.{name}" if peer in _ranks_of(frame) else ""
+        frame = frame.f_back
+    return ""
+
+
+def _ranks_of(frame: FrameType) -> Sequence[int]:
+    # A process that has such a frame has loaded it.
+    import torch.distributed as dist
+
+    return dist.get_process_group_ranks(frame.f_locals["group"])

@@ -1,0 +1,80 @@
+"""A request to stop as one value, and how the agent of a host hands it to the workers there.
+
+A deadline is an instant on the monotonic clock, which all processes of a host share and nobody
+can set. Between hosts the seconds that are left travel instead.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WORD = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Why we are asked to stop, and until when we may take.
+
+    Attributes:
+        reason: for a person: ``SIGTERM``, ``aws: spot terminate``.
+        deadline_seconds: when this host or process is gone, on the monotonic clock of this host.
+        is_for_all: whether it is meant for all hosts of the run, and not for this one alone.
+    """
+
+    reason: str
+    deadline_seconds: float
+    is_for_all: bool = False
+
+    def left_seconds(self, now_seconds: float) -> float:
+        """Return what is left at ``now_seconds``; negative once it is over."""
+        return self.deadline_seconds - now_seconds
+
+    def within(self, other: StopRequest) -> StopRequest:
+        """Return this request, ending no later than ``other``."""
+        is_for_all = self.is_for_all or other.is_for_all
+        if other.deadline_seconds >= self.deadline_seconds:
+            is_same = self.is_for_all is is_for_all
+            return self if is_same else replace(self, is_for_all=is_for_all)
+        reason = self.reason if other.reason in self.reason else f"{self.reason}, {other.reason}"
+        return StopRequest(reason, other.deadline_seconds, is_for_all)
+
+    def to_json(self, now_seconds: float) -> dict[str, Any]:
+        """Return a JSON-able value that means the same on another host."""
+        return {"reason": self.reason, "left_seconds": self.left_seconds(now_seconds)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], now_seconds: float) -> StopRequest:
+        """Return the request that ``to_json`` described, heard at ``now_seconds``."""
+        return StopRequest(str(value["reason"]), now_seconds + float(value["left_seconds"]))
+
+
+def write_stop_request(notes: str, request: StopRequest) -> None:
+    """Leave a request in the folder ``notes`` for the workers of this host; then signal them.
+
+    A worker that finds none goes by the grace that it was started with.
+    """
+    if not notes:
+        return
+    fresh = Path(notes, f"{_WORD}-fresh")
+    word = {"reason": request.reason, "deadline_seconds": request.deadline_seconds}
+    with suppress(OSError):
+        fresh.write_text(json.dumps(word), encoding="utf-8")
+        fresh.replace(Path(notes, _WORD))
+
+
+def read_stop_request(notes: str) -> StopRequest | None:
+    """Return the request that the agent left in the folder ``notes``, None if there is none."""
+    if not notes:
+        return None
+    try:
+        word = json.loads(Path(notes, _WORD).read_text(encoding="utf-8"))
+        return StopRequest(str(word["reason"]), float(word["deadline_seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

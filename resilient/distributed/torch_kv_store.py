@@ -1,0 +1,127 @@
+"""A Board over torch's TCPStore, and the process group of a life on the same store.
+
+The TCPStore speaks over its own sockets, so an agreement goes on while a collective hangs.
+It has no authentication: keep its port inside the cluster (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from resilient.distributed.kv_store import address_toward
+from resilient.errors import PeerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.distributed.launch_env import World
+
+_CONNECT_SECONDS = 300.0
+
+
+class TorchKVStore:
+    """A Board whose place is a TCPStore server.
+
+    Args:
+        store: a client of its own, because a TCPStore client serves one call at a time.
+    """
+
+    def __init__(self, store: dist.TCPStore) -> None:
+        self.store = store
+
+    def post(self, key: str, value: bytes) -> None:
+        """Set ``key`` on the server."""
+        self._call(self.store.set, key, value)
+
+    def peek(self, key: str) -> bytes | None:
+        """Ask the server once; never waits for another rank."""
+        if not self._call(self.store.check, [key]):
+            return None
+        value: bytes = self._call(self.store.get, key)
+        return value
+
+    def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
+        """Wait on the server side for all ``keys``, at most ``within_seconds``."""
+        try:
+            self.store.wait(list(keys), timedelta(seconds=max(within_seconds, 0.001)))
+        except dist.DistStoreError:
+            return None
+        except dist.DistNetworkError as error:
+            raise _gone(error) from error
+        # One question for all: rank 0 would ask thousands, one after the other.
+        values: list[bytes] = self._call(self.store.multi_get, list(keys))
+        return values
+
+    def remove(self, key: str) -> None:
+        """Delete ``key`` on the server."""
+        self._call(self.store.delete_key, key)
+
+    def another(self) -> TorchKVStore:
+        """Open a second connection to the same server."""
+        return TorchKVStore(self.store.clone())  # type: ignore[attr-defined]  # missing in the stubs
+
+    def here(self) -> str:
+        """Return this host's address toward the server; on the server's host that host's name."""
+        try:
+            here = address_toward(self.store.host, self.store.port)
+        except OSError as error:
+            raise _gone(error) from error
+        # Its own name may lead a host to its loopback, where nobody else reaches it.
+        return self.store.host if here.startswith("127.") else here
+
+    @staticmethod
+    def _call(method: Any, *arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise _gone(error) from error
+
+
+def _gone(error: Exception) -> PeerFailed:
+    return PeerFailed(f"the rendezvous store is gone: {error}", rank=0)
+
+
+def connect(world: World, host: str, port: int, *, hosted: bool) -> TorchKVStore:
+    """Open the life's board; rank 0 serves it unless the agent already does.
+
+    Args:
+        world: who this rank is.
+        host: address of the server.
+        port: TCP port of the server.
+        hosted: true when a launcher's agent serves the store already.
+
+    Raises:
+        PeerFailed: no server answered within five minutes, or rank 0 cannot listen there.
+    """
+    try:
+        store = dist.TCPStore(
+            host,
+            port,
+            world.size,
+            is_master=world.is_coordinator and not hosted,
+            timeout=timedelta(seconds=_CONNECT_SECONDS),
+            wait_for_workers=False,
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise PeerFailed(f"no rendezvous store at {host}:{port}: {error}", rank=0) from error
+    return TorchKVStore(store)
+
+
+def join_process_group(
+    board: TorchKVStore, world: World, backend: str, attempt: str, timeout_seconds: float
+) -> None:
+    """Start torch's default process group on the board's store.
+
+    ``attempt`` keeps the keys of one life of the group from those of the next on the same
+    server. Libraries that ask for the default group later (accelerate, FSDP) find this one.
+    """
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"group/{attempt}", board.another().store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_seconds),
+    )

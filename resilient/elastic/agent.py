@@ -1,0 +1,344 @@
+"""The agent: observe, decide, act, until a decision says to leave.
+
+Rendezvous and ranks are torch's; starting, watching, stopping and deciding are ours, because
+torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies of SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    SimpleElasticAgent,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.api import WorkerGroup as TorchGroup
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+)
+
+from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
+from resilient.elastic.events import (
+    AttemptEnded,
+    GroupRestarted,
+    RunAborted,
+    RunEnded,
+    WorkerGroupStarted,
+    tell_failure,
+)
+from resilient.elastic.health_monitor import HealthMonitor
+from resilient.elastic.outcome import CODE_PREEMPTED, Outcome, OutcomeKind
+from resilient.elastic.rendezvous.attempt import Attempt, AttemptRegistry, HostEnv, worker_environ
+from resilient.elastic.rendezvous.connect import NO_COMEBACK
+from resilient.elastic.rendezvous.leave import (
+    exit_reason,
+    leave_rendezvous,
+    leave_round,
+    outcome_of_closed,
+)
+from resilient.elastic.rendezvous.membership import ExitBarrier, MembershipWatch
+from resilient.elastic.rendezvous.remote_hangs import PeerHangExchange
+from resilient.elastic.rendezvous.roster import Roster
+from resilient.elastic.restart_controller import RestartController
+from resilient.elastic.restart_policy import (
+    Action,
+    Finish,
+    GiveUp,
+    LeaveHost,
+    Restart,
+    name_command,
+)
+from resilient.elastic.run_dir import AgentDirectory
+from resilient.elastic.saver_daemon import DaemonSupervisor
+from resilient.elastic.signals import StopInterrupt, StopSignals
+from resilient.elastic.worker_logs import WorkerLogCapture
+from resilient.elastic.workers.build_locks import remove_dead_locks
+from resilient.elastic.workers.fork_server_client import ForkServer
+from resilient.elastic.workers.group import WorkerCommand, WorkerGroup
+from resilient.errors import PeerFailed
+
+if TYPE_CHECKING:
+    from resilient.clock import Clock
+    from resilient.elastic.options import Timeouts, WorkerOptions
+    from resilient.elastic.restart_controller import ProgressLog
+    from resilient.elastic.worker_errors import WorkerFailure
+    from resilient.events import Emitter
+
+_CODE_HOST_UNHEALTHY = 71
+
+Beat = Callable[[Path], None]
+_Leaving = Finish | LeaveHost | GiveUp
+
+
+class ElasticAgent(SimpleElasticAgent):
+    """Keeps the workers of this host alive, and ends with an exit code that means something.
+
+    Args:
+        spec: torch's description of the group; ``entrypoint`` and ``args`` are the command.
+        wishes: what every worker is told.
+        patience: how long to wait for what.
+        progress: what the repository holds, for the rule against crash loops.
+        clock: time.
+        emit: where facts go.
+
+    Attributes:
+        comeback: whether to wait where the node is lost that serves the rendezvous.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        wishes: WorkerOptions,
+        patience: Timeouts,
+        progress: ProgressLog,
+        clock: Clock,
+        emit: Emitter,
+    ) -> None:
+        super().__init__(spec)
+        self.comeback = NO_COMEBACK
+        self._wishes, self._patience = wishes, patience
+        self._progress = progress
+        self._clock, self._emit = clock, emit
+        self._stops = StopSignals(clock, patience.grace_seconds)
+        self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
+        again = name_command(wishes.resume)
+        self._judge = RestartController(spec, patience.limits, progress, clock, emit, again)
+        self._owned = AgentDirectory(wishes.notes)
+        self._folder = self._owned.path
+        self._keeping = DaemonSupervisor(self._folder, wishes.keeper, patience.grace_seconds, emit)
+        self._health = HealthMonitor(self._folder, patience.hang, clock, emit)
+        self._nursery = ForkServer(self._folder, emit, is_on=wishes.is_warm)
+        self._outputs = WorkerLogCapture(wishes.log_dir, self._folder, clock)
+        self._cause, self._number = "start", 0
+        self._beats: tuple[Beat, ...] = ()
+        self._stop_seconds = self._met_seconds = 0.0
+        self._life: Attempt | None = None
+        self._roster = Roster(spec.rdzv_handler, None, emit)
+        self._workers: WorkerGroup | None = None
+
+    def supervise(self, stops: StopSignals | None = None, beats: tuple[Beat, ...] = ()) -> _Leaving:
+        """Run the group to its end and return the decision to leave.
+
+        Main thread only: it handles signals, and the workers die with the thread.
+
+        Args:
+            stops: one that has listened before this agent was there, and what it heard.
+            beats: called now and then while workers run, with the folder of their signs.
+        """
+        self._stops, self._beats = stops or self._stops, beats
+        try:
+            with self._stops.listening():
+                action = self._live_and_decide()
+                within = self._stops, self._clock, self._patience.grace_seconds
+                is_outlasted = leave_rendezvous(self._worker_group, self._roster, action, *within)
+        finally:
+            self._shutdown()
+            self._nursery.stop()
+            self._keeping.stop(self._stops.left_seconds())
+            self._owned.remove()
+        if is_outlasted:
+            leave_round(self._worker_group.spec.rdzv_handler)
+        ended = RunEnded if isinstance(action, Finish) else RunAborted
+        self._emit(ended(exit_code=action.code, reason=action.reason))
+        return action
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
+        """Do what :meth:`supervise` does, for callers that know torch's agents only."""
+        action = self.supervise()
+        is_done = isinstance(action, Finish) and action.code == 0
+        return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
+
+    def _live_and_decide(self) -> _Leaving:
+        while True:
+            self._number += 1
+            outcome, failures = self._live()
+            outcome = self._judge.with_late_news(outcome, self._stops)
+            nodes = self._worker_group.group_world_size
+            action = self._judge.after(outcome, nodes, self._stops.request)
+            if failures:
+                self._report(failures, action)
+            if not isinstance(action, Restart):
+                return action
+            self._cause = action.cause
+            left, took_seconds = self._judge.restarts_left, self._stop_seconds
+            self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
+            if not self._stops.wait(action.delay_seconds):
+                reason = f"asked to stop during a wait: {self._judge.again} resumes"
+                return Finish(CODE_PREEMPTED, reason)
+
+    def _live(self) -> tuple[Outcome, list[WorkerFailure]]:
+        """Live one life: meet the other nodes, start, watch, stop."""
+        group = self._worker_group
+        try:
+            self._keeping.start()
+            self._initialize_workers(group)
+        except StopInterrupt:
+            return Outcome(OutcomeKind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
+        except (RendezvousClosedError, RendezvousGracefulExitError) as error:
+            has_lived, handler = self._number > 1, group.spec.rdzv_handler
+            return outcome_of_closed(handler, error, has_lived=has_lived), []
+        except (RendezvousError, dist.DistError, PeerFailed) as error:
+            return _unreachable(error, self._roster), []
+        except OSError as error:
+            return Outcome(OutcomeKind.FAILED, _CODE_HOST_UNHEALTHY, reason=str(error)), []
+        try:
+            outcome, failures = self._watch()
+        finally:
+            self._stop_workers(group)
+        attempt, step = _name_of(self._life), self._health.last_step()
+        self._emit(
+            AttemptEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds)
+        )
+        is_met_again = outcome.kind is OutcomeKind.UNREACHABLE and self.comeback.is_wanted
+        return (Outcome(OutcomeKind.REGROUPED) if is_met_again else outcome), failures
+
+    def _watch(self) -> tuple[Outcome, list[WorkerFailure]]:
+        # Torch sets its attributes outside the constructor, so their types say None.
+        group: Any = self._worker_group
+        assert self._workers is not None, "watched after it started"  # noqa: S101
+        clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))
+        handler, nodes = group.spec.rdzv_handler, group.group_world_size
+        self._roster = Roster(handler, group.store, self._emit)
+        members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
+        barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
+        stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
+        elsewhere = PeerHangExchange(
+            group.store, group.group_rank, nodes, attempt, clock, self._emit
+        )
+        tend = partial(_tend, self._nursery, self._beats, self._folder)
+        seen = (stops, members, barrier, self._health, elsewhere)
+        around = MonitorContext(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
+        watch = AttemptMonitor(self._workers, around)
+        members.start()
+        elsewhere.start()
+        try:
+            return watch.observe(), watch.failures
+        finally:
+            self._stop_seconds = watch.stop_seconds
+            elsewhere.stop()
+            members.stop()
+            self._roster.tell(members.lost)
+
+    def _report(self, failures: list[WorkerFailure], action: Action) -> None:
+        follows = _name_next(action, self._number + 1, self._judge.restarts_left)
+        self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
+
+    def _rendezvous(self, worker_group: TorchGroup) -> None:
+        began_seconds = self._clock.monotonic_seconds()
+        with self._stops.interrupting():
+            self.comeback.meet(worker_group.spec, partial(self._join, worker_group), self._emit)
+        self._met_seconds = self._clock.monotonic_seconds() - began_seconds
+
+    def _join(self, worker_group: TorchGroup) -> None:
+        super()._rendezvous(worker_group)
+        if self._roster.is_of(worker_group.spec.rdzv_handler):
+            self._judge.found_lost(self._roster.tell_missing())
+        number, cause, resume = self._number, self._cause, self._wishes.resume
+        self._life = self._registry.agree(worker_group, number, cause, resume)
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        self._keeping.ready()
+        remove_dead_locks(os.environ, self._clock, self._emit)
+        ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
+        self._outputs.begin(self._life.attempt, self._life.cause, ranks)
+        commands = [self._command(worker_group, worker) for worker in worker_group.workers]
+        self._health.begin(ranks)
+        began_seconds = self._clock.monotonic_seconds()
+        self._workers = WorkerGroup(commands, self._clock, self._nursery)
+        self._emit(
+            WorkerGroupStarted(
+                life=self._number,
+                attempt=self._life.attempt,
+                cause=self._life.cause,
+                world_size=worker_group.workers[0].world_size,
+                local_world_size=len(commands),
+                nodes=worker_group.group_world_size,
+                is_warm=self._workers.is_warm,
+                met_seconds=self._met_seconds,
+                start_seconds=self._clock.monotonic_seconds() - began_seconds,
+            )
+        )
+        self._nursery.keep(commands[0])
+        return dict(self._workers.pids)
+
+    def _command(self, worker_group: TorchGroup, worker: Any) -> WorkerCommand:
+        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        spec = worker_group.spec
+        error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
+        host = HostEnv(self._keeping.path, self._patience.grace_seconds)
+        environ = worker_environ(os.environ, worker_group, worker, self._life, self._wishes, host)
+        return WorkerCommand(
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            argv=(str(spec.entrypoint), *map(str, spec.args)),
+            environ={
+                **environ,
+                **self._nursery.told(worker.local_rank),
+                **self._outputs.told(worker.local_rank),
+                "TORCHELASTIC_ERROR_FILE": str(error_file),
+            },
+            error_file=error_file,
+        )
+
+    def _stop_workers(self, worker_group: TorchGroup) -> None:  # noqa: ARG002 - torch's signature
+        self._shutdown()
+
+    def _monitor_workers(self, worker_group: TorchGroup) -> RunResult:  # noqa: ARG002 - see above
+        return RunResult(state=_state_of(self._workers))
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
+    ) -> None:
+        del death_sig
+        workers, self._workers = self._workers, None
+        if workers is None:
+            return
+        if workers.is_running:
+            patience = self._patience.beside(has_keeper=bool(self._keeping.path))
+            workers.stop(patience.survivor_seconds if timeout is None else timeout)
+        workers.close()
+        self._outputs.end()
+
+
+def _tend(nursery: ForkServer, beats: tuple[Beat, ...], notes: Path) -> None:
+    nursery.keep()
+    for beat in beats:
+        beat(notes)
+
+
+def _unreachable(error: Exception, roster: Roster) -> Outcome:
+    roster.tell_silence()
+    reason = f"no rendezvous with the other nodes: {exit_reason(error)}"
+    return Outcome(OutcomeKind.UNREACHABLE, reason=reason)
+
+
+def _name_of(life: Attempt | None) -> str:
+    return life.attempt if life else ""
+
+
+def _state_of(workers: WorkerGroup | None) -> WorkerState:
+    if workers is None:
+        return WorkerState.STOPPED
+    workers.wait(0)
+    if any(exit_.status for exit_ in workers.exits):
+        return WorkerState.FAILED
+    return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
+
+
+def _name_next(action: Action, life: int, restarts_left: int) -> str:
+    if not isinstance(action, Restart):
+        return f"exit {action.code}"
+    delay = f" in {action.delay_seconds:.1f} s" if action.delay_seconds else ""
+    return f"restart as life {life}{delay}, {restarts_left} restarts left"

@@ -1,0 +1,443 @@
+"""Watch one attempt to its end.
+
+A hang: told with everybody's stacks, then ended.
+
+One life, from its start to the end of its last worker, told as an Outcome.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from resilient.distributed.launch_env import exited_without_save
+from resilient.distributed.stop_request import StopRequest, write_stop_request
+from resilient.elastic.events import RendezvousLost, StopRequested, WorkersKilled
+from resilient.elastic.lock_waits import awaited_locks
+from resilient.elastic.outcome import CODE_PREEMPTED, Cause, Outcome, OutcomeKind
+from resilient.elastic.rendezvous.remote_hangs import RemoteRankLost
+from resilient.elastic.restart_policy import CODES_OF_LEAVING_AT_ONCE
+from resilient.elastic.stack_dump import RankStacks, alike, main_stack
+from resilient.elastic.worker_errors import WorkerError, WorkerFailure, find_failures
+from resilient.errors import DeadlineExceeded
+from resilient.events import Event, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.clock import Clock
+    from resilient.elastic.hang_detection import Hang, OverdueRank
+    from resilient.elastic.health_monitor import HealthMonitor
+    from resilient.elastic.options import Timeouts
+    from resilient.elastic.outcome import Evidence
+    from resilient.elastic.rendezvous.membership import ExitBarrier, MembershipWatch
+    from resilient.elastic.rendezvous.remote_hangs import PeerHangExchange
+    from resilient.elastic.signals import StopSignals
+    from resilient.elastic.workers.group import WorkerGroup
+    from resilient.events import Emitter
+
+_KILL_SECONDS = 5.0
+_LINES_MAX = 16
+_HINT = "if the ranks only needed longer: --hang-floor, --hang-patience or --hang-deadline off"
+_HINT_OF_EDGES = (
+    "if it had work to do there: a longer --hang-patience, or resilient.heartbeat() now and then"
+)
+_STATES = {"T": "stopped (SIGSTOP)", "D": "stuck in the kernel (D)", "R": "running", "S": "asleep"}
+
+
+@dataclass(frozen=True, slots=True)
+class HangFound(Event):
+    """No rank gets on, and one is blamed; nothing was killed yet.
+
+    Attributes:
+        rank: that is behind, or stopped.
+        step: the last that it finished, -1 before the first.
+        phase: what it was doing: of :class:`resilient.distributed.heartbeat.Phase`, `starting` or `ending`.
+        state: of its process, for a person.
+        waited_seconds: how long it has shown no progress.
+        deadline_seconds: how long it may.
+        median_seconds: of a step in this run, 0 when it was not learned yet.
+        overdue: all ranks of this host that waited too long.
+        stacks: of all ranks of this host.
+        locks: lines about the lock files that ranks may wait for.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    rank: int
+    step: int
+    phase: str
+    state: str
+    waited_seconds: float
+    deadline_seconds: float
+    median_seconds: float
+    overdue: list[int]
+    stacks: list[RankStacks]
+    locks: list[str]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts, the stacks as text by rank."""
+        names = set(self.__dataclass_fields__) - {"stacks"}
+        facts: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
+        facts["stacks"] = {
+            str(one.rank): {"kernel": one.kernel, "stacks": one.stacks} for one in self.stacks
+        }
+        return facts
+
+    def line(self) -> str:
+        """Say who is behind, where, and what everybody is doing."""
+        learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
+        waited = f"{self.waited_seconds:.1f} s, and {self.deadline_seconds:.1f} s are allowed here"
+        rows = [
+            f"hang: no progress for {waited}{learned}",
+            f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
+        ]
+        for ranks, one in alike(self.stacks).items():
+            rows += _shown(ranks, one)
+        rows += [f"  {line}" for line in self.locks]
+        return "\n".join(rows)
+
+
+def _shown(ranks: tuple[int, ...], one: RankStacks) -> list[str]:
+    """Return what ranks that are at the same place were doing."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if one.is_answered:
+        lines, what = main_stack(one.stacks)[1:], "main thread, innermost call first"
+    else:
+        lines, what = one.kernel.splitlines(), "no answer; what the kernel says"
+    more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
+    return [f"  {who}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
+
+
+def end_hung(
+    group: WorkerGroup, health: HealthMonitor, hang: Hang, emit: Emitter
+) -> tuple[Outcome, list[WorkerFailure]]:
+    """Take all stacks, tell them, kill the group; return its end and the rank that is blamed.
+
+    Nobody is asked to save first: who is stuck cannot, and what was staged before is the
+    keeper's, who makes it durable.
+    """
+    health.count_hang()
+    stacks = health.stacks(group.pids)
+    emit(_found(hang, stacks))
+    group.kill()
+    is_unkillable = not group.wait_for_all(_KILL_SECONDS)
+    blamed = hang.first.rank
+    message = f"hang: {describe_overdue(hang.first)}"
+    inner = next((one.innermost for one in stacks if one.rank == blamed), "")
+    error = WorkerError(
+        message=f"{message}{f', in {inner}' * bool(inner)}",
+        hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
+    )
+    failures = [
+        WorkerFailure(one, error, Cause.HANG) for one in group.exits if one.command.rank == blamed
+    ]
+    status = DeadlineExceeded.exit_code
+    outcome = Outcome(
+        OutcomeKind.FAILED, status, reason=message, cause=Cause.HANG, is_host_broken=is_unkillable
+    )
+    return outcome, failures
+
+
+def describe_overdue(one: OverdueRank) -> str:
+    """Return what a rank waited for, in a line."""
+    state = _STATES.get(one.state, one.state)
+    return (
+        f"{state} for {one.waited_seconds:.1f} s {_place(one.step)} "
+        f"(phase `{one.doing}`, {one.deadline_seconds:.1f} s allowed)"
+    )
+
+
+def _place(step: int) -> str:
+    return f"after step {step}" if step >= 0 else "before any step"
+
+
+def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
+    first = hang.first
+    return HangFound(
+        rank=first.rank,
+        step=first.step,
+        phase=first.doing,
+        state=_STATES.get(first.state, first.state or "silent"),
+        waited_seconds=first.waited_seconds,
+        deadline_seconds=first.deadline_seconds,
+        median_seconds=hang.median_seconds or 0.0,
+        overdue=sorted(one.rank for one in hang.culprits),
+        stacks=stacks,
+        locks=awaited_locks(stacks, os.environ),
+    )
+
+
+# An exit ends the wait at once; a signal is looked for this often.
+_TICK_SECONDS = 0.1
+# A rank may be gone for the others before it has ended: its connections close first.
+_ECHO_SECONDS = 1.0
+# Of a stop, once a rank was taken: for the question what is committed, and for the way out.
+_LAST_SECONDS = 2.0
+_LAST_SHARE = 0.2
+_ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE})
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorContext:
+    """What a life is watched with; ``tend`` is called now and then, and must not take long."""
+
+    stops: StopSignals
+    members: MembershipWatch
+    barrier: ExitBarrier
+    health: HealthMonitor
+    elsewhere: PeerHangExchange
+    patience: Timeouts
+    clock: Clock
+    emit: Emitter
+    tend: Callable[[], None]
+    notes: str = ""
+    attempt: str = ""
+    nodes: int = 1
+
+
+class AttemptMonitor:
+    """Watches one group until no worker of it runs any more.
+
+    Attributes:
+        failures: of the workers that failed, the first in front.
+        stop_seconds: how long it took to end the others once one had ended the life.
+    """
+
+    def __init__(self, group: WorkerGroup, around: MonitorContext) -> None:
+        self.failures: list[WorkerFailure] = []
+        self.stop_seconds = 0.0
+        self._group = group
+        self._stops = around.stops
+        self._members = around.members
+        self._barrier = around.barrier
+        self._health = around.health
+        self._elsewhere = around.elsewhere
+        self._patience = around.patience
+        self._clock = around.clock
+        self._emit = around.emit
+        self._notes, self._nodes = around.notes, around.nodes
+        self._attempt = around.attempt
+        self._told: StopRequest | None = None
+        self._tend = around.tend
+        self._is_loss_told = False
+
+    def observe(self) -> Outcome:
+        """Wait for the life to end, stop what still runs, and say how it ended."""
+        while True:
+            self._group.wait(_TICK_SECONDS)
+            seen_at_seconds = self._clock.monotonic_seconds()
+            outcome = self._look()
+            if outcome is not None:
+                self.stop_seconds = self._clock.monotonic_seconds() - seen_at_seconds
+                return outcome
+
+    def _look(self) -> Outcome | None:
+        statuses = {exit_.status for exit_ in self._group.exits}
+        if self._stops.asked_by:
+            return self._stop()
+        if CODE_PREEMPTED in statuses:
+            return self._leave()
+        if statuses - {0}:
+            return self._fail()
+        if not self._group.is_running and self._barrier.is_passed():
+            return Outcome(OutcomeKind.SUCCEEDED)
+        return self._look_at_progress() or self._look_around()
+
+    def _look_at_progress(self) -> Outcome | None:
+        running = set(self._group.running_ranks)
+        pids = self._group.pids
+        hang = self._health.look(pids, running, self._barrier.is_begun)
+        self._elsewhere.tell(self._health.standing)
+        # Its agent kills it, and then comes to meet this one again.
+        if hang is None or self._elsewhere.has_culprit(hang):
+            return None
+        outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
+        return replace(outcome, has_stepped=self._health.last_step() >= 0)
+
+    def _look_around(self) -> Outcome | None:
+        self._tend()
+        if self._members.is_changed:
+            if not self._barrier.can_pass(self._members.left()):
+                return self._regroup()
+            self._members.overlook()
+        lost_for_seconds = self._members.lost_for_seconds()
+        if lost_for_seconds and not self._is_loss_told:
+            self._is_loss_told = True
+            self._emit(RendezvousLost(self._patience.grace_seconds))
+        # A node that saved and left takes the rendezvous along while ours still ends.
+        if lost_for_seconds > self._patience.grace_seconds:
+            self._group.stop(self._patience.survivor_seconds)
+            self._members.tell_silence()
+            return Outcome(
+                OutcomeKind.UNREACHABLE, reason="the rendezvous does not answer any more"
+            )
+        return None
+
+    def _regroup(self) -> Outcome:
+        if self._members.lost:
+            # What could be saved without the lost ranks is saved; the rest would wait for them.
+            self._group.stop(self._patience.survivor_seconds)
+        else:
+            self._members.tell()
+            self._end(is_told=True)
+        return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
+
+    def _fail(self) -> Outcome:
+        _wait_for_origin(self._group, self._clock)
+        stopping_at_seconds = self._clock.monotonic_seconds()
+        self._group.stop(self._patience.survivor_seconds)
+        return self._failed(stopping_at_seconds)
+
+    def _failed(self, before_seconds: float) -> Outcome:
+        seen = self._health.evidence()
+        self.failures = find_failures(self._group.exits, before_seconds, seen)
+        first, asked_by = self.failures[0], self._stops.asked_by
+        has_stepped = self._health.last_step() >= 0
+        if self._nodes > 1 and first.is_mere_echo and not asked_by:
+            self.failures = []
+            return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
+        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._elsewhere.is_to_blame)
+        outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
+        return outcome.in_a_stop() if asked_by else outcome
+
+    def _leave(self) -> Outcome:
+        """Let all ranks end that agreed to leave; whoever knew of it first is not waited for.
+
+        A rank that ends in another way meanwhile had agreed to nothing.
+        """
+        is_ended = self._end(is_told=False)
+        failed = self._has_failed()
+        outcome = self._failed(math.inf).in_a_stop() if failed else None
+        status = self._status_of_stop()
+        is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
+        # Before it is looked at what others did next: they may be waiting for this one by now.
+        left = self._members.part(self._stops.request) if is_saved else 0
+        # Another node may have stopped its workers because of a change that we have not seen.
+        self._members.look_afresh()
+        if self._members.is_changed and not left:
+            return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
+        if outcome is not None:
+            return outcome
+        if not is_ended:
+            return Outcome(OutcomeKind.KILLED, stop_signal=self._stops.asked_by)
+        if not is_saved:
+            return Outcome(OutcomeKind.STOPPED, status=status, stop_signal=self._stops.asked_by)
+        return Outcome(OutcomeKind.PREEMPTED, hosts_left=left)
+
+    def _has_failed(self) -> bool:
+        """Say whether a worker failed by itself, and was not asked to stop by anybody we know."""
+        fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
+        if self._stops.asked_by:
+            fine.add(-signal.SIGTERM)
+        return any(one.status not in fine and not one.is_killed for one in self._group.exits)
+
+    def _stop(self) -> Outcome:
+        asked_by = self._stops.asked_by
+        now_seconds = self._clock.monotonic_seconds()
+        request = self._stops.request or StopRequest(signal.Signals(asked_by).name, now_seconds)
+        self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
+        is_ended = self._end(is_told=True)
+        self.failures = self._failures_of_stop()
+        first = self.failures[0] if self.failures else None
+        outcome = Outcome(
+            OutcomeKind.STOPPED,
+            status=first.status if first else self._status_of_stop(),
+            stop_signal=asked_by,
+            cause=first.cause if first else None,
+            is_unsaved=bool(self._attempt) and exited_without_save(self._notes) == self._attempt,
+        )
+        if is_ended and outcome.status == 0:
+            self._tell_done(request)
+        # Who waited for a rank that was taken had nothing to save without it.
+        return (
+            outcome if is_ended or outcome.is_taken else replace(outcome, kind=OutcomeKind.KILLED)
+        )
+
+    def _tell_done(self, request: StopRequest) -> None:
+        """Have the others count on this host's ranks, which are done, and see them done in time."""
+        while not self._barrier.is_passed() and not self._stops.is_urgent:
+            if self._left_seconds(self._stops.request or request) <= _LAST_SECONDS:
+                return
+            self._clock.sleep(_TICK_SECONDS)
+
+    def _failures_of_stop(self) -> list[WorkerFailure]:
+        """Return the workers that failed though they were only asked to end."""
+        failures = find_failures(self._group.exits, math.inf, self._health.evidence())
+        return [one for one in failures if one.exit.status not in _ENDS_OF_A_STOP]
+
+    def _status_of_stop(self) -> int:
+        statuses = [exit_.status for exit_ in self._group.exits]
+        # A rank that SIGTERM killed says the least about what became of the work.
+        order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
+        return next((one for some in order for one in statuses if one in some), 0)
+
+    def _end(self, *, is_told: bool) -> bool:
+        """Give all workers the grace to end, and say whether all did without being killed."""
+        grace = StopRequest("", self._clock.monotonic_seconds() + self._patience.grace_seconds)
+        if is_told:
+            self._tell()
+        while (
+            self._group.is_running
+            and not self._stops.is_urgent
+            and self._left_seconds(self._stops.request or grace) > 0
+        ):
+            self._group.wait(_TICK_SECONDS)
+            if is_told and self._stops.request is not self._told:
+                # Less time than was told, a stop where only others came and went, or one for all.
+                self._tell()
+        late = self._group.running_ranks
+        if late:
+            self._group.kill()
+            self._group.wait_for_all(_KILL_SECONDS)
+            reason = "asked twice" if self._stops.is_urgent else "the grace is over"
+            self._emit(WorkersKilled(ranks=late, reason=reason))
+        return not late
+
+    def _left_seconds(self, request: StopRequest) -> float:
+        left_seconds = request.left_seconds(self._clock.monotonic_seconds())
+        if any(one.status == -signal.SIGKILL and not one.is_killed for one in self._group.exits):
+            # No save that needs it comes to an end, and what is committed is asked for in time.
+            left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
+        return left_seconds
+
+    def _tell(self) -> None:
+        self._told = self._stops.request
+        if self._told is not None:
+            self._members.part(self._told)
+            write_stop_request(self._notes, self._told)
+        self._group.signal(signal.SIGTERM)
+
+
+def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
+    """Give a rank a moment to end whose end is all that others tell of so far."""
+    end_seconds = clock.monotonic_seconds() + _ECHO_SECONDS
+    while clock.monotonic_seconds() < end_seconds:
+        found = find_failures(group.exits, math.inf)
+        if not found or not found[0].error.is_echo or not group.is_running:
+            return
+        group.wait(_TICK_SECONDS)
+
+
+def _outcome_of(first: WorkerFailure, seen: Evidence, *, is_blame_elsewhere: bool) -> Outcome:
+    # Whoever waited for a rank that hangs elsewhere ends once that one is killed, and says so
+    # or aborts. One that was killed itself, for memory or with its host, did not end of that.
+    is_theirs = is_blame_elsewhere and first.status != -signal.SIGKILL
+    return Outcome(
+        OutcomeKind.FAILED,
+        status=first.status,
+        is_echo=first.is_mere_echo or is_theirs,
+        cause=Cause.PEER if is_theirs else first.cause,
+        is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
+        is_refusal=first.is_refusal,
+    )
+
+
+def _lost_elsewhere(first: WorkerFailure, emit: Emitter, *, has_stepped: bool) -> Outcome:
+    """Return how a life ends whose ranks here tell of nothing but the loss of others."""
+    emit(RemoteRankLost(first.exit.command.rank, first.status, first.error.message))
+    return Outcome(
+        OutcomeKind.REGROUPED, first.status, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped
+    )

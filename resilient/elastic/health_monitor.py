@@ -1,0 +1,507 @@
+"""Observe the ranks of this host.
+
+What the devices of this host report by themselves: Xid errors and ECC, through NVML.
+
+Needs ``pip install resilient-train[gpu]`` (nvidia-ml-py); without it, or without a driver,
+nothing is watched. Which Xid means a broken device is from NVIDIA's "XID Errors" (r575).
+
+Whether the kernel's out-of-memory killer was at work: counters before and after.
+
+A SIGKILL says nothing of its sender. The victim's control group counts it (``memory.events`` in
+version 2, ``memory.oom_control`` in version 1), and so does the machine (``/proc/vmstat``).
+
+Which ranks are slower than the group (pure): an event, and never a reason to kill.
+
+Ranks that train together have steps of one length, since all wait for the slowest. What tells
+them apart is the time that a rank takes by itself, before its step needs the others: loading its
+batch and its forward pass.
+
+The ranks of this host under observation: their pulses, their processes, and what they did.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from resilient.distributed.heartbeat import (
+    Phase,
+    ProgressRecord,
+    progress_path,
+    read_progress,
+    stacks_path,
+)
+from resilient.elastic.hang_detection import (
+    Hang,
+    HostHangStatus,
+    LearnedDeadlines,
+    ObservedRank,
+    RankStatus,
+    are_quiet,
+    find_hang,
+    find_starting,
+    find_stuck_end,
+    find_stuck_start,
+    standing_of,
+)
+from resilient.elastic.outcome import Evidence
+from resilient.elastic.stack_dump import RankStacks, collect_stacks, state_of
+from resilient.elastic.suspend_detection import SuspendCorrectedProgress, SuspendDetector
+from resilient.events import Event, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from resilient.clock import Clock
+    from resilient.elastic.hang_detection import HangRule
+    from resilient.events import Emitter
+
+# Double-bit ECC, row remapping, NVLink, off the bus, contained and uncontained ECC, GSP.
+BROKEN_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
+_CHECKS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFaulted(Event):
+    """A device reported an error.
+
+    Attributes:
+        device: its number on this host.
+        kind: ``xid``, ``ecc_double_bit`` or ``ecc_single_bit``.
+        number: the Xid's; 0 for ECC.
+        is_broken: whether the device needs a reset or a technician.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    device: int
+    kind: str
+    number: int
+    is_broken: bool
+
+    def line(self) -> str:
+        """Name device and error, and what to do."""
+        what = f"Xid {self.number}" if self.kind == "xid" else self.kind.replace("_", " ")
+        hint = "; drain this host: nvidia-smi -q, dmesg | grep Xid" if self.is_broken else ""
+        return f"GPU {self.device} reported {what}{hint}"
+
+
+class GpuWatch:
+    """Asks the driver for errors of all devices; never waits."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._events: Any = None
+
+    def start(self) -> bool:
+        """Begin to listen; False where there is nothing to listen to."""
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return False
+        try:
+            nvml.nvmlInit()
+            self._events = nvml.nvmlEventSetCreate()
+            for number in range(nvml.nvmlDeviceGetCount()):
+                device = nvml.nvmlDeviceGetHandleByIndex(number)
+                wanted = (
+                    nvml.nvmlEventTypeXidCriticalError
+                    | nvml.nvmlEventTypeDoubleBitEccError
+                    | nvml.nvmlEventTypeSingleBitEccError
+                )
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(device) & wanted
+                if supported:
+                    nvml.nvmlDeviceRegisterEvents(device, supported, self._events)
+        except nvml.NVMLError:
+            return False
+        self._nvml = nvml
+        return True
+
+    def look(self) -> list[GpuFaulted]:
+        """Return the errors that were reported since the last call."""
+        nvml, found = self._nvml, []
+        for _ in range(_CHECKS_MAX if nvml is not None else 0):
+            try:
+                data = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError:  # a timeout is one: nothing more is there
+                break
+            found.append(self._fault(data))
+        return found
+
+    def _fault(self, data: Any) -> GpuFaulted:
+        nvml = self._nvml
+        kinds = {
+            nvml.nvmlEventTypeXidCriticalError: "xid",
+            nvml.nvmlEventTypeDoubleBitEccError: "ecc_double_bit",
+            nvml.nvmlEventTypeSingleBitEccError: "ecc_single_bit",
+        }
+        kind = kinds.get(data.eventType, "xid")
+        xid = int(data.eventData) if kind == "xid" else 0
+        is_broken = kind == "ecc_double_bit" or xid in BROKEN_XIDS
+        return GpuFaulted(nvml.nvmlDeviceGetIndex(data.device), kind, xid, is_broken)
+
+
+_ROOT = Path("/")
+_NAME = "oom_kill"
+
+
+class OomWatch:
+    """Counts what was killed for memory since ``begin``.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._before: dict[Path, int] = {}
+        self._machine_before: int | None = None
+
+    def begin(self) -> None:
+        """Forget the life before."""
+        self._before.clear()
+        self._machine_before = _count(self._root / "proc/vmstat")
+
+    def learn(self, pids: Iterable[int]) -> None:
+        """Find the control groups of processes while they live; one may move into another."""
+        for path in {path for pid in pids for path in self._counters_of(pid)}:
+            if path not in self._before and (count := _count(path)) is not None:
+                self._before[path] = count
+
+    def kills(self) -> int | None:
+        """Return how many were killed in those groups; None where no group tells."""
+        if not self._before:
+            return None
+        now = {path: _count(path) for path in self._before}
+        return sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())
+
+    def machine_kills(self) -> int | None:
+        """Return how many were killed on this machine; None where it does not tell."""
+        now = _count(self._root / "proc/vmstat")
+        if now is None or self._machine_before is None:
+            return None
+        return now - self._machine_before
+
+    def _counters_of(self, pid: int) -> list[Path]:
+        found = []
+        for line in _lines(self._root / f"proc/{pid}/cgroup"):
+            _, controllers, name = line.split(":", 2)
+            inside = name.strip("/")
+            if not controllers:
+                found.append(self._root / "sys/fs/cgroup" / inside / "memory.events")
+            elif "memory" in controllers.split(","):
+                found.append(self._root / "sys/fs/cgroup/memory" / inside / "memory.oom_control")
+        return found
+
+
+def _count(path: Path) -> int | None:
+    pairs = (line.split() for line in _lines(path))
+    return next((int(pair[1]) for pair in pairs if len(pair) > 1 and pair[0] == _NAME), None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+STEPS_MIN = 10
+FACTOR = 1.5
+_SECONDS_MIN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerFound(Event):
+    """One rank takes much longer by itself than the group's median; all others wait for it."""
+
+    level: ClassVar[Level] = Level.WARNING
+    rank: int
+    own_seconds: float
+    group_seconds: float
+
+    def line(self) -> str:
+        """Say who, and by how much."""
+        return (
+            f"rank {self.rank} is a straggler: it takes {self.own_seconds:.3g} s per step by "
+            f"itself, the median rank {self.group_seconds:.3g} s"
+        )
+
+
+def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]:
+    """Return the ranks whose own time per step is far above the group's median.
+
+    Args:
+        signs: by rank; ranks that do not tell their own time, or have told too little, are left
+            out.
+    """
+    own = {
+        rank: statistics.median(one.own_seconds)
+        for rank, one in signs.items()
+        if len(one.own_seconds) >= STEPS_MIN
+    }
+    if len(own) < 2:  # noqa: PLR2004 - nobody is slower than himself
+        return []
+    # The lower one, so that of two ranks the slow one is found.
+    median = statistics.median_low(own.values())
+    limit = max(FACTOR * median, median + _SECONDS_MIN)
+    return [StragglerFound(rank, one, median) for rank, one in own.items() if one > limit]
+
+
+_LOOK_SECONDS = 0.25
+_TELL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported(Event):
+    """What the ranks of this host show, now and then, and when the first step of a life is done.
+
+    Attributes:
+        step: the last that all of them have finished, -1 before the first.
+        rank: one that has finished no more.
+        phase: what that one is doing.
+        median_seconds: of a step in this run, 0 when it was not learned yet.
+    """
+
+    level: ClassVar[Level] = Level.DEBUG
+    step: int
+    rank: int
+    phase: str
+    median_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSuspended(Event):
+    """The agent itself did not run for a while; that time counts against no rank.
+
+    Attributes:
+        seconds: how long.
+    """
+
+    seconds: float
+
+    def line(self) -> str:
+        """Say for how long, and what most likely did it."""
+        return (
+            f"this agent did not run for {self.seconds:.1f} s (the job was suspended, or the host "
+            "frozen or very busy): that time counts against no rank"
+        )
+
+
+class HealthMonitor:
+    """Looks whether the ranks of this host get on; remembers what a run's lives have shown.
+
+    Args:
+        notes: the agent's folder, where the ranks show their signs.
+        rule: how long is too long.
+        clock: whose monotonic time the ranks show too.
+        emit: where stragglers and faults of devices are told.
+
+    Attributes:
+        standing: of the rank here that holds the others up most, when it was looked last.
+    """
+
+    def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
+        self._emit = emit
+        self._oom = OomWatch()
+        self._gpus = GpuWatch()
+        self._gpus.start()
+        self._gpu_faults: list[str] = []
+        self._stragglers: set[int] = set()
+        self._notes = str(notes)
+        self._rule = rule
+        self._clock = clock
+        self._learned = LearnedDeadlines()
+        self._known = LearnedDeadlines()
+        self._ranks: Mapping[int, int] = {}
+        self._began_seconds = 0.0
+        self._ended_seconds: float | None = None
+        self._stopped: dict[int, float] = {}
+        self.standing: HostHangStatus | None = None
+        self._hangs = 0
+        self._steps = self._steps_at_hang = -1
+        self._looked_at_seconds = 0.0
+        self._sight = SuspendDetector()
+        self._corrected = SuspendCorrectedProgress(self._sight)
+        self._told_at_seconds = -math.inf
+        self._told_step = -1
+
+    def begin(self, ranks: Mapping[int, int]) -> None:
+        """Forget the ranks of the life before, and keep what was learned from them.
+
+        Args:
+            ranks: rank among all, by local rank.
+        """
+        for local in {*ranks, *self._ranks}:
+            progress_path(self._notes, local).unlink(missing_ok=True)
+            stacks_path(self._notes, local).unlink(missing_ok=True)
+        self._ranks = dict(ranks)
+        self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
+        self._sight.begin(self._began_seconds)
+        self._corrected.begin()
+        self.standing = None
+        self._stopped.clear()
+        self._stragglers.clear()
+        self._gpu_faults.clear()
+        self._told_at_seconds, self._told_step = -math.inf, -1
+        self._oom.begin()
+        self._known = self._learned
+
+    def look(
+        self,
+        pids: Mapping[int, int],
+        running: Collection[int],
+        is_over_elsewhere: Callable[[], bool] = bool,
+    ) -> Hang | None:
+        """Return the hang of this host's ranks, None while there is none.
+
+        Args:
+            pids: process of each local rank.
+            running: the ranks, among all, that have not ended; the others did with 0.
+            is_over_elsewhere: asked whether all ranks of another host have; only of late.
+        """
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
+            return None
+        self._looked_at_seconds = now_seconds
+        away_seconds = self._sight.open(now_seconds)
+        if away_seconds:
+            self._emit(AgentSuspended(away_seconds))
+        self._oom.learn(pids.values())
+        self._look_at_gpus()
+        found = (self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items())
+        vitals = [one for one in found if one is not None and one.rank in running]
+        self._tell_stragglers(vitals)
+        self._tell_progress(vitals, now_seconds)
+        if not self._rule.is_on:
+            return None
+        self._learned = self._known.after([one.signs for one in vitals])
+        self._steps = max((one.signs.step for one in vitals), default=-1)
+        if self._steps > self._steps_at_hang:
+            self._hangs = 0
+        seen = self._seen(pids, vitals, running)
+        self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
+        self._sight.close(self._clock.monotonic_seconds())
+        return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
+
+    def count_hang(self) -> None:
+        """Double all deadlines until there is progress: one of them may have been too short."""
+        self._hangs += 1
+        self._steps_at_hang = max(self._steps, self._steps_at_hang)
+
+    def _look_for_an_end(
+        self,
+        seen: Collection[ObservedRank],
+        is_over_elsewhere: Callable[[], bool],
+        now_seconds: float,
+    ) -> None:
+        """Note when the first rank had ended; other hosts are asked only where none trains."""
+        if self._ended_seconds is not None:
+            return
+        began_seconds = self._sight.shifted(self._began_seconds)
+        is_idle = are_quiet(seen, self._rule, began_seconds, now_seconds)
+        if len(seen) < len(self._ranks) or (is_idle and is_over_elsewhere()):
+            self._ended_seconds = now_seconds
+
+    def _find(
+        self, vitals: Collection[RankStatus], seen: Collection[ObservedRank], now_seconds: float
+    ) -> Hang | None:
+        rule, shifted = self._rule.doubled(self._hangs), self._sight.shifted
+        began_seconds, ended_seconds = shifted(self._began_seconds), self._ended_seconds
+        ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
+        self.standing = standing_of(vitals, self._learned, rule, now_seconds)
+        if find_starting(seen):
+            # Who is in training only waits for those; who is stopped does not.
+            vitals = [one for one in vitals if one.stopped_since_seconds is not None]
+        return (
+            find_hang([*vitals], self._learned, rule, now_seconds)
+            or find_stuck_start(seen, rule, began_seconds, now_seconds)
+            or find_stuck_end(seen, rule, ended_seconds, now_seconds)
+        )
+
+    def evidence(self) -> Evidence:
+        """Return what was seen in this life beside the ends of its workers."""
+        self._look_at_gpus()
+        return Evidence(self._oom.kills(), self._oom.machine_kills(), tuple(self._gpu_faults))
+
+    def stacks(self, pids: Mapping[int, int]) -> list[RankStacks]:
+        """Return what every rank of this host is doing; a stopped one goes on for it."""
+        return collect_stacks(self._notes, pids, self._ranks, self._clock)
+
+    def last_step(self) -> int:
+        """Return the last step that a rank of this host has finished in this life, -1 for none."""
+        signs = (read_progress(progress_path(self._notes, local)) for local in self._ranks)
+        return max((one.step for one in signs if one is not None), default=-1)
+
+    def _look_at_gpus(self) -> None:
+        for fault in self._gpus.look():
+            self._emit(fault)
+            if fault.is_broken:
+                self._gpu_faults.append(fault.line())
+
+    def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
+        """Tell a straggler once, and again if it had caught up meanwhile."""
+        found = find_stragglers({one.rank: one.signs for one in vitals})
+        for one in found:
+            if one.rank not in self._stragglers:
+                self._emit(one)
+        self._stragglers = {one.rank for one in found}
+
+    def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
+        """Tell where the ranks are, every ten seconds and as soon as a step is done."""
+        last = min(vitals, key=lambda one: one.signs.step, default=None)
+        if last is None:
+            return
+        step, is_first = last.signs.step, last.signs.step >= 0 > self._told_step
+        if is_first or now_seconds - self._told_at_seconds >= _TELL_SECONDS:
+            self._told_at_seconds, self._told_step = now_seconds, step
+            phase, median_seconds = last.signs.phase.name.lower(), self._learned.median_seconds
+            self._emit(ProgressReported(step, last.rank, phase, median_seconds or 0.0))
+
+    def _seen(
+        self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
+    ) -> list[ObservedRank]:
+        """Return the ranks that run, also those that have not shown a sign."""
+        heard = {one.rank: one for one in vitals}
+        pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
+        return [
+            ObservedRank(rank, heard[rank].signs, heard[rank].state)
+            if rank in heard
+            else ObservedRank(rank, None, state_of(pid_of[rank]))
+            for rank in running
+        ]
+
+    def _silent(
+        self, pids: Mapping[int, int], seen: Collection[ObservedRank], now_seconds: float
+    ) -> list[RankStatus]:
+        """Return those that are stopped and have shown no sign: who is stopped needs none."""
+        local_of = {rank: local for local, rank in self._ranks.items()}
+        found = []
+        for one in seen:
+            local = local_of[one.rank]
+            if one.signs is None and local in pids:
+                signs = ProgressRecord(
+                    -1, Phase.OUTSIDE, self._began_seconds, (0.0,) * len(Phase), ()
+                )
+                found.append(self._at(local, one.state, signs, now_seconds))
+        return [one for one in found if one.stopped_since_seconds is not None]
+
+    def _vital(
+        self, local: int, pid: int, now_seconds: float, away_seconds: float
+    ) -> RankStatus | None:
+        shown = read_progress(progress_path(self._notes, local))
+        if shown is None:
+            return None
+        signs = self._corrected.signs(self._ranks[local], shown, away_seconds)
+        return self._at(local, state_of(pid), signs, now_seconds)
+
+    def _at(self, local: int, state: str, signs: ProgressRecord, now_seconds: float) -> RankStatus:
+        """Return a rank as it is now, and since when it is stopped."""
+        if state != "T":
+            self._stopped.pop(local, None)
+            return RankStatus(self._ranks[local], signs, state)
+        stopped_seconds = self._stopped.setdefault(local, now_seconds)
+        return RankStatus(self._ranks[local], signs, state, self._sight.shifted(stopped_seconds))

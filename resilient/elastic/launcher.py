@@ -1,0 +1,361 @@
+"""The composition root: what the user asked for becomes objects. Nothing else knows everyone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.clock import SystemClock
+from resilient.distributed.identity import new_start
+from resilient.distributed.launch_env import read_published_repository
+from resilient.elastic.events import (
+    AgentStarted,
+    LaunchCountUnknown,
+    ResumeOptionRepeated,
+    RunEnded,
+)
+from resilient.elastic.metrics.collector import Metrics
+from resilient.elastic.options import DaemonOptions, MetricsOptions, Timeouts, WorkerOptions
+from resilient.elastic.preemption.factory import choose_sources
+from resilient.elastic.preemption.watcher import Watcher
+from resilient.elastic.rendezvous.connect import RendezvousReconnect, connect
+from resilient.elastic.rendezvous.roster import limit_silence_toward
+from resilient.elastic.restart_controller import (
+    ProgressLog,
+    ProgressState,
+    launches_of,
+    newest_committed,
+)
+from resilient.elastic.run_dir import EventFile, make_folder
+from resilient.elastic.saver_daemon import resolve_memory_limit
+from resilient.elastic.signals import StopInterrupt, StopSignals
+from resilient.errors import ConfigError, PeerFailed, Preempted
+from resilient.events import Emitter, console
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from resilient.elastic.agent import Beat, ElasticAgent
+
+_STATIC_PORT = 29500
+# Torch's own.
+_C10D_PORT = 29400
+_READ_SECONDS = 60
+_BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousOptions:
+    """Where and how the nodes meet; the names are torchrun's.
+
+    Attributes:
+        nnodes: ``N`` or ``MIN:MAX``.
+        backend: ``c10d``, ``static`` or another that torch knows.
+        endpoint: ``host:port``.
+        run_id: the same on every node, different for every job.
+        conf: ``key=value,key=value``.
+        standalone: one node that meets nobody.
+        node_rank: this node, for ``static``.
+        master_addr: first node, for ``static``.
+        master_port: its port, for ``static``.
+        local_addr: this node's address as the others see it.
+    """
+
+    nnodes: str = "1"
+    backend: str = "c10d"
+    endpoint: str = ""
+    run_id: str = ""
+    conf: str = ""
+    standalone: bool = False
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    local_addr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What `resilient train` was asked to do.
+
+    Attributes:
+        target: script, or module if ``is_module``.
+        arguments: the script's own, untouched.
+        is_module: whether ``target`` is a module's name.
+        is_program: whether it is no Python, and run as it is.
+        nproc_per_node: workers of this host: a number, ``cpu``, ``gpu`` or ``auto``.
+        max_restarts: restarts after failures.
+        rendezvous: where the nodes meet.
+        patience: how long to wait for what.
+        wishes: what the workers are told.
+        host_bytes_max: memory of this host for staged bytes; 0, the default, leaves it to the
+            machine, negative means no keeper.
+        notice: who says that this host will be taken away; see
+            :func:`resilient.elastic.preemption.factory.choose_sources`.
+        metrics: where figures for Prometheus go.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    is_program: bool = False
+    nproc_per_node: str = "1"
+    max_restarts: int = 3
+    rendezvous: RendezvousOptions = field(default_factory=RendezvousOptions)
+    patience: Timeouts = field(default_factory=Timeouts)
+    wishes: WorkerOptions = field(default_factory=WorkerOptions)
+    host_bytes_max: int = 0
+    notice: str = "off"
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Options with every default resolved.
+
+    Attributes:
+        command: what each worker runs.
+        nproc: workers of this host.
+        nodes_min: fewest nodes to train with.
+        nodes_max: most nodes.
+        backend: of the rendezvous.
+        endpoint: of the rendezvous.
+        run_id: of the job.
+        conf: of the rendezvous.
+        local_addr: this node's address; empty leaves it to torch.
+        is_alone: whether this node meets nobody.
+    """
+
+    command: tuple[str, ...]
+    nproc: int
+    nodes_min: int
+    nodes_max: int
+    backend: str
+    endpoint: str
+    run_id: str
+    conf: dict[str, Any]
+    local_addr: str
+    is_alone: bool = False
+
+
+def resolve(options: TrainOptions) -> LaunchPlan:
+    """Return the plan for ``options``; imports torch only to count processors or devices.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another.
+    """
+    met = options.rendezvous
+    nodes_min, nodes_max = _parse_nnodes(met.nnodes)
+    is_alone = met.standalone or (nodes_max == 1 and not met.endpoint and met.backend == "c10d")
+    if is_alone and nodes_max > 1:
+        raise ConfigError(
+            f"--standalone contradicts --nnodes {met.nnodes}",
+            hint="leave --standalone out and give --rdzv-endpoint HOST:PORT",
+        )
+    conf: dict[str, Any] = _parse_conf(met.conf)
+    if met.backend == "static":
+        conf["rank"] = met.node_rank
+    kind = ("-m",) if options.is_module else ("--exec",) if options.is_program else ()
+    return LaunchPlan(
+        command=("-u", str(_BOOTSTRAP), *kind, options.target, *options.arguments),
+        nproc=_count_workers(options.nproc_per_node),
+        nodes_min=nodes_min,
+        nodes_max=nodes_max,
+        backend="c10d" if is_alone else met.backend,
+        endpoint="localhost:0" if is_alone else _endpoint(met),
+        run_id=met.run_id or (uuid.uuid4().hex[:12] if is_alone else "none"),
+        conf={"timeout": 900, **conf},
+        # The host's own name may resolve to nothing inside a container.
+        local_addr=met.local_addr or ("127.0.0.1" if is_alone else ""),
+        is_alone=is_alone,
+    )
+
+
+def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> ElasticAgent:
+    """Return the agent of this host, connected to the rendezvous and ready to supervise.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another, or asks for memory that this
+            host has not.
+        PeerFailed: the rendezvous cannot be reached.
+        StopAsked: ``stops`` heard an order meanwhile.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from resilient.elastic.agent import ElasticAgent
+
+    plan = resolve(options)
+    alone = "127.0.0.1" if plan.nodes_max == 1 else ""
+    keeper = resolve_memory_limit(DaemonOptions(options.host_bytes_max, alone, plan.nproc))
+    with stops.interrupting():
+        handler = _connect_in_thread(plan)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=plan.nproc,
+        entrypoint=sys.executable,
+        args=plan.command,
+        rdzv_handler=handler,
+        max_restarts=options.max_restarts,
+        monitor_interval=options.patience.interval_seconds,
+        local_addr=plan.local_addr or None,
+    )
+    wishes = replace(
+        options.wishes,
+        keeper=keeper,
+        notes=str(make_folder()),
+        start=new_start(os.environ, options.rendezvous.run_id),
+    )
+    emit = emit.bind(run=plan.run_id)
+
+    is_counted = options.patience.limits.preemptions_max is not None and wishes.repo
+    launches = launches_of(wishes.repo, wishes.storage_options) if is_counted else 0
+    if launches is None:
+        emit(LaunchCountUnknown())
+    if wishes.resume != "auto":
+        emit(ResumeOptionRepeated(wishes.resume, wishes.start.job))
+
+    def ask(within_seconds: float) -> object:
+        url = wishes.repo or read_published_repository(wishes.notes)
+        if not url:
+            return ProgressState.UNTOLD
+        return newest_committed(url, wishes.storage_options, within_seconds)
+
+    progress = ProgressLog(ask, launches or 0)
+    agent = ElasticAgent(spec, wishes, options.patience, progress, SystemClock(), emit)
+    if not plan.is_alone:
+        join_seconds = float(plan.conf.get("join_timeout", 0))
+        agent.comeback = RendezvousReconnect(partial(_connect_in_thread, plan), join_seconds)
+    return agent
+
+
+def run_agent(options: TrainOptions, heard: list[int] | None = None) -> int:
+    """Run the job of this host to its end and return the exit code. Main thread only.
+
+    It listens before torch is imported, and obeys the signals in ``heard``: a stop then has nothing
+    to lose, and the same command begins anew. A wait for the rendezvous ends with it as well.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another.
+        PeerFailed: the rendezvous cannot be reached.
+    """
+    clock, grace_seconds = SystemClock(), options.patience.grace_seconds
+    metrics = Metrics(options.metrics, options.wishes.events, grace_seconds, clock)
+    file = EventFile(options.wishes.events)
+    context = {"agent": f"{socket.gethostname()}:{os.getpid()}"}
+    emit = Emitter(clock, (console(), file, metrics.hear), context)
+    emit(AgentStarted())
+    stops = StopSignals(clock, grace_seconds)
+    sources = choose_sources(options.notice, os.environ, clock)
+    watcher = Watcher(sources, stops, clock, emit, grace_seconds)
+    with stops.listening(heard), metrics.running(emit):
+        watcher.start()
+        try:
+            code = _supervise(options, stops, emit, (metrics.beat, file.beat))
+        finally:
+            watcher.close()
+    if code in (0, Preempted.exit_code):
+        watcher.acknowledge()
+    return code
+
+
+def _supervise(
+    options: TrainOptions, stops: StopSignals, emit: Emitter, beats: tuple[Beat, ...]
+) -> int:
+    try:
+        agent = build_agent(options, stops, emit)
+    except StopInterrupt:
+        reason = "stopped before anything was begun: the same command starts it"
+        emit(RunEnded(Preempted.exit_code, reason))
+        return Preempted.exit_code
+    return agent.supervise(stops, beats).code
+
+
+def _connect_in_thread(plan: LaunchPlan) -> RendezvousHandler:
+    """Connect so that signals are heard: torch's wait for a first node that is late hears none."""
+    # Its threads are daemons, so one that still waits does not hold the exit up.
+    pool = ThreadPool(1)
+    try:
+        return pool.apply_async(_connect_rendezvous, (plan,)).get()
+    finally:
+        pool.close()
+
+
+def _connect_rendezvous(plan: LaunchPlan) -> RendezvousHandler:
+    if plan.is_alone:
+        from resilient.elastic.rendezvous.single_node import SingleNodeRendezvous
+
+        return SingleNodeRendezvous(plan.run_id, plan.local_addr)
+    # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+
+    parameters = RendezvousParameters(
+        backend=plan.backend,
+        endpoint=plan.endpoint,
+        run_id=plan.run_id,
+        min_nodes=plan.nodes_min,
+        max_nodes=plan.nodes_max,
+        local_addr=plan.local_addr or None,
+        **plan.conf,
+    )
+    try:
+        handler = connect(parameters)
+    except RendezvousError as error:
+        raise PeerFailed(
+            f"cannot reach the rendezvous at `{plan.endpoint}`: {error}",
+            hint="check --rdzv-endpoint, and that the first node is up",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"cannot set up the rendezvous `{plan.backend}`: {error}") from error
+    if plan.backend == "c10d":
+        port = plan.endpoint.rpartition(":")[2] if ":" in plan.endpoint else _C10D_PORT
+        seconds = parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS
+        limit_silence_toward(int(port), seconds)
+    return handler
+
+
+def _endpoint(met: RendezvousOptions) -> str:
+    if met.endpoint:
+        return met.endpoint
+    if met.backend == "static":
+        return f"{met.master_addr}:{met.master_port or _STATIC_PORT}"
+    raise ConfigError(
+        "several nodes need a place to meet",
+        hint="give --rdzv-endpoint HOST:PORT, the same on every node",
+    )
+
+
+def _parse_nnodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if low.isdecimal() and (high or low).isdecimal():
+        nodes_min, nodes_max = int(low), int(high or low)
+        if 0 < nodes_min <= nodes_max:
+            return nodes_min, nodes_max
+    raise ConfigError(f"--nnodes {text!r} is neither N nor MIN:MAX")
+
+
+def _parse_conf(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for name, equals, _ in pairs:
+        if not name.strip() or not equals:
+            raise ConfigError(f"--rdzv-conf {text!r} is not key=value,key=value")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _count_workers(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    if text not in ("cpu", "gpu", "auto"):
+        raise ConfigError(f"--nproc-per-node {text!r} is neither a number nor cpu, gpu or auto")
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        return int(determine_local_world_size(text))
+    except ValueError as error:
+        raise ConfigError(f"--nproc-per-node {text}: {error}") from error

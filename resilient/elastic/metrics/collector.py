@@ -1,0 +1,561 @@
+"""Collect figures from events, heartbeats and event files.
+
+Event files while they grow: what is new in them, so much at a time.
+
+What agents and ranks tell, as figures: one function for each, by the name of the event.
+
+The signs of this host's ranks, as figures.
+
+The account of the run's wall clock, as figures, at a price that stays small.
+
+Records of what happens often are joined, those of ever longer times, whenever there are too many.
+An account is made ever more rarely, the longer it takes.
+
+Figures of this agent for Prometheus: heard from its events, looked up beside it, never asked.
+
+One thread looks at the ranks and the event files once a second and writes the file; another one
+answers scrapes with what lies ready. Neither can hold the agent up, and what fails in them is an
+event.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient import __version__
+from resilient.distributed.heartbeat import progress_path, read_progress
+from resilient.distributed.launch_env import read_published_event_file
+from resilient.elastic.events import MetricsFailed, MetricsServed
+from resilient.elastic.metrics import registry
+from resilient.elastic.metrics.registry import MetricsRegistry, write_textfile
+from resilient.elastic.metrics.server import MetricsServer
+from resilient.elastic.outcome import Cause, OutcomeKind
+from resilient.elastic.preemption.notice import unix_seconds
+from resilient.errors import ConfigError
+from resilient.format.keys import parse_checkpoint
+from resilient.goodput.event_log import AGENT_FILE, WANTED, EventRecord, parse_line, present_ms
+from resilient.goodput.report import build_report
+from resilient.storage.folder import open_inside
+from resilient.storage.shared_memory import used_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from resilient.clock import Clock
+    from resilient.elastic.options import MetricsOptions
+    from resilient.events import Emitter, Event
+
+CHUNK_BYTES = 1 << 20
+"""Read of a file at once; the rest the next time."""
+FILES_MAX = 16
+"""Ranks whose files are followed, the lowest first: they tell what concerns all."""
+
+
+class EventFileTail:
+    """Follows the event files of one folder; one thread.
+
+    Args:
+        folder: that may not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+
+    def read(self) -> list[EventRecord]:
+        """Return what was told since the last time, as far as it was written whole.
+
+        Raises:
+            OSError: a file that is there cannot be read.
+            StoreDenied: a file leads out of the folder, or is no plain file.
+        """
+        return [record for path in self._files() for record in self._read(path)]
+
+    def _files(self) -> list[Path]:
+        ranks = {}
+        for path in self._folder.glob("rank-*.jsonl"):
+            number = path.stem.removeprefix("rank-")
+            if number.isdecimal():
+                ranks[int(number)] = path
+        agent = self._folder / AGENT_FILE
+        found = [agent] if agent.exists() else []
+        return [*found, *(ranks[one] for one in sorted(ranks)[:FILES_MAX])]
+
+    def _read(self, path: Path) -> list[EventRecord]:
+        offset = self._offsets.get(path, 0)
+        with open_inside(self._folder, path) as file:
+            if file.seek(0, 2) < offset:
+                offset = 0  # another file by that name
+            file.seek(offset)
+            data = file.read(CHUNK_BYTES)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == CHUNK_BYTES:
+            whole = len(data)  # no event is that long
+        self._offsets[path] = offset + whole
+        lines = data[:whole].decode("utf-8", errors="replace").splitlines()
+        found = (parse_line(line, path.name) for line in lines)
+        return [one for one in found if one is not None]
+
+
+_CAUSES = frozenset(one.value for one in (*Cause, *OutcomeKind))
+_OTHER = "other"
+_ASKED = frozenset(
+    {OutcomeKind.STOPPED.value, OutcomeKind.PREEMPTED.value, OutcomeKind.KILLED.value}
+)
+_TOGETHER = frozenset(
+    {OutcomeKind.SUCCEEDED.value, OutcomeKind.STOPPED.value, OutcomeKind.PREEMPTED.value}
+)
+_BROKEN = ("nan", "inf", "spike")
+_COUNTED = {
+    "HangFound": registry.HANGS,
+    "NoticeHeard": registry.NOTICES,
+    "StragglerFound": registry.STRAGGLERS,
+}
+
+
+def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
+    """Note what the agent of this process tells."""
+    if one.event in _COUNTED:
+        board.add(_COUNTED[one.event])
+    elif one.event == "WorkerGroupStarted":
+        board.add(registry.LIVES)
+        board.put(registry.WORLD_SIZE, one.number("world_size"))
+        board.put(registry.LOCAL_WORLD_SIZE, one.number("local_world_size"))
+        board.put(registry.NODES, one.number("nodes"))
+    elif one.event == "ReactionChosen":
+        _hear_reaction(one, board)
+    elif one.event == "LifeEnded":
+        # Ranks are gone when nobody looks; those that end together have done the same steps.
+        if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
+            board.put(registry.STEP, one.number("step"))
+    elif one.event in ("RunEnded", "RunGivenUp"):
+        board.put(registry.EXIT_CODE, one.number("exit_code"))
+
+
+def hear_rank(one: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None:
+    """Note what a rank tells.
+
+    Args:
+        one: what it told.
+        board: where to note it.
+        is_new: whether it was told since this agent is there; counters begin with the agent.
+    """
+    if one.event == "GenerationClaimed":
+        board.put(registry.GENERATION, one.number("generation"))
+        if not one.text("parent"):  # older checkpoints are left aside, if there are any
+            for metric in (
+                registry.CHECKPOINT_STEP,
+                registry.CHECKPOINT_TIME,
+                registry.CHECKPOINT_BYTES,
+            ):
+                board.drop(metric)
+    elif one.event in ("CheckpointCommitted", "CheckpointRestored"):
+        found = parse_checkpoint(one.text("checkpoint"))
+        board.put(registry.CHECKPOINT_STEP, found.step if found else one.number("step"))
+    if one.event == "CheckpointCommitted":
+        board.put(registry.CHECKPOINT_TIME, one.at_ms / 1000)
+        board.put(registry.CHECKPOINT_BYTES, one.number("size_bytes"))
+    if is_new:
+        _count_what_ranks_tell(one, board)
+
+
+def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
+    """Put up what is known from the start: a counter that is not there yet cannot be seen to grow.
+
+    Args:
+        board: empty so far.
+        version: of the library.
+        now_seconds: in unix time.
+    """
+    board.put(registry.AGENT_INFO, 1, version)
+    board.put(registry.AGENT_START, now_seconds)
+    for one in registry.ALL:
+        if one.kind == "counter" and not one.label:
+            board.add(one, 0)
+    for cause in (Cause.EXIT, Cause.SIGNAL, Cause.OOM_KILL, Cause.HANG):
+        board.add(registry.FAILURES, 0, cause.value)
+        board.add(registry.RESTARTS, 0, cause.value)
+    for kind in _BROKEN:
+        board.add(registry.LOSSES_BROKEN, 0, kind)
+
+
+def _hear_reaction(one: EventRecord, board: MetricsRegistry) -> None:
+    ended = one.text("ended")
+    cause = one.text("cause") or ended
+    cause = cause if cause in _CAUSES else _OTHER
+    if one.text("action") == "Restart":
+        board.add(registry.RESTARTS, 1, cause)
+    if ended == OutcomeKind.FAILED.value:
+        board.add(registry.FAILURES, 1, cause)
+    if ended in _ASKED:
+        board.add(registry.PREEMPTIONS)
+    board.put(registry.RESTARTS_LEFT, one.number("restarts_left"))
+
+
+def _count_what_ranks_tell(one: EventRecord, board: MetricsRegistry) -> None:
+    if one.event == "CheckpointCommitted":
+        _count_save(one, board)
+    elif one.event == "SaveAborted":
+        board.add(registry.SAVES_ABORTED)
+    elif one.event == "LossBroke" and one.text("kind") in _BROKEN:
+        board.add(registry.LOSSES_BROKEN, 1, one.text("kind"))
+
+
+def _count_save(one: EventRecord, board: MetricsRegistry) -> None:
+    board.add(registry.CHECKPOINTS)
+    written = one.number("written_bytes", -1)
+    board.add(registry.CHECKPOINT_WRITTEN, written if written >= 0 else one.number("size_bytes"))
+    board.add(registry.COMMIT, one.milliseconds("commit_seconds") / 1000)
+    board.add(registry.STALL, one.milliseconds("stall_seconds") / 1000)
+
+
+RANKS_MAX = 256
+_WINDOW_SECONDS = 60.0
+
+
+class RankFigures:
+    """Looks at the pulses now and then; one thread.
+
+    Args:
+        board: where the figures go.
+
+    Attributes:
+        notes: the agent's folder with the pulses; empty while nobody knows it.
+    """
+
+    def __init__(self, board: MetricsRegistry) -> None:
+        self.notes = ""
+        self._board = board
+        self._life = 0.0
+        self._done: dict[int, int] = {}
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def look(self, monotonic_seconds: float, unix_seconds: float) -> None:
+        """Note what the ranks show.
+
+        Args:
+            monotonic_seconds: now, on the clock of the pulses.
+            unix_seconds: now.
+        """
+        size = self._board.value(registry.LOCAL_WORLD_SIZE)
+        if not self.notes or size is None:
+            return
+        self._forget_others()
+        found = {}
+        for local in range(min(int(size), RANKS_MAX)):
+            signs = read_progress(progress_path(self.notes, local))
+            if signs is None or signs.step < 0:
+                continue
+            found[local] = signs.step
+            if self._done.get(local) != signs.step:
+                # It entered what it does now when the step was done, or a little later.
+                ago_seconds = max(0.0, monotonic_seconds - signs.since_seconds)
+                self._board.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
+            self._board.put(registry.RANK_STEP, signs.step, str(local))
+        self._done = found
+        if found and len(found) == min(int(size), RANKS_MAX):
+            self._note_step(min(found.values()), monotonic_seconds)
+
+    def _forget_others(self) -> None:
+        """Forget the ranks of the life before: there may be fewer now."""
+        life = self._board.value(registry.LIVES) or 0.0
+        if life != self._life:
+            self._life = life
+            self._done.clear()
+            self._recent.clear()
+            for metric in (registry.RANK_STEP, registry.RANK_STEP_TIME, registry.STEP_RATE):
+                self._board.drop(metric)
+
+    def _note_step(self, step: int, now_seconds: float) -> None:
+        board, recent = self._board, self._recent
+        board.put(registry.STEP, step)
+        if recent and step < recent[-1][1]:
+            recent.clear()
+        recent.append((now_seconds, step))
+        while now_seconds - recent[0][0] > _WINDOW_SECONDS:
+            recent.popleft()
+        first_seconds, first_step = recent[0]
+        if now_seconds > first_seconds:
+            board.put(registry.STEP_RATE, (step - first_step) / (now_seconds - first_seconds))
+
+
+def weigh(board: MetricsRegistry) -> None:
+    """Note what would be lost now; ranks may be gone by then, and a keeper save what they left."""
+    step, durable = board.value(registry.STEP), board.value(registry.CHECKPOINT_STEP)
+    if durable is None and board.value(registry.GENERATION) is not None:
+        durable = 0.0  # it says what it does, and has not saved yet
+    if step is not None and durable is not None:
+        board.put(registry.STEPS_AT_RISK, max(0.0, step - durable))
+
+
+RECORDS_MAX = 20_000
+"""Kept at once; a run of so many lives that no joining helps has no account here, but a report."""
+_APART_MS_MAX = 86_400_000
+_OFTEN: Mapping[str, tuple[str, ...]] = {
+    "MetricsLogged": (),
+    "ProgressSeen": (),
+    "PhaseEnded": ("took_seconds",),
+    "CheckpointCommitted": ("stall_seconds",),
+}
+"""What happens often, and what of it is summed."""
+_KEPT = ("agent", "boot", "monotonic", "run", "host", "generation", "rank", "step", "global_step")
+_EVERY_SECONDS = 5.0
+_PAUSE_FACTOR = 50.0
+
+
+class GoodputFigures:
+    """Remembers what was told, and makes the account when it is time; one thread.
+
+    Args:
+        board: where the figures go.
+        clock: time.
+
+    Attributes:
+        is_full: whether there was too much to account for; the figures are gone then.
+    """
+
+    def __init__(self, board: MetricsRegistry, clock: Clock) -> None:
+        self.is_full = False
+        self._board = board
+        self._clock = clock
+        self._records: list[EventRecord] = []
+        self._apart_ms = 1000
+        self._due_seconds = 0.0
+
+    def take(self, told: Iterable[EventRecord]) -> None:
+        """Remember what was told."""
+        if self.is_full:
+            return
+        self._records += map(_slim, told)
+        while len(self._records) > RECORDS_MAX and not self.is_full:
+            self._thin()
+
+    def tell(self, now_ms: int, *, is_last: bool = False) -> None:
+        """Put the account on the board, if it is time for it.
+
+        Args:
+            now_ms: the time of day.
+            is_last: do it now.
+        """
+        began_seconds = self._clock.monotonic_seconds()
+        if not self._records or (began_seconds < self._due_seconds and not is_last):
+            return
+        found = build_report(self._records, present_ms(self._records, self._clock, now_ms))
+        took_seconds = self._clock.monotonic_seconds() - began_seconds
+        self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
+        for spent, spent_ms in found.spent_ms.items():
+            self._board.put(registry.SPENT, spent_ms / 1000, spent.value)
+        self._board.put(registry.GOODPUT, found.goodput)
+        self._board.put(registry.LOST_STEPS, found.lost_steps)
+
+    def _thin(self) -> None:
+        """Join what is told often; if that is no help, let go of everything."""
+        self._records = join(self._records, self._apart_ms)
+        if len(self._records) > RECORDS_MAX // 2:
+            self._apart_ms *= 2
+        self.is_full = self._apart_ms > _APART_MS_MAX
+        if self.is_full:
+            self._records = []
+            for metric in (registry.SPENT, registry.GOODPUT, registry.LOST_STEPS):
+                self._board.drop(metric)
+
+
+def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
+    """Return the records with those joined that a source told within ``apart_ms``, and often.
+
+    Progress is told by the last of them. What held training up is told by the last as well, for
+    the time of all, so that sums stay. Nothing is joined across the beginning or end of a life.
+    """
+    kept: list[EventRecord] = []
+    since: dict[tuple[str, ...], tuple[int, int]] = {}
+    for one in sorted(records, key=lambda told: told.at_ms):
+        if one.event not in _OFTEN:
+            since.clear()
+            kept.append(one)
+            continue
+        key = (one.event, one.source, one.agent, one.text("phase"))
+        began_ms, nth = since.get(key, (one.at_ms - apart_ms, 0))
+        if one.at_ms - began_ms < apart_ms:
+            kept[nth] = _both(kept[nth], one)
+        else:
+            since[key] = (one.at_ms, len(kept))
+            kept.append(one)
+    return kept
+
+
+def _both(first: EventRecord, last: EventRecord) -> EventRecord:
+    fields = dict(last.fields)
+    for name in _OFTEN[last.event]:
+        fields[name] = first.number(name) + last.number(name)
+    if last.event == "CheckpointCommitted":
+        fields["commit_seconds"] = max(last.number("commit_seconds"), fields["stall_seconds"])
+    return replace(last, fields=fields)
+
+
+def _slim(one: EventRecord) -> EventRecord:
+    """Return a record without what only a report shows."""
+    if one.event != "MetricsLogged":
+        return one
+    return replace(one, fields={name: one.fields[name] for name in _KEPT if name in one.fields})
+
+
+_LOOK_SECONDS = 1.0
+_STILL_SECONDS = 60.0  # the agent looks around ten times a second while workers run
+_END_SECONDS = 5.0
+_REASONS_MAX = 20
+_HEARD_MAX = 10_000
+
+
+class Metrics:
+    """Gathers figures while the agent runs, and says whether it moves.
+
+    Args:
+        wishes: where figures go; nowhere, and this does nothing.
+        events: folder of the run's event files, empty if the ranks will say where.
+        grace_seconds: how long the agent may wait for its workers to end.
+        clock: time.
+
+    Raises:
+        ConfigError: the address cannot be had, or the file not be written.
+    """
+
+    def __init__(
+        self, wishes: MetricsOptions, events: str, grace_seconds: float, clock: Clock
+    ) -> None:
+        self._wishes = wishes
+        self._clock = clock
+        self._patience_seconds = grace_seconds + _STILL_SECONDS
+        self._board = MetricsRegistry()
+        self._ranks = RankFigures(self._board)
+        self._spending = GoodputFigures(self._board, clock)
+        self._following = EventFileTail(Path(events)) if events else None
+        self._heard: deque[EventRecord] = deque(maxlen=_HEARD_MAX)
+        self._emit: Emitter | None = None
+        self._agent = ""
+        self._is_watching = self._is_lost = False
+        self._moved_seconds = clock.monotonic_seconds()
+        self._began_seconds = unix_seconds(clock)
+        self._written_seconds = clock.monotonic_seconds()
+        self._failed: set[str] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="metrics", daemon=True)
+        begin(self._board, __version__, self._began_seconds)
+        self._server = None
+        if wishes.file:
+            self._try_file()
+        if wishes.port is not None:
+            self._server = MetricsServer(wishes.host, wishes.port, self._board.page, self.health)
+
+    @contextmanager
+    def running(self, emit: Emitter) -> Iterator[None]:
+        """Gather and answer inside; write the file a last time at the end."""
+        if not self._wishes.is_on:
+            yield
+            return
+        self._emit = emit
+        self._thread.start()
+        if self._server:
+            self._server.start()
+            emit(MetricsServed(self._server.url))
+        try:
+            yield
+        finally:
+            self._closing.set()
+            self._thread.join(_END_SECONDS)
+            if self._server:
+                self._server.close()
+
+    def hear(self, record: Mapping[str, Any], event: Event) -> None:
+        """Take an event of the agent: a sink. Any thread."""
+        if not self._wishes.is_on:
+            return
+        name = type(event).__name__
+        record_agent_event(EventRecord(0, name, AGENT_FILE, record), self._board)
+        if name in ("WorkerGroupStarted", "LifeEnded"):
+            self._moved_seconds = self._clock.monotonic_seconds()
+            self._is_watching = name == "WorkerGroupStarted"
+        self._is_lost |= name == "RunGivenUp"
+        if name in WANTED and (told := parse_line(json.dumps(record, default=str), AGENT_FILE)):
+            self._agent = told.agent
+            self._heard.append(told)
+
+    def beat(self, notes: Path) -> None:
+        """Note that the agent moves, and where the ranks show their signs."""
+        self._ranks.notes = str(notes)
+        self._moved_seconds = self._clock.monotonic_seconds()
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether the agent does its work, and a line about it."""
+        if self._is_lost:
+            return False, "the agent gave the run up"
+        still_seconds = self._clock.monotonic_seconds() - self._moved_seconds
+        if self._is_watching and still_seconds > self._patience_seconds:
+            return False, f"the agent has not moved for {still_seconds:.0f} s"
+        return True, "ok"
+
+    def _try_file(self) -> None:
+        try:
+            write_textfile(Path(self._wishes.file), self._board.page())
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-file: cannot write `{self._wishes.file}`: {error.strerror}",
+                hint="name a file in the folder of node_exporter's --collector.textfile.directory",
+            ) from error
+
+    def _look_on(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            self._look(is_last=False)
+        self._look(is_last=True)
+
+    def _look(self, *, is_last: bool) -> None:
+        self._attempt("ranks", self._look_at_ranks)
+        self._attempt("events", self._look_at_events)
+        weigh(self._board)
+        now_ms = round(1000 * unix_seconds(self._clock))
+        self._attempt("account", lambda: self._spending.tell(now_ms, is_last=is_last))
+        now_seconds = self._clock.monotonic_seconds()
+        is_due = now_seconds - self._written_seconds >= self._wishes.every_seconds
+        if self._wishes.file and (is_due or is_last):
+            self._written_seconds = now_seconds
+            self._attempt(
+                "file", lambda: write_textfile(Path(self._wishes.file), self._board.page())
+            )
+
+    def _attempt(self, where: str, look: Callable[[], None]) -> None:
+        """Do it; whatever it raises is told, each reason once, and costs its figures only."""
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001 - no figure is worth a run
+            self._board.add(registry.METRICS_ERRORS)
+            reason = f"{type(error).__name__}: {error}"
+            if reason not in self._failed and len(self._failed) < _REASONS_MAX:
+                self._failed.add(reason)
+                assert self._emit is not None, "it runs"  # noqa: S101
+                self._emit(MetricsFailed(where, reason))
+
+    def _look_at_ranks(self) -> None:
+        self._ranks.look(self._clock.monotonic_seconds(), unix_seconds(self._clock))
+        self._board.put(registry.SHARED_MEMORY, used_bytes())
+
+    def _look_at_events(self) -> None:
+        self._spending.take(self._heard.popleft() for _ in range(len(self._heard)))
+        self._following = self._following or self._find()
+        if self._following is None:
+            return
+        told = sorted(self._following.read(), key=lambda one: one.at_ms)
+        # What this agent tells was heard already; others write to the same file.
+        told = [one for one in told if one.agent != self._agent or not one.agent]
+        for one in told:
+            hear_rank(one, self._board, is_new=one.at_ms >= 1000 * self._began_seconds)
+        self._spending.take(told)
+
+    def _find(self) -> EventFileTail | None:
+        """Return where the ranks write if nobody but they says so."""
+        folder = read_published_event_file(self._ranks.notes)
+        return EventFileTail(folder) if folder and folder.is_dir() else None

@@ -1,0 +1,280 @@
+"""Prometheus registry and text format.
+
+Figures to the text that Prometheus reads, version 0.0.4 of its format (pure).
+
+https://prometheus.io/docs/instrumenting/exposition_formats/
+
+The metrics by name: what users build dashboards and alerts on. Names and labels stay.
+
+The figures as they stand: written by the agent's threads, read by a scrape.
+
+A file for node_exporter's textfile collector, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricKind(StrEnum):
+    """What the numbers of a metric are."""
+
+    COUNTER = "counter"
+    """It only grows while the agent lives; its name ends in ``_total``."""
+    GAUGE = "gauge"
+    SUMMARY = "summary"
+    """A sum and a count, under ``NAME_sum`` and ``NAME_count``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A name that users may rely on.
+
+    Attributes:
+        name: with the unit at its end.
+        kind: of its numbers.
+        meaning: one line for people.
+        label: the only label that its samples have; empty for none.
+    """
+
+    name: str
+    kind: MetricKind
+    meaning: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number.
+
+    Attributes:
+        metric: whose.
+        value: of it.
+        label: value of the metric's label; empty if it has none.
+        suffix: of a summary: ``_sum`` or ``_count``.
+    """
+
+    metric: Metric
+    value: float
+    label: str = ""
+    suffix: str = ""
+
+
+def render(samples: Iterable[Sample]) -> str:
+    """Return the text of samples, whatever their order; those of a metric stand together."""
+    by_name = sorted(samples, key=lambda one: (one.metric.name, one.label, one.suffix))
+    lines = []
+    for metric, found in groupby(by_name, key=lambda one: one.metric):
+        lines.append(f"# HELP {metric.name} {_escape(metric.meaning)}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        lines += map(_line, found)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(one: Sample) -> str:
+    label = f'{{{one.metric.label}="{_quote(one.label)}"}}' if one.metric.label else ""
+    return f"{one.metric.name}{one.suffix}{label} {_number(one.value)}"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _quote(text: str) -> str:
+    return _escape(text).replace('"', '\\"')
+
+
+_COUNTER, _GAUGE, _SUMMARY = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.SUMMARY
+
+AGENT_INFO = Metric("resilient_agent_info", _GAUGE, "Always 1; which version runs.", "version")
+AGENT_START = Metric(
+    "resilient_agent_start_time_seconds", _GAUGE, "When the agent started, in unix time."
+)
+EXIT_CODE = Metric(
+    "resilient_agent_exit_code", _GAUGE, "Of the agent, once it has decided to leave."
+)
+LIVES = Metric("resilient_lives_total", _COUNTER, "Lives of the workers that this agent began.")
+RESTARTS = Metric(
+    "resilient_restarts_total", _COUNTER, "Lives that another one followed, by why.", "cause"
+)
+FAILURES = Metric(
+    "resilient_failures_total", _COUNTER, "Lives that ended by a failure, by its cause.", "cause"
+)
+PREEMPTIONS = Metric(
+    "resilient_preemptions_total", _COUNTER, "Lives that ended because somebody asked for it."
+)
+NOTICES = Metric(
+    "resilient_notices_total", _COUNTER, "Announcements heard that this host will be taken away."
+)
+HANGS = Metric("resilient_hangs_total", _COUNTER, "Hangs found.")
+STRAGGLERS = Metric("resilient_stragglers_total", _COUNTER, "Times a rank fell behind the others.")
+LOSSES_BROKEN = Metric(
+    "resilient_losses_broken_total", _COUNTER, "Times the loss was no number, or a spike.", "kind"
+)
+RESTARTS_LEFT = Metric(
+    "resilient_restarts_left", _GAUGE, "Restarts after failures that the budget still allows."
+)
+WORLD_SIZE = Metric("resilient_world_size", _GAUGE, "Ranks of all hosts in this life.")
+LOCAL_WORLD_SIZE = Metric("resilient_local_world_size", _GAUGE, "Ranks of this host.")
+NODES = Metric("resilient_nodes", _GAUGE, "Hosts in this life.")
+GENERATION = Metric(
+    "resilient_generation", _GAUGE, "Number of this life in the checkpoint repository."
+)
+STEP = Metric("resilient_step", _GAUGE, "The last step that all ranks of this host have finished.")
+STEP_RATE = Metric(
+    "resilient_steps_per_second", _GAUGE, "Steps per second over the last minute of this life."
+)
+RANK_STEP = Metric(
+    "resilient_rank_step", _GAUGE, "The last step that a rank has finished.", "local_rank"
+)
+RANK_STEP_TIME = Metric(
+    "resilient_rank_last_step_timestamp_seconds",
+    _GAUGE,
+    "When a rank finished its last step, in unix time.",
+    "local_rank",
+)
+CHECKPOINT_STEP = Metric("resilient_checkpoint_step", _GAUGE, "Step of the last durable one.")
+CHECKPOINT_TIME = Metric(
+    "resilient_checkpoint_last_timestamp_seconds",
+    _GAUGE,
+    "When the last durable checkpoint was committed, in unix time.",
+)
+CHECKPOINT_BYTES = Metric(
+    "resilient_checkpoint_size_bytes", _GAUGE, "Size of the last durable checkpoint."
+)
+CHECKPOINTS = Metric("resilient_checkpoints_total", _COUNTER, "Checkpoints committed.")
+CHECKPOINT_WRITTEN = Metric(
+    "resilient_checkpoint_written_bytes_total",
+    _COUNTER,
+    "Bytes written for them; less than their size where files are shared.",
+)
+COMMIT = Metric(
+    "resilient_checkpoint_commit_seconds", _SUMMARY, "From the capture of a state to its commit."
+)
+STALL = Metric(
+    "resilient_checkpoint_stall_seconds", _SUMMARY, "How long training waited for a save."
+)
+SAVES_ABORTED = Metric("resilient_saves_aborted_total", _COUNTER, "Saves that were not committed.")
+STEPS_AT_RISK = Metric(
+    "resilient_steps_at_risk", _GAUGE, "Steps that would be lost if all failed now."
+)
+GOODPUT = Metric(
+    "resilient_goodput_ratio",
+    _GAUGE,
+    "Share of the wall clock that was training whose steps are part of the result.",
+)
+SPENT = Metric(
+    "resilient_spent_seconds",
+    _GAUGE,
+    "Wall clock of the run by class; the classes sum to it, and training becomes lost.",
+    "class",
+)
+LOST_STEPS = Metric("resilient_lost_steps", _GAUGE, "Steps of the run that were done in vain.")
+SHARED_MEMORY = Metric(
+    "resilient_shared_memory_bytes",
+    _GAUGE,
+    "Memory of this host that staged checkpoints take, of all jobs.",
+)
+METRICS_ERRORS = Metric(
+    "resilient_metrics_errors_total", _COUNTER, "Times that figures could not be had."
+)
+
+ALL = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
+"""Every metric, in the order of the table in docs/metrics.md."""
+
+LABELS_MAX = 512
+"""Values of a label; what comes beyond is left out, whoever made it up."""
+
+
+class MetricsRegistry:
+    """Holds one number per metric and label. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: dict[tuple[Metric, str, str], Sample] = {}
+
+    def put(self, metric: Metric, value: float, label: str = "") -> None:
+        """Set a gauge."""
+        with self._lock:
+            self._set(metric, value, label, "")
+
+    def add(self, metric: Metric, value: float = 1, label: str = "") -> None:
+        """Add to a counter, or one observation to a summary."""
+        with self._lock:
+            if metric.kind is not MetricKind.SUMMARY:
+                self._grow(metric, value, label, "")
+                return
+            self._grow(metric, value, label, "_sum")
+            self._grow(metric, 1, label, "_count")
+
+    def drop(self, metric: Metric) -> None:
+        """Forget a metric: nobody knows it any more."""
+        with self._lock:
+            for key in [one for one in self._samples if one[0] == metric]:
+                del self._samples[key]
+
+    def value(self, metric: Metric, label: str = "") -> float | None:
+        """Return what stands there, None for nothing."""
+        with self._lock:
+            found = self._samples.get((metric, label, ""))
+        return None if found is None else found.value
+
+    def page(self) -> str:
+        """Return everything as Prometheus reads it."""
+        with self._lock:
+            samples = list(self._samples.values())
+        return render(samples)
+
+    def _grow(self, metric: Metric, value: float, label: str, suffix: str) -> None:
+        before = self._samples.get((metric, label, suffix))
+        self._set(metric, value + (before.value if before else 0), label, suffix)
+
+    def _set(self, metric: Metric, value: float, label: str, suffix: str) -> None:
+        key = (metric, label, suffix)
+        known = sum(1 for one in self._samples if one[0] == metric) if label else 0
+        if key in self._samples or known < LABELS_MAX:
+            self._samples[key] = Sample(metric, value, label, suffix)
+
+
+def write_textfile(path: Path, text: str) -> None:
+    """Replace ``path`` so that a reader sees the old text or the new one, never a part.
+
+    It is not forced to the disk: after a crash of the machine nobody needs old figures. If this
+    process dies inside, a hidden file stays that the collector does not read and the next process
+    of this id replaces.
+
+    Raises:
+        OSError: it cannot be written; the old text stands.
+    """
+    # The collector reads what ends in .prom.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        # Whoever collects it is another user, most often.
+        fresh.chmod(0o644)
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise

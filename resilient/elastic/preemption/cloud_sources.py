@@ -1,0 +1,351 @@
+"""AWS, Azure, GCP.
+
+EC2: spot interruptions and rebalance recommendations, from the instance metadata service.
+
+Protocol: a token by ``PUT /latest/api/token`` (IMDSv2), then ``GET`` with it. An address that
+does not exist yet answers 404. Amazon EC2 User Guide, "Spot Instance interruption notices" and
+"Use the Instance Metadata Service".
+
+The answer to the ``PUT`` carries an IP hop limit, 1 by default, so from inside a container it
+may never arrive. Then the service is asked without a token, which works where IMDSv1 is allowed.
+
+Azure: scheduled events of the instance metadata service, and their acknowledgement.
+
+Protocol: ``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header
+``Metadata: true``. An event is acknowledged by a ``POST`` of its id to the same address; then
+Azure does not wait until ``NotBefore``. The first question turns the service on and may take two
+minutes. Azure documentation, "Scheduled Events for Linux VMs".
+
+Google Compute Engine: preemption and maintenance, by long polls of the metadata server.
+
+Protocol: ``GET`` with the header ``Metadata-Flavor: Google``, which the answer repeats. With
+``wait_for_change=true&last_etag=E`` the server answers when the value is another one, or after
+``timeout_sec``. Compute Engine documentation, "View and query VM metadata" and "Spot VMs".
+"""
+
+from __future__ import annotations
+
+import json
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from resilient.elastic.preemption.metadata_http import MetadataRequest, MetadataResponse, http_get
+from resilient.elastic.preemption.notice import (
+    Notice,
+    SourceGarbled,
+    SourceLost,
+    moment_of,
+    unix_seconds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+
+ENDPOINT = "http://169.254.169.254"
+_TOKEN_TTL_SECONDS = 21_600
+_RENEW_SECONDS = _TOKEN_TTL_SECONDS / 2
+_ACTION = "/latest/meta-data/spot/instance-action"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN = 200, 400, 401, 403
+
+
+class AwsSource:
+    """Asks the instance metadata service.
+
+    Args:
+        clock: tells the age of the token.
+        endpoint: of the service.
+        stops_on_rebalance: whether a recommendation to move is a reason to stop, and not only
+            an advice that is told.
+        seconds: how long one request may take.
+    """
+
+    name = "aws"
+    every_seconds = 5.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        endpoint: str = ENDPOINT,
+        *,
+        stops_on_rebalance: bool = False,
+        seconds: float = 2.0,
+    ) -> None:
+        self._clock = clock
+        self._endpoint = endpoint
+        self._stops_on_rebalance = stops_on_rebalance
+        self._seconds = seconds
+        self._token = ""
+        self._token_at_seconds = 0.0
+        self._why_no_token = ""
+
+    def look(self) -> Notice | None:
+        """Return an interruption that was announced, else a recommendation, else None.
+
+        Raises:
+            SourceLost: the service cannot be asked; for a hop limit it says what to do.
+            SourceGarbled: the answer makes no sense.
+        """
+        action = self._get(_ACTION)
+        if action.is_there:
+            return _interruption(action)
+        advice = self._get(_REBALANCE)
+        if advice.is_there:
+            return Notice("aws: rebalance recommended", None, not self._stops_on_rebalance)
+        return None
+
+    def acknowledge(self) -> None:
+        """Do nothing: EC2 does not ask."""
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
+    def _get(self, path: str) -> MetadataResponse:
+        answer = self._get_once(path)
+        if answer.status == _UNAUTHORIZED and self._token:
+            self._token = ""
+            answer = self._get_once(path)
+        if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
+            raise SourceLost(
+                f"the metadata service refused {path} with status {answer.status}"
+                + (f", and gave no token: {self._why_no_token}" if self._why_no_token else "")
+            )
+        return answer
+
+    def _get_once(self, path: str) -> MetadataResponse:
+        token = self._renewed()
+        headers = {"X-aws-ec2-metadata-token": token} if token else {}
+        return http_get(
+            MetadataRequest(self._endpoint + path, headers=headers, seconds=self._seconds)
+        )
+
+    def _renewed(self) -> str:
+        """Return a token that is still good, or nothing where none can be had."""
+        now_seconds = self._clock.monotonic_seconds()
+        if self._token and now_seconds - self._token_at_seconds < _RENEW_SECONDS:
+            return self._token
+        self._token, self._why_no_token = "", ""
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_SECONDS)}
+        url = f"{self._endpoint}/latest/api/token"
+        try:
+            answer = http_get(MetadataRequest(url, "PUT", headers, b"", self._seconds))
+        except SourceLost as error:
+            self._why_no_token = (
+                f"{error}; inside a container the hop limit must be 2: aws ec2 "
+                "modify-instance-metadata-options --http-put-response-hop-limit 2"
+            )
+            return ""
+        if answer.status != _OK or not answer.text.isprintable():
+            self._why_no_token = f"the request for one was answered with status {answer.status}"
+            return ""
+        self._token, self._token_at_seconds = answer.text, now_seconds
+        return self._token
+
+
+def _interruption(answer: MetadataResponse) -> Notice:
+    document = answer.document
+    action = document.get("action")
+    if action not in ("terminate", "stop", "hibernate"):
+        raise SourceGarbled(f"an instance action that nobody knows: {str(action)[:40]!r}")
+    try:
+        return Notice(f"aws: spot {action}", moment_of(str(document.get("time"))))
+    except SourceGarbled:
+        # The action alone is clear: it comes, and nobody says when.
+        return Notice(f"aws: spot {action}")
+
+
+_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_HEADERS = {"Metadata": "true"}
+_FIRST_SECONDS = 130.0
+_ENDINGS = ("Preempt", "Terminate", "Reboot", "Redeploy")
+"""A ``Freeze`` pauses the machine for some seconds, and training goes on afterwards."""
+
+
+class AzureSource:
+    """Asks for events of this machine.
+
+    Args:
+        endpoint: of the service.
+        acknowledges: whether Azure is told that it may take the machine when all is saved. Leave
+            it where others have work on the machine, as on a node of Kubernetes.
+        seconds: how long one request may take, after the first.
+    """
+
+    name = "azure"
+    every_seconds = 1.0
+
+    def __init__(
+        self, endpoint: str = ENDPOINT, *, acknowledges: bool = False, seconds: float = 5.0
+    ) -> None:
+        self._endpoint = endpoint
+        self._acknowledges = acknowledges
+        self._seconds = seconds
+        self._machine: str | None = None
+        self._is_on = False
+        self._heard: list[str] = []
+
+    def look(self) -> Notice | None:
+        """Return the event of this machine that comes first.
+
+        Raises:
+            SourceLost: the service cannot be asked.
+            SourceGarbled: the answer makes no sense.
+        """
+        if self._machine is None:
+            self._machine = self._find_name()
+        seconds = self._seconds if self._is_on else _FIRST_SECONDS
+        answer = http_get(
+            MetadataRequest(self._endpoint + _EVENTS, headers=_HEADERS, seconds=seconds)
+        )
+        if not answer.is_there:
+            return None
+        events = answer.document.get("Events")
+        if not isinstance(events, list):
+            raise SourceGarbled(f"there is no list of events: {answer.text[:60]!r}")
+        self._is_on = True
+        mine = [one for one in events if isinstance(one, dict) and self._is_mine(one)]
+        self._heard = [str(one["EventId"]) for one in mine if one.get("EventId")]
+        notices = [_notice(one) for one in mine]
+        return min(notices, key=lambda one: one.at_seconds or 0.0, default=None)
+
+    def acknowledge(self) -> None:
+        """Tell Azure that it need not wait any longer, if that was asked for.
+
+        Raises:
+            SourceLost: it was not heard.
+        """
+        if not self._acknowledges or not self._heard:
+            return
+        body = json.dumps({"StartRequests": [{"EventId": one} for one in self._heard]}).encode()
+        answer = http_get(
+            MetadataRequest(self._endpoint + _EVENTS, "POST", _HEADERS, body, self._seconds)
+        )
+        if not answer.is_there:
+            raise SourceLost("the events to acknowledge are not there any more")
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
+    def _find_name(self) -> str | None:
+        """Return the machine's name; machines of a set hear of each other's events."""
+        request = MetadataRequest(self._endpoint + _NAME, headers=_HEADERS, seconds=self._seconds)
+        try:
+            answer = http_get(request)
+            name = answer.text if answer.is_there else ""
+        except (SourceLost, SourceGarbled):
+            return None
+        return name
+
+    def _is_mine(self, event: Mapping[str, Any]) -> bool:
+        resources = event.get("Resources")
+        # Without a name to compare, stopping for another machine costs less than not stopping.
+        is_here = not self._machine or not isinstance(resources, list) or self._machine in resources
+        return is_here and event.get("EventType") in _ENDINGS
+
+
+def _notice(event: Mapping[str, Any]) -> Notice:
+    reason = f"azure: {str(event['EventType']).lower()}"
+    try:
+        # Empty once the event has started.
+        return Notice(reason, parsedate_to_datetime(str(event["NotBefore"])).timestamp())
+    except (KeyError, ValueError, TypeError):
+        return Notice(reason)
+
+
+GCP_ENDPOINT = "http://metadata.google.internal"
+PREEMPTED_SECONDS = 30.0
+"""From the announcement of a preemption until the machine is off."""
+_MAINTENANCE_SECONDS = 60.0
+_INSTANCE = "/computeMetadata/v1/instance/"
+_GCP_HEADERS = {"Metadata-Flavor": "Google"}
+_MARGIN_SECONDS = 5.0
+
+
+class GcpSource:
+    """Waits for one value of the metadata server to change.
+
+    Args:
+        clock: tells when a change was heard.
+        value: ``preempted`` or ``maintenance-event``.
+        endpoint: of the server.
+        wait_seconds: how long one long poll lasts.
+    """
+
+    # The wait is in the question.
+    every_seconds = 0.2
+
+    def __init__(
+        self,
+        clock: Clock,
+        value: str,
+        endpoint: str = GCP_ENDPOINT,
+        *,
+        wait_seconds: float = 60.0,
+    ) -> None:
+        self._clock = clock
+        self._value = value
+        self._endpoint = endpoint
+        self._wait_seconds = wait_seconds
+        self._etag = ""
+        self._heard: Notice | None = None
+
+    @property
+    def name(self) -> str:
+        """Which value this is of."""
+        return f"gcp {self._value}"
+
+    def look(self) -> Notice | None:
+        """Return what the value means, after a change of it or the end of the poll.
+
+        Raises:
+            SourceLost: the server cannot be asked.
+            SourceGarbled: something else than it answered.
+        """
+        answer = self._ask()
+        if not answer.is_there:
+            return None
+        if answer.headers.get("metadata-flavor") != "Google":
+            self._etag = ""
+            raise SourceGarbled("it was not the metadata server that answered")
+        self._etag = answer.headers.get("etag", "")
+        notice = self._meaning(answer.text)
+        if notice is None or self._heard is None or notice.reason != self._heard.reason:
+            self._heard = notice
+        # Said again it is the same notice, and not a new one with another deadline.
+        return self._heard
+
+    def acknowledge(self) -> None:
+        """Do nothing: Compute Engine does not ask."""
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
+    def _ask(self) -> MetadataResponse:
+        query, seconds = {}, 2.0
+        # The first question wants to know what is, the others what changes.
+        if self._etag:
+            query = {"wait_for_change": "true", "last_etag": self._etag}
+            query["timeout_sec"] = str(max(1, round(self._wait_seconds)))
+            seconds = self._wait_seconds + _MARGIN_SECONDS
+        url = f"{self._endpoint}{_INSTANCE}{self._value}{'?' if query else ''}{urlencode(query)}"
+        try:
+            return http_get(MetadataRequest(url, headers=_GCP_HEADERS, seconds=seconds))
+        except SourceLost:
+            self._etag = ""
+            raise
+
+    def _meaning(self, text: str) -> Notice | None:
+        now_seconds = unix_seconds(self._clock)
+        match self._value, text:
+            case (_, "FALSE" | "NONE" | "MIGRATE_ON_HOST_MAINTENANCE"):
+                # A machine that is moved goes on running.
+                return None
+            case ("preempted", "TRUE"):
+                return Notice("gcp: preempted", now_seconds + PREEMPTED_SECONDS)
+            case ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"):
+                return Notice("gcp: host maintenance", now_seconds + _MAINTENANCE_SECONDS)
+        raise SourceGarbled(f"`{self._value}` is {text[:40]!r}, which nobody knows")

@@ -1,0 +1,139 @@
+"""``--notice``: words -> sources, and what this machine is when nobody says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.clock import SystemClock
+from resilient.elastic.preemption.cloud_sources import ENDPOINT as AWS
+from resilient.elastic.preemption.cloud_sources import ENDPOINT as AZURE
+from resilient.elastic.preemption.cloud_sources import GCP_ENDPOINT as GCP
+from resilient.elastic.preemption.cloud_sources import AwsSource, AzureSource, GcpSource
+from resilient.elastic.preemption.local_sources import (
+    FileSource,
+    HookSource,
+    PolledSource,
+    SlurmSource,
+)
+from resilient.elastic.preemption.metadata_http import check_endpoint
+from resilient.environment import read_flag
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+    from resilient.elastic.preemption.notice import NoticeSource
+
+TOKEN = "RESILIENT_NOTICE_TOKEN"  # noqa: S105 - the name of a variable
+_DMI = Path("/sys/class/dmi/id")
+# Azure's own, which Hyper-V elsewhere has not.
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+_CLOUDS = {"aws": ("rebalance",), "gcp": (), "azure": ("ack",)}
+_HINT = (
+    "--notice takes auto, off, or some of aws, gcp, azure, slurm, file:PATH, http:PORT, "
+    "http://URL with commas; aws+rebalance stops for recommendations, azure+ack acknowledges, "
+    "aws=http://HOST:PORT asks there"
+)
+
+
+def choose_sources(
+    text: str, environ: Mapping[str, str], clock: Clock, dmi: Path = _DMI
+) -> list[NoticeSource]:
+    """Return the sources that a user asks for.
+
+    Args:
+        text: ``auto``, ``off``, or names with commas.
+        environ: of this process: SLURM's variables, and where metadata servers are
+            (``AWS_EC2_METADATA_SERVICE_ENDPOINT``, ``GCE_METADATA_HOST``,
+            ``RESILIENT_AZURE_METADATA``).
+        clock: time.
+        dmi: where the machine says what it is.
+
+    Raises:
+        ConfigError: a name, an option or an address makes no sense.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words == ["auto"]:
+        words = detect(environ, dmi)
+    elif words == ["off"] or not words:
+        words = []
+    return [source for word in words for source in _sources(word, environ, clock)]
+
+
+def names_of_sources(text: str) -> list[str]:
+    """Return the names of the sources that a user asks for on this machine; none stays open.
+
+    Raises:
+        ConfigError: as :func:`choose_sources`.
+    """
+    sources = choose_sources(text, os.environ, SystemClock())
+    for one in sources:
+        one.close()
+    return [one.name for one in sources]
+
+
+def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:
+    """Return the sources that this machine has, from what it says of itself; asks nobody."""
+    vendor, name = _read(dmi / "sys_vendor"), _read(dmi / "product_name")
+    tag = _read(dmi / "chassis_asset_tag")
+    is_off = read_flag(environ, "AWS_EC2_METADATA_DISABLED")
+    found = []
+    if (vendor.startswith("Amazon EC2") or tag.startswith("Amazon EC2")) and not is_off:
+        found.append("aws")
+    if name.startswith("Google Compute Engine") or vendor == "Google":
+        found.append("gcp")
+    if tag == _AZURE_TAG:
+        found.append("azure")
+    if environ.get("SLURM_JOB_ID"):
+        found.append("slurm")
+    return found
+
+
+def _sources(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSource]:
+    kind, _, rest = word.partition(":")
+    if kind == "file" and rest:
+        return [FileSource(rest)]
+    if kind in ("http", "https") and rest.startswith("//"):
+        return [PolledSource(clock, check_endpoint(word, "--notice"))]
+    if kind == "http" and rest:
+        host, _, port = rest.rpartition(":")
+        if port.isdecimal():
+            # `http::8080` is all addresses, as in other tools.
+            address = "127.0.0.1" if ":" not in rest else host or "0.0.0.0"  # noqa: S104 - asked for
+            return [HookSource(clock, address, int(port), environ.get(TOKEN, ""))]
+    if word == "slurm":
+        return [SlurmSource(environ)]
+    return _cloud(word, environ, clock)
+
+
+def _cloud(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSource]:
+    head, _, endpoint = word.partition("=")
+    name, _, option = head.partition("+")
+    if name not in _CLOUDS or (option and option not in _CLOUDS[name]):
+        raise ConfigError(f"--notice: `{word}` is not known", hint=_HINT)
+    url = check_endpoint(endpoint or _endpoint(name, environ), f"--notice {name}")
+    if name == "aws":
+        return [AwsSource(clock, url, stops_on_rebalance=option == "rebalance")]
+    if name == "azure":
+        return [AzureSource(url, acknowledges=option == "ack")]
+    return [GcpSource(clock, value, url) for value in ("preempted", "maintenance-event")]
+
+
+def _endpoint(name: str, environ: Mapping[str, str]) -> str:
+    """Return where the metadata server is; the variables of the first two are the clouds' own."""
+    if name == "aws":
+        return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or AWS
+    if name == "azure":
+        return environ.get("RESILIENT_AZURE_METADATA") or AZURE
+    host = environ.get("GCE_METADATA_HOST", "")
+    return f"http://{host}" if host else GCP
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,334 @@
+"""File, HTTP hook, URL, SLURM.
+
+An address of ours that others call: the ``preStop`` hook of a pod, an operator's curl.
+
+``POST /stop`` with ``{"reason": ..., "seconds": ...}``, with nothing, or ``GET /stop``, which is
+all that a hook of Kubernetes can do. Whoever reaches the address can stop the run, so it listens
+on the loopback unless another address is named, and wants a token if one is set.
+
+SLURM: the end of the job, from ``scontrol`` or the environment.
+
+SLURM announces an end by signals (``--signal=USR1@120``, SIGTERM at a preemption), which the
+agent hears anyway. What no signal says is when: ``scontrol show job`` knows it, also after an
+extension or a preemption, else ``SLURM_JOB_END_TIME`` does as of the start of the job.
+
+A file that somebody makes: a script, a shared folder, a projected volume.
+
+A URL of the user's own, asked again and again: 404 or 204 is no notice, 200 with JSON is one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import shutil
+import subprocess
+import threading
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.elastic.preemption.metadata_http import MetadataRequest, http_get
+from resilient.elastic.preemption.notice import (
+    Notice,
+    SourceGarbled,
+    SourceLost,
+    notice_of,
+    unix_seconds,
+)
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+
+_BODY_BYTES_MAX = 1 << 16
+_REQUEST_SECONDS = 5.0
+
+
+class HookSource:
+    """Listens, and remembers the last call.
+
+    Args:
+        clock: tells when a call came.
+        host: address to listen at.
+        port: 0 lets the system choose.
+        token: what ``Authorization: Bearer`` must say; empty for no need of one.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+
+    every_seconds = 0.1
+
+    def __init__(self, clock: Clock, host: str, port: int, token: str = "") -> None:
+        self._clock = clock
+        self._heard: Notice | None = None
+        try:
+            self._server = _Server((host, port), self._take, token)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--notice http: cannot listen at {host}:{port}: {error}") from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="notice-hook", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http {host!s}:{port}"
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return int(self._server.server_address[1])
+
+    def look(self) -> Notice | None:
+        """Return what the last call said."""
+        return self._heard
+
+    def acknowledge(self) -> None:
+        """Do nothing: the caller has its answer."""
+
+    def close(self) -> None:
+        """Stop to listen."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _take(self, document: dict[str, Any]) -> None:
+        self._heard = notice_of(document, "http", unix_seconds(self._clock))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one call; its server knows whom to tell."""
+
+    timeout = _REQUEST_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Take a call that cannot say anything."""
+        self._serve()
+
+    def do_POST(self) -> None:
+        """Take a call."""
+        self._serve()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: what matters becomes an event."""
+
+    def _serve(self) -> None:
+        token, given = self.server.token, self.headers.get("Authorization", "")
+        if self.path.partition("?")[0] != "/stop":
+            self._answer(404, "POST /stop")
+        elif token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            self._answer(401, "a token is needed")
+        else:
+            self._answer(*self._hear())
+
+    def _hear(self) -> tuple[int, str]:
+        try:
+            size = min(int(self.headers.get("Content-Length") or 0), _BODY_BYTES_MAX)
+            body = self.rfile.read(size)
+            document = json.loads(body) if body.strip() else {}
+            self.server.take(document if isinstance(document, dict) else {"seconds": document})
+        except (ValueError, RecursionError, SourceGarbled) as error:
+            return 400, f"not understood: {error}"
+        return 202, "stopping"
+
+    def _answer(self, status: int, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], take: Any, token: str) -> None:
+        self.take = take
+        self.token = token
+        super().__init__(address, _Handler)
+
+
+_SCONTROL_SECONDS = 10.0
+_END = re.compile(r"\bEndTime=(\S+)")
+
+
+class SlurmSource:
+    """Knows when the job ends.
+
+    Args:
+        environ: of the job.
+        scontrol: the program; empty if there is none.
+
+    Raises:
+        ConfigError: this is no job of SLURM.
+    """
+
+    name = "slurm"
+    every_seconds = 30.0
+
+    def __init__(self, environ: Mapping[str, str], scontrol: str | None = None) -> None:
+        self._job = environ.get("SLURM_JOB_ID", "")
+        self._planned = environ.get("SLURM_JOB_END_TIME", "")
+        self._scontrol = (shutil.which("scontrol") or "") if scontrol is None else scontrol
+        if not self._job:
+            raise ConfigError(
+                "--notice slurm: this is no job of SLURM, SLURM_JOB_ID is not set",
+                hint="start it with srun or sbatch, or leave --notice out",
+            )
+
+    def look(self) -> Notice | None:
+        """Return the end of the job, however far it is.
+
+        Raises:
+            SourceLost: SLURM does not answer, and the environment does not say.
+            SourceGarbled: the answer makes no sense.
+        """
+        reason = f"slurm: end of job {self._job}"
+        if self._scontrol:
+            try:
+                at_seconds = self._ask()
+            except SourceLost:
+                if not self._planned:
+                    raise
+            else:
+                return None if at_seconds is None else Notice(reason, at_seconds, is_for_all=True)
+        if not self._planned:
+            return None
+        try:
+            return Notice(reason, float(self._planned), is_for_all=True)
+        except ValueError as error:
+            raise SourceGarbled(f"SLURM_JOB_END_TIME is {self._planned[:40]!r}") from error
+
+    def acknowledge(self) -> None:
+        """Do nothing: the exit code tells SLURM."""
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
+    def _ask(self) -> float | None:
+        command = [self._scontrol, "show", "job", "-o", self._job]
+        try:
+            answer = subprocess.run(  # noqa: S603 - SLURM's own program, and a job's number
+                command, capture_output=True, timeout=_SCONTROL_SECONDS, check=False, text=True
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SourceLost(f"scontrol did not answer: {error}") from error
+        if answer.returncode:
+            raise SourceLost(f"scontrol ended with {answer.returncode}: {answer.stderr[:200]}")
+        found = _END.search(answer.stdout)
+        if not found:
+            raise SourceGarbled("scontrol says no EndTime")
+        if found[1] in ("Unknown", "N/A", "None"):
+            return None
+        try:
+            # Without a zone: in that of this host.
+            return datetime.fromisoformat(found[1]).timestamp()
+        except ValueError as error:
+            raise SourceGarbled(f"EndTime is {found[1][:40]!r}") from error
+
+
+_BYTES_MAX = 1 << 16
+
+
+class FileSource:
+    """Looks whether a file is there.
+
+    An empty file asks to stop now. ``{"reason": "...", "seconds": 90}`` counts from when the file
+    was written, and ``{"at": "2026-11-22T18:00:00Z"}`` names the moment.
+
+    Args:
+        path: of the file.
+    """
+
+    every_seconds = 0.5
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    @property
+    def name(self) -> str:
+        """Which file this is."""
+        return f"file {self._path}"
+
+    def look(self) -> Notice | None:
+        """Return what the file says, None if there is none.
+
+        Raises:
+            SourceLost: it cannot be read.
+            SourceGarbled: it says something else, or is not written to its end yet.
+        """
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(_BYTES_MAX)
+            since_seconds = self._path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceLost(f"cannot read `{self._path}`: {error.strerror}") from error
+        try:
+            document = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise SourceGarbled(f"`{self._path}` is neither empty nor JSON") from error
+        if not isinstance(document, dict):
+            raise SourceGarbled(f"`{self._path}` is no JSON object")
+        return notice_of(document, "file", since_seconds)
+
+    def acknowledge(self) -> None:
+        """Do nothing: the file is its owner's."""
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
+
+class PolledSource:
+    """Asks a URL.
+
+    Args:
+        clock: tells when a notice was first heard, from where its ``seconds`` count.
+        url: answers with ``{"reason": ..., "seconds": ...}`` or ``{"at": ...}`` when it is time.
+        seconds: how long one request may take.
+    """
+
+    every_seconds = 2.0
+
+    def __init__(self, clock: Clock, url: str, *, seconds: float = 5.0) -> None:
+        self._clock = clock
+        self._url = url
+        self._seconds = seconds
+        self._since_seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Which URL this is, without what may be secret."""
+        return self._url.partition("?")[0].rpartition("@")[2]
+
+    def look(self) -> Notice | None:
+        """Return what the URL says.
+
+        Raises:
+            SourceLost: it cannot be asked.
+            SourceGarbled: the answer makes no sense.
+        """
+        answer = http_get(MetadataRequest(self._url, seconds=self._seconds))
+        if not answer.is_there:
+            self._since_seconds = None
+            return None
+        if self._since_seconds is None:
+            self._since_seconds = unix_seconds(self._clock)
+        return notice_of(answer.document, "http", self._since_seconds)
+
+    def acknowledge(self) -> None:
+        """Do nothing: the exit of the agent is the answer."""
+
+    def close(self) -> None:
+        """Hold nothing, so let go of nothing."""

@@ -1,0 +1,196 @@
+"""Asks every source in a thread of its own, and tells the agent once what it must know.
+
+The threads are daemons: a metadata server that never answers holds up neither training nor the
+end of the agent. A source that cannot be asked is asked again, ever more rarely.
+"""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from resilient.distributed.stop_request import StopRequest
+from resilient.elastic import events
+from resilient.elastic.preemption.notice import (
+    LEAD_SECONDS,
+    Meaning,
+    SourceGarbled,
+    SourceLost,
+    evaluate_notice,
+    unix_seconds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.clock import Clock
+    from resilient.elastic.preemption.notice import Notice, NoticeSource
+    from resilient.events import Emitter, Event
+
+_PAUSE_SECONDS_MAX = 60.0
+_DOUBLINGS_MAX = 8
+_TOLD_MAX = 100
+
+
+class NoticeListener(Protocol):
+    """Who is told.
+
+    Attributes:
+        end_seconds: when this host goes, on the monotonic clock, once that is known.
+    """
+
+    end_seconds: float | None
+
+    def tell(self, request: StopRequest) -> None:
+        """Take a request to stop."""
+
+
+class Watcher:
+    """Watches sources until one says that it is time to stop.
+
+    Args:
+        sources: whom to ask.
+        ear: hears once, from a thread, the request that is due first.
+        clock: time.
+        emit: where facts go.
+        grace_seconds: what a stop may take if nobody says when the host goes.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[NoticeSource],
+        ear: NoticeListener,
+        clock: Clock,
+        emit: Emitter,
+        grace_seconds: float,
+    ) -> None:
+        self._sources = sources
+        self._ear = ear
+        self._clock = clock
+        self._emit = emit
+        self._grace_seconds = grace_seconds
+        self._lead_seconds = max(LEAD_SECONDS, grace_seconds)
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._heard: list[NoticeSource] = []
+        self._threads = [
+            threading.Thread(target=self._watch, args=(one,), name="notice", daemon=True)
+            for one in sources
+        ]
+
+    def start(self) -> None:
+        """Begin to ask."""
+        if self._sources:
+            self._emit(events.NoticeSourcesStarted(tuple(one.name for one in self._sources)))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Deliver nothing from here on; threads end when their questions do."""
+        with self._lock:
+            self._closing.set()
+        for source in self._sources:
+            source.close()
+
+    def acknowledge(self) -> None:
+        """Tell who announced the end of this host that all is saved."""
+        for source in self._heard:
+            try:
+                source.acknowledge()
+            except SourceLost as error:
+                self._emit(events.NoticeAckFailed(source.name, str(error)))
+
+    def _watch(self, source: NoticeSource) -> None:
+        listening = _Listening(source, self._emit)
+        pause_seconds = 0.0
+        while not self._closing.wait(pause_seconds):
+            pause_seconds = listening.ask(self._consider)
+
+    def _consider(self, listening: _Listening, notice: Notice | None) -> None:
+        now_seconds = unix_seconds(self._clock)
+        verdict = evaluate_notice(notice, now_seconds, self._grace_seconds, self._lead_seconds)
+        withdrawn = listening.pending
+        listening.pending = notice if verdict.meaning is Meaning.LATER else None
+        if notice is None:
+            if withdrawn is not None:
+                listening.tell_anew(events.NoticeWithdrawn(withdrawn.reason))
+            return
+        at_seconds = notice.at_seconds
+        left_seconds = None if at_seconds is None else at_seconds - now_seconds
+        if left_seconds is not None and not notice.is_advice:
+            self._ear.end_seconds = self._clock.monotonic_seconds() + left_seconds
+        match verdict.meaning:
+            case Meaning.ADVICE:
+                listening.tell(notice.reason, events.PreemptionAdvised(notice.reason))
+            case Meaning.STALE:
+                listening.tell(
+                    notice.reason, events.NoticeExpired(notice.reason, verdict.in_seconds)
+                )
+            case Meaning.LATER:
+                listening.pause_seconds_max = verdict.in_seconds
+                told = events.NoticeReceived(notice.reason, left_seconds, verdict.in_seconds)
+                listening.tell(f"{notice.reason} at {at_seconds}", told)
+            case Meaning.NOW:
+                self._stop(listening.source, notice, left_seconds, verdict.left_seconds)
+
+    def _stop(
+        self,
+        source: NoticeSource,
+        notice: Notice,
+        left_seconds: float | None,
+        may_take_seconds: float,
+    ) -> None:
+        with self._lock:
+            if self._closing.is_set() or self._heard:
+                return
+            self._heard.append(source)
+            self._emit(events.NoticeReceived(notice.reason, left_seconds, 0.0))
+            deadline_seconds = self._clock.monotonic_seconds() + may_take_seconds
+            self._ear.tell(StopRequest(notice.reason, deadline_seconds, notice.is_for_all))
+
+
+class _Listening:
+    """One source, and what was told of it already."""
+
+    def __init__(self, source: NoticeSource, emit: Emitter) -> None:
+        self.source = source
+        self.pending: Notice | None = None
+        self.pause_seconds_max = _PAUSE_SECONDS_MAX
+        self._emit = emit
+        self._told: set[str] = set()
+        self._failures = 0
+        self._random = Random(source.name)  # noqa: S311 - jitter
+
+    def ask(self, consider: Callable[[_Listening, Notice | None], None]) -> float:
+        """Ask once, tell what is new, and return how long to wait before the next question."""
+        every_seconds = self.source.every_seconds
+        self.pause_seconds_max = _PAUSE_SECONDS_MAX
+        try:
+            notice = self.source.look()
+        except SourceLost as error:
+            self._failures += 1
+            self.tell("lost", events.NoticeSourceLost(self.source.name, str(error)))
+            doublings = min(self._failures, _DOUBLINGS_MAX)
+            pause_seconds = max(every_seconds, 0.5) * 2.0**doublings
+            return min(pause_seconds, _PAUSE_SECONDS_MAX) * self._random.uniform(0.7, 1.0)
+        except SourceGarbled as error:
+            self.tell(str(error), events.NoticeInvalid(self.source.name, str(error)))
+            return max(every_seconds, 0.5)
+        if self._failures:
+            self._failures = 0
+            self._told.discard("lost")
+            self._emit(events.NoticeSourceFound(self.source.name))
+        consider(self, notice)
+        return min(every_seconds, self.pause_seconds_max)
+
+    def tell(self, key: str, event: Event) -> None:
+        """Tell once what has this key."""
+        if key not in self._told and len(self._told) < _TOLD_MAX:
+            self._told.add(key)
+            self._emit(event)
+
+    def tell_anew(self, event: Event) -> None:
+        """Tell, and also what was told before if it is so again."""
+        self._told.clear()
+        self._emit(event)

@@ -1,0 +1,624 @@
+"""Decision table: restart, finish, leave host, give up; budgets.
+
+Statuses and commands in the words of a person or a shell (pure).
+
+What to do when the life of a worker group ends: a table, and nothing but values.
+
+``resilient train --dry-run`` prints it, made by this module itself (:func:`table`); the same is
+in docs/elasticity.md.
+
+The table of reactions for people, each row made by ``decide``.
+
+What the lives of a run have cost so far, and what that leaves to spend (pure).
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import dataclass, replace
+
+from resilient.elastic.outcome import CODE_PREEMPTED, Cause, Outcome, OutcomeKind
+from resilient.errors import CrashLoop, PeerFailed
+
+SIGNAL_BASE = 128
+"""What a shell adds to the number of the signal that ended a program."""
+
+
+def name_command(resume: str) -> str:
+    """Return the command that a person types to continue a run that ``--resume`` began.
+
+    Only a scheduler's requeue continues with the same command. A start by hand obeys the wish.
+    """
+    return "the same command" + (f" without --resume {resume}" if resume != "auto" else "")
+
+
+def exit_code(status: int) -> int:
+    """Return a worker's status as a shell would: its code, or 128 plus the signal's number."""
+    return SIGNAL_BASE - status if status < 0 else status
+
+
+def name_of(status: int) -> str:
+    """Return a worker's status for a person: ``exit code 7`` or ``SIGKILL``."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 70, 73, 77, 78, 80})
+"""Exit codes that say that another try would end the same way."""
+
+_CODE_HOST_UNHEALTHY = 71
+_BACKOFF_SECONDS = 1.0
+_BACKOFF_SECONDS_MAX = 300.0
+CODES_OF_LEAVING_AT_ONCE = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGINT})
+"""What a worker that listened ends with when its time is over, unlike one killed by the signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """How much more failing is allowed.
+
+    Attributes:
+        restarts_left: restarts after a failure, within the window of time; a change of
+            membership costs none.
+        no_progress_lives: lives in a row, the last included, that failed and committed nothing,
+            those not counted that were robbed.
+        no_progress_lives_max: this many of them are a crash loop; 0 is any number.
+        preemptions_left: interruptions, the last counted already; None is any number.
+        host_failures: of this host within the window, the last included.
+        host_failures_max: this many of them, and the host is left out; 0 is any number.
+        may_leave: whether the other hosts can go on without this one.
+        jitter: factor of a wait, so that hosts do not come back all at once.
+        again: what to type so that the run goes on; see
+            :func:`resilient.elastic.restart_policy.name_command`.
+        losses_left: lives that may lose ranks of other hosts while nothing tells of progress.
+    """
+
+    restarts_left: int = 3
+    no_progress_lives: int = 0
+    no_progress_lives_max: int = 3
+    preemptions_left: int | None = None
+    host_failures: int = 0
+    host_failures_max: int = 0
+    may_leave: bool = False
+    jitter: float = 1.0
+    again: str = "the same command"
+    losses_left: int = 3
+
+    def after(self, action: Action) -> RestartBudget:
+        """Return the budget with the action paid for."""
+        cost = 1 if isinstance(action, Restart) and action.is_paid else 0
+        return replace(self, restarts_left=self.restarts_left - cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Leave with ``code``; nothing went wrong."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the group again; ``cause`` is one word for the next life."""
+
+    cause: str
+    is_paid: bool
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveHost:
+    """Leave this host to others to look at: they go on without it, or start it elsewhere."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Leave with ``code`` because of ``reason``."""
+
+    code: int
+    reason: str
+
+
+Action = Finish | Restart | LeaveHost | GiveUp
+
+
+def decide(outcome: Outcome, budget: RestartBudget) -> Action:
+    """Return what to do after a life that ended like ``outcome``."""
+    match outcome.kind:
+        case OutcomeKind.FAILED:
+            return _after_failure(outcome, budget)
+        case OutcomeKind.STOPPED:
+            return _after_stop(outcome, budget)
+        case OutcomeKind.REGROUPED:
+            return _after_regrouping(outcome, budget)
+    return _leave(outcome, budget)
+
+
+def _after_regrouping(outcome: Outcome, budget: RestartBudget) -> Action:
+    if outcome.is_loss:
+        return _after_loss(outcome, budget)
+    if outcome.is_joined:
+        return Restart("membership", is_paid=False)
+    return _interrupted(budget) or Restart("membership", is_paid=False)
+
+
+def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
+    if budget.losses_left <= 0:
+        why = "ranks of other hosts were lost too often, and no progress was seen between"
+        return GiveUp(PeerFailed.exit_code, why)
+    again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
+    return _of_crash_loop(outcome, budget) or again
+
+
+def _interrupted(budget: RestartBudget) -> Action | None:
+    """Return how a run ends that was interrupted too often, None while it was not."""
+    if budget.preemptions_left is None or budget.preemptions_left >= 0:
+        return None
+    return GiveUp(
+        SIGNAL_BASE + signal.SIGTERM,
+        "interrupted more often than --max-preemptions allows: what is committed is safe, and "
+        f"{budget.again} with a higher number resumes",
+    )
+
+
+def _leave(outcome: Outcome, budget: RestartBudget) -> Action:
+    """Cover the kinds that leave whatever the budget is."""
+    if outcome.kind is OutcomeKind.SUCCEEDED:
+        return Finish(0, "all workers are done")
+    if outcome.kind is OutcomeKind.PREEMPTED:
+        return _interrupted(budget) or _after_save(outcome, budget)
+    if outcome.kind is OutcomeKind.KILLED:
+        return GiveUp(
+            SIGNAL_BASE + (outcome.stop_signal or signal.SIGKILL),
+            "workers had to be killed before they had saved; the last durable checkpoint is "
+            f"intact and {budget.again} resumes from it",
+        )
+    told = exit_code(outcome.status) or PeerFailed.exit_code
+    return GiveUp(told, outcome.reason or "the other nodes cannot be reached")
+
+
+def _after_save(outcome: Outcome, budget: RestartBudget) -> Action:
+    """Cover ranks that all agreed to leave, because some hosts were asked to or all were."""
+    if outcome.hosts_left:
+        return Restart("membership", is_paid=False)
+    return Finish(CODE_PREEMPTED, f"preempted and saved: {budget.again} resumes")
+
+
+def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
+    code = exit_code(outcome.status) or 1
+    is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
+    if code in PERMANENT_CODES and is_own:
+        return GiveUp(code, f"exit code {code} says that another try would end the same way")
+    # What was damaged on the way may be whole at the next attempt: only a start is refused.
+    if outcome.is_refusal and not outcome.has_stepped and is_own:
+        why = "a rank refused the checkpoint before its first step, and would refuse it again"
+        return GiveUp(code, why)
+    return (
+        _of_broken_host(outcome)
+        # Before it is held against this host: a script that fails everywhere fails here first too,
+        # and a run that nobody brings further is not helped by whoever is left.
+        or _of_crash_loop(outcome, budget)
+        or _of_worn_host(outcome, budget)
+        or _of_budget(outcome, budget, code)
+    )
+
+
+def _of_broken_host(outcome: Outcome) -> Action | None:
+    """Return what follows when it is this host that is to blame, None when it is not."""
+    if outcome.is_echo:
+        return None
+    if outcome.cause is Cause.GPU and outcome.is_host_broken:
+        return LeaveHost(_CODE_HOST_UNHEALTHY, "a device of this host is broken: start elsewhere")
+    if outcome.is_host_broken:
+        return LeaveHost(
+            _CODE_HOST_UNHEALTHY, "a worker of this host cannot even be killed: start elsewhere"
+        )
+    return None
+
+
+def _of_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
+    """Return what follows when this host failed too often, None when it did not."""
+    if outcome.is_echo:
+        return None
+    is_worn = 0 < budget.host_failures_max <= budget.host_failures
+    if is_worn and budget.may_leave:
+        return LeaveHost(
+            _CODE_HOST_UNHEALTHY,
+            f"this host failed {budget.host_failures} times (--max-host-failures) and is left "
+            "out: the others go on without it",
+        )
+    return None
+
+
+def _of_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
+    is_loop = 0 < budget.no_progress_lives_max <= budget.no_progress_lives
+    if not is_loop or outcome.is_robbed:
+        return None
+    return GiveUp(
+        CrashLoop.exit_code,
+        f"crash loop: {budget.no_progress_lives} lives in a row failed without a new checkpoint "
+        f"(--max-no-progress), the last with {name_of(outcome.status)}; the traceback of the rank "
+        "that failed first says where to look",
+    )
+
+
+def _of_budget(outcome: Outcome, budget: RestartBudget, code: int) -> Action:
+    if budget.restarts_left <= 0:
+        return GiveUp(code, "no restart is left (--max-restarts, within --restart-window)")
+    if outcome.stop_signal:
+        return Finish(
+            CODE_PREEMPTED, f"asked to stop during a restart: {budget.again} resumes instead"
+        )
+    cause = "hang" if outcome.cause is Cause.HANG else "failure"
+    return Restart(cause, is_paid=True, delay_seconds=_delay_seconds(outcome, budget))
+
+
+def _delay_seconds(outcome: Outcome, budget: RestartBudget) -> float:
+    """Return how long to wait: not at all while there is progress, then longer and longer."""
+    repeats = 0 if outcome.is_robbed else budget.no_progress_lives - 1
+    if repeats <= 0:
+        return 0.0
+    wait_seconds = min(_BACKOFF_SECONDS_MAX, _BACKOFF_SECONDS * 2.0 ** (repeats - 1))
+    return wait_seconds * budget.jitter
+
+
+def _after_stop(outcome: Outcome, budget: RestartBudget) -> Action:
+    if outcome.status == 0:
+        return Finish(0, "all workers are done")
+    if outcome.is_interruption:
+        return _interrupted(budget) or _as_asked(outcome, budget)
+    if outcome.status in CODES_OF_LEAVING_AT_ONCE:
+        return GiveUp(
+            outcome.status,
+            "workers left at once before they had saved: the work since the last checkpoint is "
+            f"lost, that checkpoint is intact and {budget.again} resumes from it; --grace "
+            "gives them longer",
+        )
+    code = exit_code(outcome.status)
+    return GiveUp(code, f"a worker failed while stopping, with {name_of(outcome.status)}")
+
+
+def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
+    """Cover workers that have saved, and those that were killed before they could."""
+    if outcome.status == CODE_PREEMPTED:
+        return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
+    if outcome.is_taken:
+        return _of_doomed(outcome, budget)
+    if outcome.is_deserted:
+        why = "other ranks were lost or silent while the run was being stopped: the work since "
+        why += f"{outcome.newest} is lost at most; it is intact and {budget.again} resumes"
+        return Finish(CODE_PREEMPTED, why)
+    if not outcome.is_unsaved:
+        return Finish(
+            CODE_PREEMPTED,
+            "stopped outside training, as far as the workers told: no step is lost, and the same "
+            "command starts it again",
+        )
+    what = "stopped by SIGTERM without a save"
+    if outcome.newest is None:
+        why = f"{what}: nothing was committed yet, so all work is lost and it starts from scratch"
+    else:
+        newest = outcome.newest or "the last checkpoint"
+        why = f"{what}: the work since {newest} is lost; it is intact and {budget.again} resumes"
+    return GiveUp(exit_code(outcome.status), why)
+
+
+def _of_doomed(outcome: Outcome, budget: RestartBudget) -> Action:
+    """Cover a rank that was killed from outside before all had saved, as hosts go that are lost."""
+    what = "a rank was killed from outside (SIGKILL) while the run was being stopped"
+    if outcome.newest:
+        why = f"{what}: the work since {outcome.newest} is lost at most"
+        return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
+    known = (
+        "nothing was committed yet" if outcome.newest is None else "what is committed is not known"
+    )
+    return GiveUp(exit_code(outcome.status), f"{what}, and {known}")
+
+
+_SPENT = RestartBudget(restarts_left=0)
+_LOOP = RestartBudget(no_progress_lives=3)
+_OFTEN = RestartBudget(preemptions_left=-1)
+_WORN = RestartBudget(host_failures=3, host_failures_max=3, may_leave=True)
+_AGAIN = RestartBudget(no_progress_lives=2)
+_LOSS = Outcome(OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
+_TERM = int(signal.SIGTERM)
+_KILL = -int(signal.SIGKILL)
+
+_CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
+    ("succeeded", "all workers ended with 0", Outcome(OutcomeKind.SUCCEEDED), RestartBudget()),
+    (
+        "preempted",
+        "all ranks agreed, saved, left",
+        Outcome(OutcomeKind.PREEMPTED, 75),
+        RestartBudget(),
+    ),
+    (
+        "preempted",
+        "only other hosts were asked to, MIN are left",
+        Outcome(OutcomeKind.PREEMPTED, 75, hosts_left=1),
+        RestartBudget(),
+    ),
+    ("preempted", "more than --max-preemptions", Outcome(OutcomeKind.PREEMPTED, 75), _OFTEN),
+    (
+        "failed",
+        "exit code 78, or another that stays",
+        Outcome(OutcomeKind.FAILED, 78),
+        RestartBudget(),
+    ),
+    (
+        "failed",
+        "killed, exception, any other code",
+        Outcome(OutcomeKind.FAILED, _KILL),
+        RestartBudget(),
+    ),
+    ("failed", "again, without a new checkpoint", Outcome(OutcomeKind.FAILED, 1), _AGAIN),
+    ("failed", "without one too often: --max-no-progress", Outcome(OutcomeKind.FAILED, 1), _LOOP),
+    (
+        "failed",
+        "a rank that trained was killed from outside",
+        Outcome(OutcomeKind.FAILED, _KILL, cause=Cause.SIGNAL, has_stepped=True),
+        _LOOP,
+    ),
+    ("failed", "no restart left: --max-restarts", Outcome(OutcomeKind.FAILED, _KILL), _SPENT),
+    (
+        "failed",
+        "while a stop was asked for",
+        Outcome(OutcomeKind.FAILED, 1, _TERM),
+        RestartBudget(),
+    ),
+    (
+        "failed",
+        "a peer's failure was reported",
+        Outcome(OutcomeKind.FAILED, 69, is_echo=True),
+        RestartBudget(),
+    ),
+    (
+        "failed",
+        "a device of this host is broken",
+        Outcome(OutcomeKind.FAILED, 1, cause=Cause.GPU, is_host_broken=True),
+        RestartBudget(),
+    ),
+    ("failed", "this host: --max-host-failures", Outcome(OutcomeKind.FAILED, 1), _WORN),
+    (
+        "failed",
+        "loss broken, going back did not help",
+        Outcome(OutcomeKind.FAILED, 70, cause=Cause.NUMBERS),
+        RestartBudget(),
+    ),
+    (
+        "hung",
+        "no progress within the deadline",
+        Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG),
+        RestartBudget(),
+    ),
+    ("hung", "no restart left", Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG), _SPENT),
+    (
+        "hung",
+        "and a worker cannot be killed",
+        Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG, is_host_broken=True),
+        RestartBudget(),
+    ),
+    (
+        "regrouped",
+        "nodes want to join",
+        Outcome(OutcomeKind.REGROUPED, is_joined=True),
+        RestartBudget(),
+    ),
+    ("regrouped", "nodes have left", Outcome(OutcomeKind.REGROUPED), RestartBudget()),
+    ("regrouped", "ranks here only lost one of another host", _LOSS, RestartBudget()),
+    ("regrouped", "so too often, without a new checkpoint", _LOSS, _LOOP),
+    (
+        "stopped",
+        "saved as asked",
+        Outcome(OutcomeKind.STOPPED, CODE_PREEMPTED, _TERM),
+        RestartBudget(),
+    ),
+    ("stopped", "done meanwhile", Outcome(OutcomeKind.STOPPED, 0, _TERM), RestartBudget()),
+    (
+        "stopped",
+        "before or after training",
+        Outcome(OutcomeKind.STOPPED, -_TERM, _TERM),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "by SIGTERM, which this script does not handle",
+        Outcome(OutcomeKind.STOPPED, -_TERM, _TERM, is_unsaved=True),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "a rank was killed meanwhile, a checkpoint is there",
+        Outcome(OutcomeKind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1"),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "a rank was killed meanwhile, none is known",
+        Outcome(OutcomeKind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest=None),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "other ranks were lost meanwhile, a checkpoint is there",
+        Outcome(OutcomeKind.STOPPED, 69, _TERM, cause=Cause.PEER, newest="checkpoint-20-g1"),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "left at once: work was lost",
+        Outcome(OutcomeKind.STOPPED, 143, _TERM),
+        RestartBudget(),
+    ),
+    (
+        "stopped",
+        "a worker failed while stopping",
+        Outcome(OutcomeKind.STOPPED, 1, _TERM),
+        RestartBudget(),
+    ),
+    (
+        "killed",
+        "had to be killed: --grace was over",
+        Outcome(OutcomeKind.KILLED, 0, _TERM),
+        RestartBudget(),
+    ),
+    (
+        "unreachable",
+        "peers or rendezvous are gone",
+        Outcome(OutcomeKind.UNREACHABLE),
+        RestartBudget(),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReactionRow:
+    """One row: what ended, how, and what follows."""
+
+    ended: str
+    how: str
+    follows: str
+
+
+def reaction_table() -> tuple[ReactionRow, ...]:
+    """Return one row for every kind of case, decided by what decides in earnest."""
+    cases = [
+        (ended, how, _name(outcome, decide(outcome, budget)))
+        for ended, how, outcome, budget in _CASES
+    ]
+    # What the trainer does by itself, before a worker fails at all.
+    inside = ReactionRow(
+        "loss", "no number, or a spike: rollback_on", "roll back and skip the data"
+    )
+    return (*(ReactionRow(ended, how, follows) for ended, how, follows in cases), inside)
+
+
+def _name(outcome: Outcome, action: Action) -> str:
+    if isinstance(action, Finish):
+        saved = "" if outcome.status in (-_TERM, _KILL) else "save and "
+        return f"{saved}leave with {action.code}" if action.code else "finish with 0"
+    if isinstance(action, LeaveHost):
+        return f"restart elsewhere: leave this host with {action.code}"
+    if not isinstance(action, Restart):
+        return f"give up with {action.code}"
+    if not action.is_paid:
+        return f"{_name_free(outcome)}, free"
+    wait = ", after a wait" if action.delay_seconds else ""
+    return f"restart in place{wait}, one restart less"
+
+
+def _name_free(outcome: Outcome) -> str:
+    if outcome.is_loss:
+        return "restart with who is left"
+    return "grow: restart with more nodes" if outcome.is_joined else "shrink and go on: restart"
+
+
+_JITTER_MIN = 0.5
+# Where a failure of this host may not be tried again at all, one of another host still may.
+_LOSSES_MIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLimits:
+    """How much a run may fail.
+
+    Attributes:
+        restarts_max: restarts after failures, in a window of time.
+        window_seconds: the window; 0 is the whole job.
+        preemptions_max: how often the run may be interrupted; None is any number.
+        no_progress_lives_max: lives in a row that failed without a new checkpoint; 0 is any.
+        host_failures_max: failures of this host in a window, until it is left out; 0 is any.
+    """
+
+    restarts_max: int = 3
+    window_seconds: float = 3600.0
+    preemptions_max: int | None = None
+    no_progress_lives_max: int = 3
+    host_failures_max: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FailureHistory:
+    """What happened.
+
+    Attributes:
+        failures: when lives failed, monotonic seconds.
+        host_failures: the same of those whose first failure was on this host.
+        preemptions: how often the run was interrupted, before this agent included.
+        no_progress_lives: lives in a row, the last included, that failed, or lost ranks of other
+            hosts, and committed nothing; one that was robbed counts neither for nor against.
+        losses: when lives ended with the loss of ranks of other hosts, since the last of them
+            that is known to have made progress.
+    """
+
+    failures: tuple[float, ...] = ()
+    host_failures: tuple[float, ...] = ()
+    preemptions: int = 0
+    no_progress_lives: int = 0
+    losses: tuple[float, ...] = ()
+
+    def after(
+        self, outcome: Outcome, at_seconds: float, *, progressed: bool | None
+    ) -> FailureHistory:
+        """Return the history with one more life; whether it ``progressed`` may not be known."""
+        if outcome.is_loss:
+            return self._after_loss(at_seconds, progressed=progressed)
+        if outcome.kind is not OutcomeKind.FAILED:
+            interrupted = outcome.is_interruption
+            return replace(self, preemptions=self.preemptions + 1) if interrupted else self
+        mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
+        lives = self.no_progress_lives
+        is_silent = progressed is None or (outcome.is_robbed and not progressed)
+        return replace(
+            self,
+            failures=(*self.failures, at_seconds),
+            host_failures=(*self.host_failures, *mine),
+            no_progress_lives=lives if is_silent else 0 if progressed else lives + 1,
+        )
+
+    def _after_loss(self, at_seconds: float, *, progressed: bool | None) -> FailureHistory:
+        if progressed:
+            return replace(self, losses=(), no_progress_lives=0)
+        lives = self.no_progress_lives + (progressed is False)
+        return replace(self, losses=(*self.losses, at_seconds), no_progress_lives=lives)
+
+    def budget(
+        self, limits: FailureLimits, at_seconds: float, *, seed: str = "", may_leave: bool = False
+    ) -> RestartBudget:
+        """Return what is left to spend at ``at_seconds``, the life that just ended not yet paid.
+
+        Args:
+            limits: of the run.
+            at_seconds: now, on the monotonic clock.
+            seed: of the jitter of a wait; the same seed and history wait equally long.
+            may_leave: whether the other hosts can go on without this one.
+        """
+        recent = _within(self.failures, limits, at_seconds)
+        losses = _within(self.losses, limits, at_seconds)
+        most = limits.preemptions_max
+        drawn = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
+        return RestartBudget(
+            restarts_left=limits.restarts_max - max(0, len(recent) - 1),
+            no_progress_lives=self.no_progress_lives,
+            no_progress_lives_max=limits.no_progress_lives_max,
+            preemptions_left=None if most is None else most - self.preemptions,
+            host_failures=len(_within(self.host_failures, limits, at_seconds)),
+            host_failures_max=limits.host_failures_max,
+            may_leave=may_leave,
+            jitter=_JITTER_MIN + (1 - _JITTER_MIN) * drawn,
+            losses_left=max(limits.restarts_max, _LOSSES_MIN) + 1 - max(0, len(losses) - 1),
+        )
+
+
+def _within(times: tuple[float, ...], limits: FailureLimits, at_seconds: float) -> list[float]:
+    window_seconds = limits.window_seconds
+    return [one for one in times if not window_seconds or at_seconds - one < window_seconds]

@@ -1,0 +1,184 @@
+"""What every rank of this host was doing when a hang was found, before anything is killed.
+
+A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the python stacks of all its
+threads. A stopped process answers nothing until it goes on, so it is let go on once, after what
+the kernel says of it was read; it is killed a moment later. Who does not answer at all (state D,
+or a program that is no python) is described by the kernel alone, and the text says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.distributed.heartbeat import STACKS_SIGNAL, stacks_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.clock import Clock
+
+_ANSWER_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+_QUIET_POLLS = 3
+_STALLED_POLLS = 30
+"""So long without a byte, and an answer that lacks the main thread is all that there is."""
+_TEXT_BYTES_MAX = 1 << 18
+_PROC = Path("/proc")
+_FIELDS = ("State", "Threads", "VmRSS", "SigQ", "voluntary_ctxt_switches")
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks:
+    """What one rank was doing.
+
+    Attributes:
+        rank: among all.
+        kernel: what the kernel says: state, where it waits.
+        stacks: of all threads, as faulthandler prints them; empty if it did not answer.
+        is_answered: whether it did.
+    """
+
+    rank: int
+    kernel: str
+    stacks: str
+    is_answered: bool
+
+    @property
+    def innermost(self) -> str:
+        """The innermost frame of the main thread, for a line; the last thread is the main one."""
+        frames = [_FRAME.match(line) for line in main_stack(self.stacks)]
+        found = next((one for one in frames if one), None)
+        if not found:
+            return ""
+        return f"{found['name']} ({Path(found['file']).name}:{found['line']})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    path: Path
+    size: int
+    pid: int
+
+
+def collect_stacks(
+    notes: str, pids: Mapping[int, int], ranks: Mapping[int, int], clock: Clock
+) -> list[RankStacks]:
+    """Ask all ranks of this host for their stacks, and wait at most two seconds.
+
+    Args:
+        notes: the agent's folder.
+        pids: process of each local rank, unreaped, so that no number belongs to a stranger.
+        ranks: rank among all, by local rank.
+        clock: limits the waiting.
+    """
+    kernel = {local: describe(pid) for local, pid in pids.items()}
+    asked = {local: found for local in pids if (found := _ask(notes, local)) is not None}
+    for one in [*asked.values()]:
+        _send(one.pid, signal.SIGCONT)
+    for local in pids.keys() - asked.keys():
+        # Nothing to ask it by: it stays stopped.
+        kernel[local] += "\nno stack: the process has no handler for it"
+    texts = _wait_for_answers(asked, clock)
+    return [
+        RankStacks(ranks[local], kernel[local], texts.get(local, ""), bool(texts.get(local)))
+        for local in sorted(pids)
+    ]
+
+
+def describe(pid: int, proc: Path = _PROC) -> str:
+    """Return what the kernel says of a process and of each of its threads that is not idle."""
+    folder = proc / str(pid)
+    lines = [line for line in _read(folder / "status").splitlines() if line.startswith(_FIELDS)]
+    for task in sorted(_tasks(folder), key=lambda one: int(one.name)):
+        name, wait = _read(task / "comm").strip(), _read(task / "wchan").strip()
+        # A name of nothing reads as 0.
+        where = f" in {wait}" if wait not in ("", "0") else ""
+        lines.append(f"thread {task.name} {name}: {state_of(pid, task) or '?'}{where}")
+        # Only root may read it, and not in every container.
+        lines += [f"    {line}" for line in _read(task / "stack").splitlines()]
+    return "\n".join(line.replace("\t", " ") for line in lines)
+
+
+def state_of(pid: int, folder: Path | None = None) -> str:
+    """Return the letter of a process's state (R, S, D, T, Z, ...), empty when it is gone."""
+    text = _read((folder or _PROC / str(pid)) / "stat")
+    return text.rpartition(")")[2].split()[0] if ")" in text else ""
+
+
+def main_stack(text: str) -> list[str]:
+    """Return the lines of the main thread's stack, innermost first; it is shown last."""
+    return text.rstrip().rpartition("\n\n")[2].splitlines()
+
+
+def alike(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
+    """Group ranks whose main threads are at the same place: forty of them read as one."""
+    groups: dict[str, list[RankStacks]] = {}
+    for one in stacks:
+        key = "\n".join(main_stack(one.stacks)[1:]) if one.is_answered else one.kernel
+        groups.setdefault(key, []).append(one)
+    return {tuple(one.rank for one in group): group[0] for group in groups.values()}
+
+
+def _ask(notes: str, local_rank: int) -> _Asked | None:
+    path = stacks_path(notes, local_rank)
+    head = _read(path).split("\n", 1)[0]
+    if not head.isdecimal():
+        return None
+    asked = _Asked(path, path.stat().st_size, int(head))
+    return asked if _send(asked.pid, STACKS_SIGNAL) else None
+
+
+def _send(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
+    """Wait until nobody's answer grows any more.
+
+    It is written frame by frame, and on a busy machine with pauses; the main thread comes last.
+    """
+    deadline_seconds = clock.monotonic_seconds() + _ANSWER_SECONDS
+    answers = dict.fromkeys(asked, "")
+    quiet, quiet_polls = 0, _QUIET_POLLS
+    while quiet < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
+        clock.sleep(_POLL_SECONDS)
+        now = {local: _answer(one) for local, one in asked.items()}
+        quiet = quiet + 1 if all(now.values()) and now == answers else 0
+        quiet_polls = _QUIET_POLLS if all(map(_is_whole, now.values())) else _STALLED_POLLS
+        answers = now
+    return answers
+
+
+def _is_whole(answer: str) -> bool:
+    """Say whether an answer ends with the outermost call of a main thread, or the 100th."""
+    return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
+
+
+def _answer(one: _Asked) -> str:
+    with one.path.open("rb") as file:
+        file.seek(one.size)
+        return file.read(_TEXT_BYTES_MAX).decode(errors="replace").strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _tasks(folder: Path) -> list[Path]:
+    try:
+        return list((folder / "task").iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,315 @@
+"""The first code of a worker: tie it to the agent, run the user's program, report how it ended.
+
+Run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``, so that nothing but the standard
+library is imported before the user's program, and no folder of ours stays on ``sys.path``.
+The program runs in a module of its own that stays ``__main__`` until the process ends, as
+under python itself; runpy would take it away while threads and exit handlers still need it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_CODE_KILLED = 137
+_CODE_INTERRUPTED = 130
+_CODE_PREEMPTED = 75
+_CODE_NOT_FOUND = 66
+# What the nursery may import for a worker: it starts no thread and no device, and does not care
+# which rank it is.
+_WARMABLE = (
+    "accelerate", "huggingface_hub", "numpy", "resilient", "safetensors", "tokenizers", "torch",
+    "transformers",
+)  # fmt: skip
+# Variables that these read when they are imported.
+_RELEVANT = (
+    "ACCELERATE_", "ATEN_", "BLIS_", "CUDA_MODULE_", "DNNL_", "GOMP_", "HF_", "HUGGINGFACE_",
+    "KINETO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_",
+    "USE_", "XDG_",
+)  # fmt: skip
+_IRRELEVANT = ("TORCHELASTIC_", "TORCH_NCCL_")
+
+
+class TargetNotFound(Exception):
+    """The script or the module to run does not exist."""
+
+    exit_code = _CODE_NOT_FOUND
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program that ``arguments`` name and return the exit code of this process."""
+    die_with_the_agent()
+    _print_to_the_agent()
+    _enable_fault_handler()
+    _answer_with_stacks(arguments)
+    _log_imports()
+    worker = os.getpid()
+    try:
+        _run_to_the_end(arguments)
+    except SystemExit as error:
+        code = _code_of_exit(error)
+        if code not in (0, _CODE_PREEMPTED) and os.getpid() == worker:
+            write_error_file(error, code)
+        return code
+    except BaseException as error:  # noqa: BLE001 - the edge of a process: all becomes a code
+        return _report(error, is_worker=os.getpid() == worker)
+    return 0
+
+
+def run_target(arguments: list[str]) -> None:
+    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that python would give.
+
+    Behind ``--exec`` the target is a program, which takes the place of this process.
+    """
+    if arguments[:1] == ["--exec"]:
+        _become(arguments[1:])
+    is_module = arguments[:1] == ["-m"]
+    target, *rest = arguments[1:] if is_module else arguments
+    if not sys.flags.safe_path:
+        folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120 - pathlib costs 10 ms
+        sys.path.insert(0, folder)
+    code, attributes = _find_module(target) if is_module else _find_script(target)
+    sys.argv = [attributes["__file__"] if is_module else target, *rest]
+    program = ModuleType("__main__")
+    program.__dict__.update(attributes)
+    sys.modules["__main__"] = program
+    exec(code, program.__dict__)  # noqa: S102 - running the user's program is the purpose
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Put a program that is no Python in the place of this process: same pid, same output."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - running the user's program is the purpose
+    except FileNotFoundError as error:
+        raise TargetNotFound(f"no program `{command[0]}`") from error
+    except PermissionError as error:
+        raise TargetNotFound(f"`{command[0]}` may not be run: chmod +x it") from error
+
+
+def _run_to_the_end(arguments: list[str]) -> None:
+    """Run the program and close what it left open: what fails there has failed in it."""
+    try:
+        run_target(arguments)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    # Who opened anything has imported it; nobody else pays for it.
+    ending = sys.modules.get("resilient.exit_hooks")
+    if ending is not None:
+        ending.end()
+
+
+def write_error_file(error: BaseException, code: int) -> None:
+    """Leave the error where the agent looks for it, in torch's format with fields added."""
+    import json
+    import time
+
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path:
+        return
+    record = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(_format(error)),
+                "timestamp": str(time.time_ns() // 1_000_000_000),
+            },
+        },
+        "type": type(error).__name__,
+        "exit_code": code,
+        "code": str(getattr(error, "code", "")) if _is_ours(error) else "",
+        "hint": str(getattr(error, "hint", "")) if _is_ours(error) else "",
+        # The same clock in every process of a host, unlike the date, which can be set.
+        "monotonic_seconds": time.monotonic(),
+    }
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            json.dump(record, file)
+    except OSError as failure:
+        sys.stderr.write(f"resilient: cannot write the error file `{path}`: {failure}\n")
+
+
+def die_with_the_agent() -> None:
+    """Have the kernel kill this process when the agent dies, however it dies."""
+    agent = int(os.environ.get("RESILIENT_AGENT_PID") or "0")
+    if not agent:
+        return
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # It may have died before the line above; then nobody would ever tell us.
+    if os.getppid() != agent:
+        os._exit(_CODE_KILLED)
+
+
+def relevant_variables() -> dict[str, str]:
+    """Return the variables that packages may read when they are imported."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_RELEVANT) and not name.startswith(_IRRELEVANT)
+    }
+
+
+class _ImportLog:
+    """A finder that finds nothing, and writes down what was imported: for the nursery."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._worker = os.getpid()
+        self._last: dict[str, Any] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Note a module that a nursery may import as well, once it is more than looked for."""
+        del path, target
+        last, self._last = self._last, {}
+        if last.get("name") in sys.modules and os.getpid() == self._worker:
+            import json
+
+            os.write(self._file, json.dumps(last).encode() + b"\n")
+        package = name.partition(".")[0]
+        if package in _WARMABLE:
+            variables = {"variables": relevant_variables()} if name == package else {}
+            self._last = {"name": name, **variables}
+
+
+def _log_imports() -> None:
+    """Write down what is imported, in the first worker of a host that has a nursery."""
+    path = os.environ.get("RESILIENT_IMPORTS", "")
+    if not path:
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    sys.meta_path.insert(0, _ImportLog(os.open(path, flags, 0o600)))
+
+
+def _print_to_the_agent() -> None:
+    """Print into the pipes of an agent that keeps what ranks print; it hands it on."""
+    # A program below this one prints where this one does, and has no pipes of its own.
+    place = os.environ.pop("RESILIENT_OUTPUT", "")
+    if not place:
+        return
+    for number, stream in ((1, "out"), (2, "err")):
+        try:
+            pipe = os.open(place + stream, os.O_WRONLY)
+        except OSError:
+            return
+        os.dup2(pipe, number)
+        os.close(pipe)
+
+
+def _enable_fault_handler() -> None:
+    import faulthandler
+
+    # A script's launcher may have closed stderr.
+    if sys.stderr is not None:
+        faulthandler.enable()
+
+
+def _answer_with_stacks(arguments: list[str]) -> None:
+    """Write all stacks where the agent reads them, once it asks: see `resilient.distributed.heartbeat`.
+
+    Before the user's program runs, so that a rank answers which is stuck in its first import. What
+    is run in the place of this process would die of the signal.
+    """
+    notes, rank = os.environ.get("RESILIENT_NOTES", ""), os.environ.get("LOCAL_RANK", "")
+    if not notes or arguments[:1] == ["--exec"]:
+        return
+    import faulthandler
+    import signal
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    try:
+        file = os.open(os.path.join(notes, f"stacks-{rank}"), flags, 0o600)  # noqa: PTH118 - pathlib costs 10 ms
+    except OSError:
+        return
+    faulthandler.register(signal.SIGRTMIN + 10, file=file, all_threads=True, chain=False)
+    os.write(file, f"{os.getpid()}\n".encode())
+
+
+def _find_script(path: str) -> tuple[Any, dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            source = file.read()
+    except OSError as error:
+        raise TargetNotFound(f"cannot open the script `{path}`: {error.strerror}") from error
+    return compile(source, path, "exec"), {"__file__": path, "__spec__": None}
+
+
+def _find_module(name: str) -> tuple[Any, dict[str, Any]]:
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]  # loaders of source have it
+    if spec is None or code is None:
+        raise TargetNotFound(f"no module named `{name}` that can be run")
+    return code, {
+        "__file__": spec.origin,
+        "__spec__": spec,
+        "__package__": spec.parent,
+        "__loader__": spec.loader,
+        "__cached__": spec.cached,
+    }
+
+
+def _report(error: BaseException, *, is_worker: bool) -> int:
+    code = _code_of(error)
+    if code == _CODE_PREEMPTED:
+        # Not a failure: all ranks saved and left together.
+        sys.stderr.write(f"{error}\n")
+        return code
+    error.__traceback__ = _without_us(error.__traceback__)
+    if is_worker:
+        write_error_file(error, code)
+    # As the interpreter does: what runs at the exit asks them whether an error ended the process.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.excepthook(type(error), error, error.__traceback__)
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _CODE_INTERRUPTED
+    return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1
+
+
+def _code_of_exit(error: SystemExit) -> int:
+    """Return the code that python would end with; anything but a number is a last word."""
+    if error.code is None or isinstance(error.code, int):
+        return int(error.code or 0) & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _is_ours(error: BaseException) -> bool:
+    # A program that raises one of our errors has imported them; nobody else pays for it.
+    errors = sys.modules.get("resilient.errors")
+    return isinstance(error, TargetNotFound) or (
+        errors is not None and isinstance(error, errors.ResilientError)
+    )
+
+
+def _without_us(frames: Any) -> Any:
+    """Drop the frames of this file, and of the import machinery it called, from the top."""
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def _format(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(type(error), error, _without_us(error.__traceback__))
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        # Python put this file's folder first; its modules are not the user's.
+        del sys.path[0]
+    sys.exit(main(sys.argv[1:]))

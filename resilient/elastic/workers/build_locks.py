@@ -1,0 +1,373 @@
+"""Build locks that dead processes left on this host.
+
+``torch.utils.cpp_extension`` builds DeepSpeed's operators, among others. It locks a build folder
+by an empty file ``lock``, which it creates exclusively and removes after the build. The builder
+keeps the file open meanwhile. A killed builder leaves the file, and every later process waits for
+the file without a limit.
+
+Other locks need no removal. The kernel frees the ``flock`` of a dead process (filelock, inductor,
+Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner itself.
+
+The agent removes a lock only if each of these conditions holds:
+
+* The lock is torch's, by its place in the extension cache, its size and its mode bits.
+* This user owns the lock.
+* The file system is local, so no process of another host can own the lock.
+* This process sees every process that can reach the folder. In a container this holds for the
+  container's own root file system only.
+* No process has the lock open or works in the build folder, at two looks 0.3 s apart. A builder
+  closes the lock just before the removal, so one look is not enough.
+* The open files of every process of this user can be read. The host's init process and the
+  programs of a login do not count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from resilient.events import Event, Level
+from resilient.redaction import shell_quote
+from resilient.storage.shared_memory import lock_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.clock import Clock
+    from resilient.events import Emitter
+
+_NAME = "lock"
+_BETWEEN_LOOKS_SECONDS = 0.3
+_PROC = Path("/proc")
+_INITIAL_NAMESPACE = "pid:[4026531836]"
+"""PID namespace of the host; the kernel fixes the number (``PROC_PID_INIT_INO``)."""
+_LOCAL_TYPES = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
+)
+_NO_BUILDERS = frozenset({"(sd-pam)", "ssh-agent", "sshd", "sshd-session"})
+"""Programs of a login whose open files their own user cannot read."""
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_MOUNT_POINT, _ROOT_FIELDS = 4, 6
+_USER_FIELD = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLockRemoved(Event):
+    """The agent removed a build lock that a dead process left.
+
+    Attributes:
+        path: Path of the lock.
+        created_at: Time at which the lock was created, UTC.
+    """
+
+    path: str
+    created_at: str
+
+    def line(self) -> str:
+        """Return the path of the lock and when a process created the lock."""
+        return (
+            f"removed the build lock {self.path}: the process that created the lock at "
+            f"{self.created_at} is dead"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLockLeft(Event):
+    """The agent left a build lock, because its owner may be alive.
+
+    Attributes:
+        path: Path of the lock.
+        reason: Fact that prevents the proof.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    path: str
+    reason: str
+
+    def line(self) -> str:
+        """Return the path, the reason and the command that removes the lock."""
+        return (
+            f"left the build lock {self.path}: {self.reason}. Ranks may wait for the lock; if no "
+            f"process builds there: rm {shell_quote(self.path)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Processes of this host that use a lock or its folder.
+
+    Attributes:
+        holders: Processes that have the lock open.
+        workers: Processes whose working directory is in the build folder.
+        unreadable: Processes of this user whose open files cannot be read.
+    """
+
+    holders: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()
+    unreadable: tuple[int, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Reason to leave the lock; empty if there is none."""
+        if self.holders:
+            return f"{describe_process(self.holders[0])} has the lock open"
+        if self.workers:
+            return f"{describe_process(self.workers[0])} works in that folder"
+        if self.unreadable:
+            return f"the open files of {describe_process(self.unreadable[0])} cannot be read"
+        return ""
+
+
+def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -> None:
+    """Remove the build locks of dead processes from torch's extension cache.
+
+    Waits 0.3 s if there is a lock without a live owner, else does not wait.
+
+    Crash: a lock is removed or is still there.
+
+    Args:
+        environ: Environment of the workers; it names the cache.
+        clock: Time between the two looks.
+        emit: Receives an event for each lock without a live owner.
+    """
+    with ExitStack() as stack:
+        dead = []
+        for path in find_locks(environ):
+            identity = _identity(path)
+            # Agents take turns at a folder: a second one could remove the lock of a new build.
+            handle = lock_folder(path.parent)
+            if identity is None or handle is None:
+                continue
+            stack.callback(os.close, handle)
+            found = users_of(path)
+            reason = _unsafe(path) or found.reason
+            if not reason:
+                dead.append((path, identity))
+            elif not found.holders:
+                emit(BuildLockLeft(str(path), reason))
+        if dead:
+            clock.sleep(_BETWEEN_LOOKS_SECONDS)
+        for path, identity in dead:
+            _remove(path, identity, emit)
+
+
+def find_locks(environ: Mapping[str, str]) -> list[Path]:
+    """Return the build locks in torch's extension cache, of dead and of live processes.
+
+    Args:
+        environ: Environment of the workers; it names the cache.
+    """
+    if given := environ.get("TORCH_EXTENSIONS_DIR"):
+        found = Path(given).glob(f"*/{_NAME}")
+    else:
+        home = environ.get("HOME") or str(Path("~").expanduser())
+        caches = Path(environ.get("XDG_CACHE_HOME") or Path(home, ".cache"))
+        # One folder for each version of Python and of CUDA.
+        found = Path(caches, "torch_extensions").glob(f"py*_*/*/{_NAME}")
+    return sorted(one for one in _readable(found) if _is_lock_of_torch(one))
+
+
+def users_of(path: Path) -> Users:
+    """Return the processes of this host that use a lock or its folder."""
+    wanted = _status(path)
+    holders, workers, unreadable = [], [], []
+    folder = os.path.realpath(path.parent)
+    for process in _processes():
+        try:
+            if wanted is not None and _has_open(process, wanted):
+                holders.append(process)
+            cwd = (_PROC / str(process) / "cwd").readlink()
+            if cwd.is_relative_to(folder):
+                workers.append(process)
+        except PermissionError:
+            if _may_build(process):
+                unreadable.append(process)
+        except OSError:
+            continue  # the process has ended
+    return Users(tuple(holders), tuple(workers), tuple(unreadable))
+
+
+def held_files(suffix: str) -> dict[str, int]:
+    """Return the files with a suffix that a process of this host holds by ``flock``.
+
+    Args:
+        suffix: End of the files' names.
+
+    Returns:
+        Process by path.
+    """
+    held: dict[str, int] = {}
+    for line in _text(_PROC / "locks").splitlines():
+        fields = line.split()
+        if len(fields) < _ROOT_FIELDS or fields[1] != "FLOCK" or not fields[4].isdecimal():
+            continue
+        process, number = int(fields[4]), fields[5].rpartition(":")[2]
+        for link, target in _open_files(process):
+            status = _status(link) if target.endswith(suffix) else None
+            if status is not None and str(status.st_ino) == number:
+                held[target] = process
+    return held
+
+
+def why_unsafe(folder: str, mounts: str, *, sees_all: bool) -> str:
+    """Return why processes out of sight may use a folder; empty if none can.
+
+    Args:
+        folder: Real path of the folder.
+        mounts: Content of ``/proc/self/mountinfo``.
+        sees_all: Whether this process sees all processes of the host.
+    """
+    point, kind = _mount_of(folder, mounts)
+    if kind not in _LOCAL_TYPES:
+        return f"other hosts may use its file system ({kind or 'unknown'})"
+    if not sees_all and (point, kind) != ("/", "overlay"):
+        return "processes outside this container may use that folder"
+    return ""
+
+
+def describe_process(process: int) -> str:
+    """Return number and name of a process."""
+    name = _text(_PROC / str(process) / "comm").strip()
+    return f"process {process} ({name})" if name else f"process {process}"
+
+
+def _unsafe(path: Path) -> str:
+    status = _status(path)
+    if status is None or status.st_uid != os.geteuid():
+        return "another user owns the lock"
+    mounts = _text(_PROC / "self" / "mountinfo")
+    return why_unsafe(os.path.realpath(path.parent), mounts, sees_all=_sees_all())
+
+
+def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
+    if _identity(path) != identity:
+        return  # the lock is gone, or another process has created a new one
+    if reason := users_of(path).reason:
+        emit(BuildLockLeft(str(path), reason))
+        return
+    created = datetime.fromtimestamp(identity[2] / 1e9, UTC)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        emit(BuildLockLeft(str(path), f"the removal failed ({error.strerror})"))
+        return
+    emit(BuildLockRemoved(str(path), created.isoformat(timespec="seconds")))
+
+
+def _is_lock_of_torch(path: Path) -> bool:
+    """Say whether torch created a file: torch writes nothing and keeps the default mode bits."""
+    status = _status(path)
+    if status is None or path.is_symlink() or not stat.S_ISREG(status.st_mode):
+        return False
+    return status.st_size == 0 and bool(status.st_mode & stat.S_IXUSR)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    status = _status(path)
+    return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+def _has_open(process: int, wanted: os.stat_result) -> bool:
+    """Say whether a process has a lock open.
+
+    Raises:
+        PermissionError: The open files cannot be read.
+        OSError: The process has ended.
+    """
+    with os.scandir(_PROC / str(process) / "fd") as links:
+        for one in links:
+            # Only files of that name are looked at: a lost network file system would block.
+            try:
+                name = Path(one.path).readlink().name
+            except FileNotFoundError:
+                continue  # closed meanwhile
+            if name != _NAME:
+                continue
+            status = _status(Path(one.path))
+            if status is not None and os.path.samestat(status, wanted):
+                return True
+    return False
+
+
+def _open_files(process: int) -> Iterator[tuple[Path, str]]:
+    folder = _PROC / str(process) / "fd"
+    for one in _readable(folder.iterdir()):
+        yield one, _link(one)
+
+
+def _may_build(process: int) -> bool:
+    """Say whether a process without readable files may own a lock of this user."""
+    folder = _PROC / str(process)
+    found = _USER_FIELD.search(_text(folder / "status"))
+    if found is None or int(found[1]) != os.geteuid():
+        return False
+    state = _text(folder / "stat").rpartition(")")[2].split()[:1]
+    is_dead = not state or state[0] in "ZX"
+    is_init = process == 1 and _sees_all()
+    return not (is_dead or is_init) and _text(folder / "comm").strip() not in _NO_BUILDERS
+
+
+def _sees_all() -> bool:
+    """Say whether this process is in the host's own PID namespace."""
+    try:
+        return str((_PROC / "self" / "ns" / "pid").readlink()) == _INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
+def _mount_of(folder: str, mounts: str) -> tuple[str, str]:
+    """Return mount point and type of the file system that holds a folder."""
+    best = ("", "")
+    for line in mounts.splitlines():
+        head, _, tail = line.partition(" - ")
+        fields, kinds = head.split(), tail.split()
+        if len(fields) <= _MOUNT_POINT or not kinds:
+            continue
+        point = _OCTAL.sub(lambda one: chr(int(one[1], 8)), fields[_MOUNT_POINT])
+        is_above = folder == point or folder.startswith(f"{point.rstrip('/')}/")
+        # Of two mounts at one point the later one hides the earlier one.
+        if is_above and len(point) >= len(best[0]):
+            best = (point, kinds[0])
+    return best
+
+
+def _processes() -> Sequence[int]:
+    own = os.getpid()
+    numbers = (int(one.name) for one in _readable(_PROC.iterdir()) if one.name.isdecimal())
+    return [one for one in numbers if one != own]
+
+
+def _readable(paths: Iterator[Path]) -> list[Path]:
+    try:
+        return list(paths)
+    except OSError:
+        return []
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

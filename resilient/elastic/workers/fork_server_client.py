@@ -1,0 +1,199 @@
+"""The nursery of this host, as the agent sees it: start it, ask it for workers, let it go.
+
+Whatever is wrong with it, the answer is a cold start: a worker that imports by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from resilient.events import Event, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.elastic.workers.group import WorkerCommand
+    from resilient.events import Emitter
+
+_NURSERY = Path(__file__).with_name("nursery.py")
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+_PR_SET_CHILD_SUBREAPER = 36
+_ANSWER_SECONDS = 2.0
+_HEADER_BYTES = 8
+_LINE_BYTES = 1 << 10
+_DEATHS_MAX = 3
+_ALONE = frozenset(
+    ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerUnusable(Event):
+    """The next life is started cold: each worker imports what it needs by itself."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say why."""
+        return f"workers are started cold: {self.reason}"
+
+
+class ForkServer:
+    """Keeps one process that workers are forked from, from the first life on.
+
+    Main thread only: the workers are tied to it.
+
+    Args:
+        folder: of the agent, where the first worker writes down what it imports.
+        emit: where facts go.
+        is_on: whether there shall be one.
+    """
+
+    def __init__(self, folder: Path, emit: Emitter, *, is_on: bool = True) -> None:
+        self._is_on = is_on
+        self._imports = folder / "imports"
+        self._emit = emit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._deaths = 0
+        self._environ: dict[str, str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process, 0 when there is none."""
+        return self._process.pid if self._process else 0
+
+    def told(self, local_rank: int) -> dict[str, str]:
+        """Return the variables that tell a worker to write down what it imports: the first."""
+        return {"RESILIENT_IMPORTS": str(self._imports)} if self._is_on and not local_rank else {}
+
+    def keep(self, command: WorkerCommand | None = None) -> None:
+        """Start one for workers such as ``command``, or in the place of one that died.
+
+        Told without a command before the first time, it does nothing. One that keeps dying is
+        given up.
+        """
+        if command is not None and self._is_on:
+            self._environ = {k: v for k, v in command.environ.items() if k not in _ALONE}
+        if self._process and self._process.poll() is not None:
+            self._deaths += 1
+            status = self._process.returncode
+            self.stop()
+            if self._deaths >= _DEATHS_MAX:
+                self._emit(ForkServerUnusable(f"the process to fork them from ended with {status}"))
+        if self._process is None and self._environ is not None and self._deaths < _DEATHS_MAX:
+            self._start(self._environ)
+
+    def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
+        """Return the processes of the workers, children of this one; none if it cannot be done.
+
+        The processes are as if started by :class:`subprocess.Popen` in sessions of their own,
+        and nothing of a worker's program has run in one that is not returned.
+        """
+        if self._channel is None or not all(map(_is_python, commands)):
+            return []
+        pairs = [socket.socketpair() for _ in commands]
+        try:
+            with _adopting():
+                pids = self._ask(self._channel, commands, pairs)
+            if len(pids) == len(commands):
+                for mine, _ in pairs:
+                    mine.send(b"!")
+                return pids
+        except OSError:
+            pids = []
+        finally:
+            for mine, theirs in pairs:
+                mine.close()
+                theirs.close()
+        for pid in pids:
+            # It has read the end of its socket instead of the word to go on.
+            os.waitpid(pid, 0)
+        return []
+
+    def stop(self) -> None:
+        """End it; the workers that it has forked go on."""
+        process, self._process = self._process, None
+        channel, self._channel = self._channel, None
+        if channel:
+            channel.close()
+        if process:
+            process.kill()
+            process.wait()
+
+    def _start(self, environ: Mapping[str, str]) -> None:
+        mine, theirs = socket.socketpair()
+        argv = [sys.executable, "-u", str(_NURSERY), str(theirs.fileno()), str(self._imports)]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                argv, env=environ, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        except OSError:
+            mine.close()
+            self._deaths += 1
+            return
+        finally:
+            theirs.close()
+        self._channel = mine
+
+    def _ask(
+        self,
+        channel: socket.socket,
+        commands: Sequence[WorkerCommand],
+        pairs: Sequence[tuple[socket.socket, socket.socket]],
+    ) -> list[int]:
+        request = [{"environ": dict(one.environ), "arguments": one.argv[3:]} for one in commands]
+        text = json.dumps(request).encode()
+        channel.settimeout(_ANSWER_SECONDS)
+        socket.send_fds(
+            channel,
+            [len(text).to_bytes(_HEADER_BYTES, "big")],
+            [theirs.fileno() for _, theirs in pairs],
+        )
+        channel.sendall(text)
+        pids = []
+        for mine, theirs in pairs:
+            theirs.close()
+            mine.settimeout(_ANSWER_SECONDS)
+            said = ""
+            with suppress(TimeoutError):
+                said = mine.recv(_LINE_BYTES).decode()
+            if not said.strip().isdecimal():
+                self._refused(said.strip())
+                break
+            pids.append(int(said))
+        return pids
+
+    def _refused(self, said: str) -> None:
+        """Forget one that does not answer: what it does later must not count."""
+        if said == "early":
+            return
+        if not said:
+            self.stop()
+        reason = said.removeprefix("refused ") or "the process to fork them from does not answer"
+        self._emit(ForkServerUnusable(reason))
+
+
+def _is_python(command: WorkerCommand) -> bool:
+    return command.argv[:3] == (sys.executable, "-u", str(_BOOTSTRAP))
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of whatever loses its parent below this process, inside."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

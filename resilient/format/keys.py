@@ -1,0 +1,300 @@
+"""The names of everything in a repository; the only module that spells or parses a key.
+
+::
+
+    generations/g000003.json                 one life of the run, created exclusively
+    generations/g000003.committed.json       that life has committed something
+    store-abilities.json                     whether this server's exclusive create is one
+    store-probe/3f2a...9c-0                  what a probe of that was doing
+    tags/release.json                        a name for a checkpoint, created exclusively
+    ledger/g000003-000000000120.json         what was trained up to step 120 of life 3
+    checkpoint-120-g3/manifest.json          its presence is the commit
+    checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
+    checkpoint-80-g3/manifest.trashed-...    in the trash since when and until when; no commit
+    checkpoint-120-g3/model.r00000.safetensors
+    checkpoint-120-g3/optimizer.r00000-00.safetensors
+    checkpoint-120-g3/optimizer.r00000-01.safetensors
+    checkpoint-120-g3/rng_state_0.safetensors
+    checkpoint-120-g3/state.json
+    checkpoint-120-g3/trainer_state.json
+    checkpoint-120-g3/parity-0-1.r00000.parity
+    checkpoint-120-g3/signature-8c1f0a52b67d934e.json
+    checkpoint-120-g3/aside-5e1d07c2a94f-state.json   what a repair replaced; means nothing
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from resilient.errors import ConfigError
+
+MANIFEST = "manifest.json"
+MANIFEST_COPY = "manifest.copy.json"
+GENERATIONS = "generations/"
+CHECKPOINTS = "checkpoint-"
+TAGS = "tags/"
+LEDGER = "ledger/"
+STATE_DOCUMENT = "state.json"
+ABILITIES = "store-abilities.json"
+PARITY_SUFFIX = ".parity"
+
+STEP_MAX = 10**18 - 1
+"""The greatest step that the name of a checkpoint can say."""
+
+_ROOT_LENGTH = 16
+_TRASHED = "manifest.trashed-"
+_TRASH = re.compile(r"manifest\.trashed-([0-9]{8}T[0-9]{9})-([0-9]{8}T[0-9]{9})\.json")
+_ASIDE_LENGTH = 12
+_ASIDE_NAME_MAX = 160
+_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
+_GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
+_SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+# What a reference to a checkpoint may say besides a tag.
+_TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors|parity)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """Names one checkpoint and owns every key under its folder.
+
+    Order is (generation, step): whatever a later life saves outranks all of an earlier one.
+    """
+
+    generation: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        """The folder's name, for example ``checkpoint-120-g3``."""
+        return f"checkpoint-{self.step}-g{self.generation}"
+
+    @property
+    def copy_key(self) -> str:
+        """The key of the manifest's second copy, for repairs; its presence means nothing."""
+        return self.key(MANIFEST_COPY)
+
+    @property
+    def manifest_key(self) -> str:
+        """The key whose presence is the commit."""
+        return self.key(MANIFEST)
+
+    def key(self, name: str) -> str:
+        """Return the store's key of a file of this checkpoint."""
+        return f"{self.folder}/{name}"
+
+    def __str__(self) -> str:
+        return self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class TrashedManifest:
+    """What the name of a manifest in the trash says.
+
+    Attributes:
+        name: the file.
+        since: when it was put there, UTC, ISO 8601; what one prune lets go has the same.
+        until: when its bytes may be freed.
+    """
+
+    name: str
+    since: str
+    until: str
+
+    @property
+    def prune(self) -> str:
+        """The id of the prune that put it there: both moments, as the name spells them."""
+        return self.name.removeprefix(_TRASHED).removesuffix(".json")
+
+
+def whole_step(step: Any) -> int:
+    """Return a step as the plain number that it is, of NumPy and of a tensor too.
+
+    Raises:
+        ConfigError: it is no single whole number, or out of bounds.
+    """
+    number = -1
+    is_truth = "bool" in str(getattr(step, "dtype", type(step).__name__))
+    if not is_truth and not getattr(step, "ndim", 0) and hasattr(step, "__index__"):
+        try:
+            number = operator.index(step)
+        except TypeError:  # such as a tensor of floats, which has the method all the same
+            number = -1
+    if not 0 <= number <= STEP_MAX:
+        raise ConfigError(
+            f"{step!r} ({type(step).__name__}) is no step: a step is a whole number from 0 to "
+            f"{STEP_MAX}",
+            hint="count optimizer steps, and give their number: save(int(step))",
+        )
+    return number
+
+
+def parse_checkpoint(folder: str) -> CheckpointId | None:
+    """Return the id that a folder's name spells, or None for any other name."""
+    match = _FOLDER.fullmatch(folder)
+    return CheckpointId(int(match[2]), int(match[1])) if match else None
+
+
+def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
+    """Return the checkpoint and the file that ``key`` names, or None for a foreign key."""
+    folder, _, name = key.partition("/")
+    checkpoint = parse_checkpoint(folder)
+    return (checkpoint, name) if checkpoint and is_file_name(name) else None
+
+
+def key_of_file(checkpoint: CheckpointId, name: str) -> str:
+    """Return the key of a file as a manifest names it: of its own folder, or ``folder/name``."""
+    return name if "/" in name else checkpoint.key(name)
+
+
+def origin_of(name: str) -> CheckpointId | None:
+    """Return the checkpoint whose folder a manifest's name of a file leads to, None for its own."""
+    split = split_checkpoint_key(name)
+    return split[0] if split and split[1] != MANIFEST else None
+
+
+def trash_name(since: str, until: str) -> str:
+    """Return the name of a manifest that is in the trash from one moment to another.
+
+    Args:
+        since: UTC, ISO 8601, with milliseconds.
+        until: the same.
+    """
+    return f"{_TRASHED}{_compact(since)}-{_compact(until)}.json"
+
+
+def parse_trash(name: str) -> TrashedManifest | None:
+    """Return what the name of a manifest in the trash says, or None for any other name."""
+    match = _TRASH.fullmatch(name)
+    return TrashedManifest(name, _iso(match[1]), _iso(match[2])) if match else None
+
+
+def parse_prune(text: str) -> TrashedManifest | None:
+    """Return what the id of a prune says, or None for any other text."""
+    return parse_trash(f"{_TRASHED}{text}.json")
+
+
+def _compact(moment: str) -> str:
+    return re.sub(r"[-:.Z]", "", moment)
+
+
+def _iso(compact: str) -> str:
+    day, time = compact[:8], compact[9:]
+    date = f"{day[:4]}-{day[4:6]}-{day[6:]}"
+    return f"{date}T{time[:2]}:{time[2:4]}:{time[4:6]}.{time[6:]}Z"
+
+
+def generation_key(number: int) -> str:
+    """Return the key of the record of life ``number``."""
+    return f"{GENERATIONS}g{number:06d}.json"
+
+
+def probe_key(token: str, number: int) -> str:
+    """Return the key that racers meet at in one round of a probe; ``token`` is of the probe."""
+    return f"store-probe/{token}-{number}"
+
+
+def parse_generation(key: str) -> int | None:
+    """Return the number that a generation's key spells, or None for any other key."""
+    number = _spelled(key)
+    return number if number and generation_key(number) == key else None
+
+
+def committed_key(number: int) -> str:
+    """Return the key of the mark that life ``number`` has committed something."""
+    return f"{GENERATIONS}g{number:06d}.committed.json"
+
+
+def parse_committed(key: str) -> int | None:
+    """Return the number of the life that a mark's key spells, or None for any other key."""
+    number = _spelled(key)
+    return number if number and committed_key(number) == key else None
+
+
+def _spelled(key: str) -> int:
+    match = _GENERATION.fullmatch(key)
+    return int(match[1]) if match else 0
+
+
+def segment_key(checkpoint: CheckpointId) -> str:
+    """Return the key of the ledger's segment that a checkpoint's save puts."""
+    return f"{LEDGER}g{checkpoint.generation:06d}-{checkpoint.step:012d}.json"
+
+
+def parse_segment(key: str) -> CheckpointId | None:
+    """Return the checkpoint whose segment of the ledger a key spells, or None for any other key."""
+    match = _SEGMENT.fullmatch(key)
+    checkpoint = CheckpointId(int(match[1]), int(match[2])) if match else None
+    return checkpoint if checkpoint and segment_key(checkpoint) == key else None
+
+
+def tag_key(name: str) -> str:
+    """Return the key of the tag ``name``."""
+    return f"{TAGS}{name}.json"
+
+
+def parse_tag(key: str) -> str | None:
+    """Return the name that a tag's key spells, or None for any other key.
+
+    A name that means a checkpoint already, like ``latest`` or a step, is no tag's.
+    """
+    if not key.startswith(TAGS) or not key.endswith(".json"):
+        return None
+    name = key.removeprefix(TAGS).removesuffix(".json")
+    return name if _TAG.fullmatch(name) and not _TAKEN.fullmatch(name) else None
+
+
+def is_file_name(name: str) -> bool:
+    """Say whether ``name`` may be a file of ours: one segment, no climbing, a known ending."""
+    return _FILE.fullmatch(name) is not None
+
+
+def signature_name(root: str) -> str:
+    """Return the file that signs the manifest with this root."""
+    return f"signature-{root[:_ROOT_LENGTH]}.json"
+
+
+def aside_name(name: str, digest: str) -> str:
+    """Return the name under which a damaged file of ours is kept once a whole one replaces it.
+
+    Args:
+        name: the file's, without a folder.
+        digest: of what is kept, so that other damage has another name.
+    """
+    return f"aside-{digest[:_ASIDE_LENGTH]}-{name[-_ASIDE_NAME_MAX:]}"
+
+
+def shard_name(part: str, rank: int, number: int | None = None) -> str:
+    """Return a file that holds one rank's regions of a replicated part.
+
+    Args:
+        part: the part's name.
+        rank: who writes it.
+        number: which of the files that the rank's share is cut into; None for the only one.
+    """
+    which = "" if number is None else f"-{number:02d}"
+    return f"{part}.r{rank:05d}{which}.safetensors"
+
+
+def rank_part(part: str, rank: int) -> str:
+    """Return the name of one rank's copy of a part that each rank has for itself."""
+    return f"{part}_{rank}"
+
+
+def rank_part_file(part: str, rank: int) -> str:
+    """Return the file of one rank's own part, for example ``rng_state_0.safetensors``."""
+    return f"{rank_part(part, rank)}.safetensors"
+
+
+def parity_name(group: int, row: int, rank: int) -> str:
+    """Return the file that holds one parity row over a group of one rank's files."""
+    return f"parity-{group}-{row}.r{rank:05d}{PARITY_SUFFIX}"
+
+
+def is_parity_name(name: str) -> bool:
+    """Say whether a file holds parity: nothing that a restore reads."""
+    return name.endswith(PARITY_SUFFIX)

@@ -1,0 +1,413 @@
+"""Attempts and what each did when.
+
+Records to lives: one from each start of the workers to the end of the last of them.
+
+An agent tells when a life begins and ends; its ranks tell what they did in it. Ranks that no agent
+of ours started (torchrun, plain python) make lives of their own, one per generation.
+
+When steps were done, and what of them was given up without an end of the life.
+
+What each life did, and when: moments that its records tell, the missing ones inferred.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from resilient.format.keys import parse_checkpoint
+from resilient.goodput.event_log import ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from resilient.goodput.event_log import EventRecord
+
+_OF_AGENTS = frozenset(
+    {
+        *("WorkerFailed", "HangFound", "StopRequested", "ProgressSeen", "NoticeHeard"),
+        *("LifeEnded", "NodesLost"),
+    }
+)
+
+
+@dataclass(slots=True)
+class AgentRun:
+    """One agent, from its first word to its last.
+
+    Attributes:
+        agent: its name, ``host:pid``.
+        began_ms: its first word.
+        ended_ms: its last.
+        exit_code: of its end; None if it did not say that it leaves.
+    """
+
+    agent: str
+    began_ms: int
+    ended_ms: int
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One life of the workers, on all hosts.
+
+    Attributes:
+        number: 1 for the first of all launches.
+        attempt: its name; empty for one that no agent started.
+        agents: that told of it.
+        began_ms: when its hosts began to meet.
+        started_ms: when its processes did.
+        ended_ms: when the last of them was gone, as far as anybody said.
+        cause: why it began.
+        world_size: ranks of all hosts.
+        records: what was told in it, by time.
+        is_ended: whether an agent said that it is over.
+    """
+
+    number: int
+    attempt: str
+    agents: set[str]
+    began_ms: int
+    started_ms: int
+    ended_ms: int
+    cause: str = ""
+    world_size: int = 0
+    records: list[EventRecord] = field(default_factory=list)
+    is_ended: bool = False
+
+    def told(self, *events: str) -> list[EventRecord]:
+        """Return the records of these events, by time."""
+        return [one for one in self.records if one.event in events]
+
+    def first(self, *events: str) -> EventRecord | None:
+        """Return the first record of these events."""
+        return next(iter(self.told(*events)), None)
+
+
+def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
+    """Return the agents in the order of their first words."""
+    found: dict[str, AgentRun] = {}
+    for one in records:
+        if not one.agent:
+            continue
+        launch = found.setdefault(one.agent, AgentRun(one.agent, one.at_ms, one.at_ms))
+        launch.ended_ms = max(launch.ended_ms, one.at_ms)
+        if one.event in ("RunEnded", "RunGivenUp"):
+            launch.exit_code = round(one.number("exit_code"))
+    return list(found.values())
+
+
+def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
+    """Return the lives by their beginnings, each with what was told in it."""
+    by_attempt: dict[str, AttemptRecord] = {}
+    now: dict[str, AttemptRecord] = {}  # of each agent
+    for one in records:
+        if one.event == "WorkerGroupStarted" and one.agent:
+            now[one.agent] = _begin(by_attempt, one)
+        elif one.event in _OF_AGENTS and one.agent in now:
+            _note(now[one.agent], one)
+    lives = sorted(by_attempt.values(), key=lambda life: life.began_ms)
+    _take_ranks(lives, [one for one in records if not one.agent])
+    lives.sort(key=lambda life: life.began_ms)
+    over_ms = 0
+    for number, life in enumerate(lives, 1):
+        life.number = number
+        life.records.sort(key=lambda one: one.at_ms)
+        # A host may come back to the rendezvous while another still ends its workers.
+        life.began_ms = min(max(life.began_ms, over_ms), life.started_ms)
+        over_ms = life.ended_ms if life.is_ended else over_ms
+    return lives
+
+
+def _begin(by_attempt: dict[str, AttemptRecord], one: EventRecord) -> AttemptRecord:
+    started_ms = one.at_ms - one.milliseconds("start_seconds")
+    began_ms = started_ms - one.milliseconds("met_seconds")
+    attempt = one.text("attempt") or f"{one.agent} {one.at_ms}"
+    life = by_attempt.setdefault(
+        attempt, AttemptRecord(0, attempt, set(), began_ms, started_ms, one.at_ms)
+    )
+    # The first host that was there has waited longest for its peers.
+    life.began_ms = min(life.began_ms, began_ms)
+    life.started_ms = max(life.started_ms, started_ms, life.began_ms)
+    life.ended_ms = max(life.ended_ms, one.at_ms)
+    life.cause, life.world_size = one.text("cause"), round(one.number("world_size"))
+    life.agents.add(one.agent)
+    return life
+
+
+def _note(life: AttemptRecord, one: EventRecord) -> None:
+    life.records.append(one)
+    if one.event == "LifeEnded" or not life.is_ended:
+        life.ended_ms = max(life.ended_ms, one.at_ms)
+    life.is_ended |= one.event == "LifeEnded"
+
+
+def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None:
+    """Give what ranks told to the lives, by the generation if one is named, else by time."""
+    by_agents = list(lives)
+    begun_ms = [life.began_ms for life in by_agents]
+    generations: dict[int, AttemptRecord] = {}
+    for one in told:
+        generation = round(one.number("generation", -1))
+        life = generations.get(generation)
+        if life is None:
+            nth = bisect_right(begun_ms, one.at_ms) - 1
+            life = by_agents[nth] if nth >= 0 else None
+            if life is None or (life.is_ended and one.at_ms > life.ended_ms):
+                life = AttemptRecord(0, "", set(), one.at_ms, one.at_ms, one.at_ms)
+                lives.append(life)
+            if generation >= 0:
+                generations[generation] = life
+        life.records.append(one)
+        if not life.attempt:
+            began_ms = one.at_ms - (
+                one.milliseconds("took_seconds") if one.event == "CheckpointRestored" else 0
+            )
+            life.began_ms = life.started_ms = min(life.began_ms, began_ms)
+        # A keeper may commit what a life left when that is over.
+        if not life.is_ended and one.event != "CheckpointCommitted":
+            life.ended_ms = max(life.ended_ms, one.at_ms)
+
+
+TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressSeen")
+WENT_BACK = "RolledBack"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step, and when it was done, in milliseconds since 1970."""
+
+    step: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A life that went back to a checkpoint, and on from there.
+
+    Attributes:
+        began_ms: when what was given up began.
+        at_ms: when training went on.
+        step: that it went on from.
+        lost_steps: that were done beyond that.
+        reason: why.
+        host: where it was told.
+        times: how often the run had gone back by then, in all lives.
+    """
+
+    began_ms: int
+    at_ms: int
+    step: int
+    lost_steps: int
+    reason: str
+    host: str
+    times: int
+
+
+def walk(
+    told: Iterable[EventRecord], began: StepTime, ended_ms: int
+) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
+    """Return when steps were done, ascending in both, and when the life went back.
+
+    Args:
+        told: what its ranks said, by time; each of them may tell the same.
+        began: what it began from, and when.
+        ended_ms: of its training; what was told later is passed over.
+    """
+    points: list[StepTime] = [began]
+    returns: list[Rewind] = []
+    for one in sorted(told, key=done_ms):
+        at_ms = done_ms(one)
+        if not began.at_ms <= at_ms <= ended_ms:
+            continue
+        if one.event == WENT_BACK:
+            if (back := _return(one, points, returns)) is not None:
+                returns.append(back)
+                points = [past for past in points if past.step < back.step]
+                points.append(StepTime(back.step, at_ms))
+        elif (step := step_of(one, -1)) > points[-1].step:
+            points.append(StepTime(step, at_ms))
+    return tuple(points), tuple(returns)
+
+
+def when_done(points: Sequence[StepTime], step: int) -> int:
+    """Return when ``step`` was done: as told, or by interpolation between what was told."""
+    nth = bisect_left(points, step, key=lambda one: one.step)
+    if nth in (0, len(points)):
+        return points[0 if nth == 0 else -1].at_ms
+    later, earlier = points[nth], points[nth - 1]
+    share = (step - earlier.step) / (later.step - earlier.step)
+    return round(earlier.at_ms + (later.at_ms - earlier.at_ms) * share)
+
+
+def done_ms(one: EventRecord) -> int:
+    """What follows a step begins when that is done."""
+    return one.at_ms - (one.milliseconds("took_seconds") if one.event == "PhaseEnded" else 0)
+
+
+def step_of(one: EventRecord | None, default: int) -> int:
+    """Return the step that a record is of."""
+    if one is None:
+        return default
+    for name in ("global_step", "step"):
+        step = one.number(name, -1)
+        if step >= 0:
+            return round(step)
+    return default
+
+
+def _return(
+    one: EventRecord, points: Sequence[StepTime], returns: Sequence[Rewind]
+) -> Rewind | None:
+    """Return what a record says of a return; None if another rank said it, or it says nothing."""
+    checkpoint = parse_checkpoint(one.text("checkpoint"))
+    times = round(one.number("times"))
+    if checkpoint is None or times in (past.times for past in returns):
+        return None
+    step = max(checkpoint.step, points[0].step)
+    done = max(step, step_of(one, step + 1) - 1)
+    # The steps up to the broken one were done by now.
+    known = [past for past in points if past.step < done] + [StepTime(done, one.at_ms)]
+    began_ms = when_done(known, step)
+    return Rewind(began_ms, one.at_ms, step, done - step, one.text("reason"), one.host, times)
+
+
+_SAVING, _EVALUATING = "saving", "evaluating"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of time, from a moment to another, in milliseconds since 1970."""
+
+    began_ms: int
+    ended_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTimeline:
+    """What one life did.
+
+    Attributes:
+        life: which.
+        restore: while it loaded a checkpoint; None if it did not.
+        training: from the loop's beginning to its end, whatever ended it; None if there was none.
+        is_over: whether the loop itself ended, by its last step or by an order to stop.
+        failed_ms: when it failed, as far as can be told; None if it did not.
+        hung_ms: since when it had hung; None if it did not hang.
+        first_step_ms: when its first step was done; None if it was not.
+        first_step: what it began from.
+        last_step: the last one that is known to be done.
+        evaluations: inside its training.
+        stalls: times in which its training waited for a save.
+        points: steps and when they were done, where that is known, ascending.
+        returns: when it went back to a checkpoint without ending.
+    """
+
+    life: AttemptRecord
+    restore: Span | None
+    training: Span | None
+    is_over: bool
+    failed_ms: int | None
+    hung_ms: int | None
+    first_step_ms: int | None
+    first_step: int
+    last_step: int
+    evaluations: tuple[Span, ...] = ()
+    stalls: tuple[Span, ...] = ()
+    points: tuple[StepTime, ...] = field(default=(), repr=False)
+    returns: tuple[Rewind, ...] = ()
+
+    def when_done(self, step: int) -> int:
+        """Return when ``step`` was done: as told, or by interpolation between what was told."""
+        assert self.training is not None, "asked only of a life that trained"  # noqa: S101
+        last = StepTime(self.last_step, self.training.ended_ms)
+        return when_done([*(one for one in self.points if one.step < last.step), last], step)
+
+
+def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
+    """Return what a life did, as far as it was told."""
+    failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
+    until_ms = life.ended_ms if failed_ms is None else failed_ms
+    began, over = life.first("TrainingStarted"), life.told(*ENDS)
+    signs = [one for one in life.told("ProgressSeen") if one.number("step", -1) >= 0]
+    restored = life.first("CheckpointRestored")
+    first_step = step_of(began or restored, 0)
+    begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
+    training = None
+    if begins_ms is not None:
+        stops_ms = over[-1].at_ms if over else until_ms
+        training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
+    points, returns = _walk(life, first_step, training)
+    first_done = life.first("FirstStepEnded")
+    done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
+    return AttemptTimeline(
+        life=life,
+        restore=_before(restored) if restored else None,
+        training=training,
+        is_over=bool(over),
+        failed_ms=failed_ms,
+        hung_ms=hung_ms,
+        first_step_ms=done_ms,
+        first_step=first_step,
+        last_step=max(first_step, _last_step(life, returns)) if training else first_step,
+        evaluations=tuple(map(_before, _phases(life, _EVALUATING))),
+        stalls=_stalls(life),
+        points=points,
+        returns=returns,
+    )
+
+
+def _failed_ms(life: AttemptRecord) -> int | None:
+    """When the first sign of the failure was seen; None for a life that did not fail."""
+    ends = life.told("LifeEnded")
+    if not ends:
+        told = life.first("WorkerFailed")
+        return told.at_ms if told else None
+    failed = [one for one in ends if one.text("ended") in ("failed", "unreachable")]
+    if not failed:
+        return None
+    return min(life.ended_ms, *(one.at_ms - one.milliseconds("stop_seconds") for one in failed))
+
+
+def _hung_ms(life: AttemptRecord) -> int | None:
+    hang = life.first("HangFound")
+    return hang.at_ms - hang.milliseconds("waited_seconds") if hang else None
+
+
+def _walk(
+    life: AttemptRecord, first_step: int, training: Span | None
+) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
+    if training is None:
+        return (), ()
+    began = StepTime(first_step, training.began_ms)
+    return walk(life.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
+
+
+def _last_step(life: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
+    """Return the last step that is done and was not given up since."""
+    back = returns[-1] if returns else None
+    told = life.told(*TELL_STEPS, "LifeEnded", *ENDS)
+    since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
+    return max([*since, back.step if back else 0], default=0)
+
+
+def _phases(life: AttemptRecord, phase: str) -> list[EventRecord]:
+    return [one for one in life.told("PhaseEnded") if one.text("phase") == phase]
+
+
+def _stalls(life: AttemptRecord) -> tuple[Span, ...]:
+    """Return when training waited for a save: as it told, or as each commit did."""
+    told = _phases(life, _SAVING)
+    if told:
+        return tuple(map(_before, told))
+    found = []
+    for one in life.told("CheckpointCommitted"):
+        began_ms = one.at_ms - one.milliseconds("commit_seconds")
+        found.append(Span(began_ms, began_ms + one.milliseconds("stall_seconds")))
+    return tuple(found)
+
+
+def _before(one: EventRecord) -> Span:
+    return Span(one.at_ms - one.milliseconds("took_seconds"), one.at_ms)

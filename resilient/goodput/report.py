@@ -1,0 +1,280 @@
+"""Where a run's wall clock went: the records of all its lives as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.format.keys import parse_checkpoint
+from resilient.goodput.attempts import build_attempt_timeline, find_agent_runs, find_attempts
+from resilient.goodput.event_log import ENDS, align, correct_clock_steps, offsets_ms
+from resilient.goodput.timeline import (
+    Fault,
+    RecoverySummary,
+    TimeClass,
+    Timeline,
+    find_faults,
+    paint_launches,
+    paint_life,
+    paint_lost,
+    recoveries_by_cause,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.goodput.attempts import AgentRun, AttemptRecord, AttemptTimeline
+    from resilient.goodput.event_log import EventRecord
+    from resilient.goodput.timeline import TimelineInterval
+
+SILENT_MS = 60_000
+"""An agent tells something every ten seconds; after that long without a word it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLoss:
+    """A loss that was logged.
+
+    Attributes:
+        is_lost: whether its step was rolled back later.
+    """
+
+    life: int
+    step: int
+    at_ms: int
+    value: float
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedCheckpoint:
+    """A checkpoint that was committed.
+
+    Attributes:
+        commit_ms: from capture to manifest.
+        stall_ms: how long training waited for its copy.
+    """
+
+    checkpoint: str
+    step: int
+    life: int
+    at_ms: int
+    size_bytes: int
+    written_bytes: int
+    commit_ms: int
+    stall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Where the run is.
+
+    Attributes:
+        step: the last that is known to be done.
+        max_steps: of the run, 0 if it did not say.
+        steps_per_second: of the newest steps of this life, 0 if they are not known.
+        told_ms: when anything was told last.
+        exit_code: of the last agent that left; None while one is there, or if it did not say.
+        is_done: whether training came to its end.
+    """
+
+    step: int
+    max_steps: int
+    steps_per_second: float
+    told_ms: int
+    exit_code: int | None
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputReport:
+    """A run's wall clock and what it bought.
+
+    Attributes:
+        began_ms: of the wall clock: the first word of anybody.
+        ended_ms: of it.
+        intervals: the wall clock in pieces that touch.
+        doings: what each life did.
+        launches: the agents.
+        faults: what ended lives before their time.
+        repairs: the same by cause.
+        losses: that were logged, by life and step.
+        saved: checkpoints by time.
+        skew_ms: by how much the clock of each host was ahead; empty if all agree.
+    """
+
+    began_ms: int
+    ended_ms: int
+    intervals: tuple[TimelineInterval, ...]
+    doings: tuple[AttemptTimeline, ...]
+    launches: tuple[AgentRun, ...]
+    faults: tuple[Fault, ...]
+    repairs: Mapping[str, RecoverySummary]
+    losses: tuple[LoggedLoss, ...]
+    saved: tuple[CommittedCheckpoint, ...]
+    skew_ms: Mapping[str, int]
+    now: RunStatus
+
+    @property
+    def wall_ms(self) -> int:
+        """From the first word to the end."""
+        return self.ended_ms - self.began_ms
+
+    @property
+    def spent_ms(self) -> dict[TimeClass, int]:
+        """The wall clock by class; the values sum to it."""
+        total = dict.fromkeys(TimeClass, 0)
+        for one in self.intervals:
+            total[one.spent] += one.length_ms
+        return total
+
+    @property
+    def goodput(self) -> float:
+        """The share of the wall clock that was training whose steps are part of the result."""
+        return self.spent_ms[TimeClass.TRAINING] / self.wall_ms if self.wall_ms else 0.0
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that were done in vain."""
+        return sum(one.lost_steps for one in self.faults)
+
+    @property
+    def risk_steps(self) -> int:
+        """Steps that would be lost if all failed now."""
+        return max(0, self.now.step - max((one.step for one in self._kept), default=0))
+
+    @property
+    def _kept(self) -> list[CommittedCheckpoint]:
+        """Checkpoints that the newest life could go on from, by what is known here."""
+        return [one for one in self.saved if one.step <= self.now.step]
+
+
+def build_report(
+    told: Sequence[EventRecord], until_ms: int = 0, *, goes_on: bool = True
+) -> GoodputReport:
+    """Return where the wall clock went.
+
+    Args:
+        told: all records of the run, in any order.
+        until_ms: the present, for a run that goes on; 0 ends with the last record. See
+            :func:`resilient.goodput.event_log.present_ms`.
+        goes_on: whether its launcher may live; of one that is dead nothing went on.
+    """
+    by_time = correct_clock_steps(told)
+    records = align(by_time)
+    last_ms = records[-1].at_ms if records else 0
+    launches, lives = find_agent_runs(records), find_attempts(records)
+    if goes_on and until_ms - last_ms <= SILENT_MS:
+        _go_on(launches, lives, until_ms)
+    doings = [build_attempt_timeline(life) for life in lives]
+    faults = find_faults(doings, launches)
+    firsts = [*(one.at_ms for one in records[:1]), *(life.began_ms for life in lives)]
+    began_ms = min(firsts, default=0)
+    line = Timeline(began_ms, max(last_ms, until_ms))
+    paint_launches(line, launches, doings)
+    for one in doings:
+        paint_life(line, one)
+    paint_lost(line, faults)
+    return GoodputReport(
+        began_ms=began_ms,
+        ended_ms=max(began_ms, last_ms, until_ms),
+        intervals=line.intervals(),
+        doings=tuple(doings),
+        launches=tuple(launches),
+        faults=tuple(faults),
+        repairs=recoveries_by_cause(faults),
+        losses=_losses(doings, faults),
+        saved=_saved(doings),
+        skew_ms={host: one for host, one in offsets_ms(by_time).items() if one},
+        now=_now(doings, launches, last_ms),
+    )
+
+
+def _go_on(launches: Sequence[AgentRun], lives: Sequence[AttemptRecord], until_ms: int) -> None:
+    """Carry what has not ended on to the present."""
+    for launch in launches[-1:]:
+        if launch.exit_code is None:
+            launch.ended_ms = max(launch.ended_ms, until_ms)
+    for life in lives[-1:]:
+        is_over = life.is_ended or life.told(*ENDS)
+        if not is_over and all(one.exit_code is None for one in launches[-1:]):
+            life.ended_ms = max(life.ended_ms, until_ms)
+
+
+def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
+    lost = [span for fault in faults for span in fault.lost]
+    found = []
+    for one in doings:
+        gone = [(began, ended) for began, ended, life in lost if life == one.life.number]
+        for told in one.life.told("MetricsLogged"):
+            value = _loss_of(told)
+            if value is None:
+                continue
+            is_lost = any(began < told.at_ms <= ended for began, ended in gone)
+            step, life = round(told.number("step")), one.life.number
+            found.append(LoggedLoss(life, step, told.at_ms, value, is_lost))
+    return tuple(found)
+
+
+def _loss_of(told: EventRecord) -> float | None:
+    """Return the loss that was logged, whatever it is; None for what is no number of ours."""
+    metrics = told.fields.get("metrics")
+    value = metrics.get("loss") if isinstance(metrics, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # JSON's whole numbers have no end
+        return None
+
+
+def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]:
+    found = []
+    for one in doings:
+        for told in one.life.told("CheckpointCommitted"):
+            name, size = told.text("checkpoint"), round(told.number("size_bytes"))
+            written = round(told.number("written_bytes", -1))
+            checkpoint = parse_checkpoint(name)
+            found.append(
+                CommittedCheckpoint(
+                    checkpoint=name,
+                    step=checkpoint.step if checkpoint else 0,
+                    life=one.life.number,
+                    at_ms=told.at_ms,
+                    size_bytes=size,
+                    written_bytes=written if written >= 0 else size,
+                    commit_ms=told.milliseconds("commit_seconds"),
+                    stall_ms=told.milliseconds("stall_seconds"),
+                )
+            )
+    return tuple(sorted(found, key=lambda saved: saved.at_ms))
+
+
+def _now(
+    doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun], told_ms: int
+) -> RunStatus:
+    trained = [one for one in doings if one.training is not None]
+    newest = trained[-1] if trained else None
+    began = newest.life.first("TrainingStarted") if newest else None
+    last = max(launches, key=lambda one: one.ended_ms, default=None)
+    return RunStatus(
+        step=newest.last_step if newest else 0,
+        max_steps=round(began.number("max_steps")) if began else 0,
+        steps_per_second=_rate(newest) if newest else 0.0,
+        told_ms=told_ms,
+        exit_code=last.exit_code if last else None,
+        is_done=bool(newest and newest.life.told("TrainingEnded")),
+    )
+
+
+_RECENT = 20
+
+
+def _rate(one: AttemptTimeline) -> float:
+    """Return steps per second over the last moments that are known."""
+    points = one.points[1:][-_RECENT:]
+    if not points:
+        return 0.0
+    first, last = points[0], points[-1]
+    took_ms = last.at_ms - first.at_ms
+    return 1000 * (last.step - first.step) / took_ms if took_ms > 0 else 0.0

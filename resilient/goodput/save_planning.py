@@ -1,0 +1,228 @@
+"""Save-interval planning, `--every` grammar.
+
+What is known of a run's saves, and how often to make them (pure).
+
+How often to save, in the words of ``--every`` and ``save_every`` (pure).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from resilient.errors import ConfigError
+from resilient.goodput.timeline import TimeClass
+from resilient.save_interval import (
+    PROMOTING_SHARE_MAX,
+    FailureObservations,
+    IntervalBounds,
+    IntervalEstimate,
+    choose_interval,
+    expect,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.goodput.event_log import EventRecord
+    from resilient.goodput.report import GoodputReport
+    from resilient.save_interval import SaveInterval
+
+MARGIN_SECONDS = 3.0
+"""What the agent keeps of a deadline for itself, and what a save is given on top of its p95."""
+_NO_LOSS = frozenset({"preemption", "resize"})
+_HOST_LOST = frozenset({"agent_lost", "host_lost", "rendezvous_lost"})
+_MEDIAN, _P95 = 0.5, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long something took, in seconds; None where nothing was measured."""
+
+    count: int
+    p50: float | None
+    p95: float | None
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Times:
+        """Return the nearest-rank percentiles."""
+        if not seconds:
+            return Times(0, None, None)
+        ordered = sorted(seconds)
+        p50, p95 = (ordered[math.ceil(one * len(ordered)) - 1] for one in (_MEDIAN, _P95))
+        return Times(len(ordered), p50, p95)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCosts:
+    """What a plan is made from.
+
+    Attributes:
+        saving: from capture to manifest.
+        stalling: how long training waited for a save.
+        promoting: from the near tier to the durable one.
+        step_seconds: what a step takes; 0 if no step was seen.
+        failures: of anything, with the time that they were seen in.
+        host_losses: of whole hosts, likewise.
+    """
+
+    saving: Times
+    stalling: Times
+    promoting: Times
+    step_seconds: float
+    failures: FailureObservations
+    host_losses: FailureObservations
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """How often a tier should take a save.
+
+    Attributes:
+        tier: ``saves``, or ``durable`` for the promotions of a near tier.
+        interval: the best one within bounds.
+        expected: what intervals cost, by name: ``half``, ``best``, ``double``, ``asked``.
+        seconds: the intervals themselves, by the same names.
+    """
+
+    tier: str
+    interval: SaveInterval
+    seconds: dict[str, float]
+    expected: dict[str, IntervalEstimate]
+
+
+def measure_save_costs(found: GoodputReport, told: Sequence[EventRecord]) -> SaveCosts:
+    """Return what the events of a run say of its saves and failures."""
+    spent = found.spent_ms
+    worked_ms = spent[TimeClass.TRAINING] + spent[TimeClass.LOST]
+    steps = found.now.step + found.lost_steps
+    seen_seconds = (found.wall_ms - spent[TimeClass.DOWN]) / 1000
+    causes = [one.cause for one in found.faults]
+    promoted = [one for one in told if one.event == "CheckpointPromoted"]
+    return SaveCosts(
+        saving=Times.of([one.commit_ms / 1000 for one in found.saved]),
+        stalling=Times.of([one.stall_ms / 1000 for one in found.saved]),
+        promoting=Times.of([one.number("took_seconds") for one in promoted]),
+        step_seconds=worked_ms / 1000 / steps if steps else 0.0,
+        failures=FailureObservations(sum(one not in _NO_LOSS for one in causes), seen_seconds),
+        host_losses=FailureObservations(sum(one in _HOST_LOST for one in causes), seen_seconds),
+    )
+
+
+def plan_tiers(
+    known: SaveCosts, mtbf_seconds: float | None, asked_seconds: float
+) -> list[TierPlan]:
+    """Return how often each tier should take a save; nothing where no save was measured.
+
+    Args:
+        known: of the run.
+        mtbf_seconds: M as somebody said it, for both tiers; None takes what was seen.
+        asked_seconds: an interval to say the cost of as well; 0 for none.
+    """
+    plans = []
+    if known.stalling.p50 is not None:
+        land_seconds = known.saving.p95 or 0.0
+        mtbf = mtbf_seconds or known.failures.mtbf_seconds()
+        interval = choose_interval(
+            known.stalling.p50, mtbf, IntervalBounds(land_seconds=land_seconds)
+        )
+        plans.append(_tier("saves", interval, land_seconds, asked_seconds))
+    if known.promoting.p50 is not None:
+        mtbf = mtbf_seconds or known.host_losses.mtbf_seconds()
+        bounds = IntervalBounds(PROMOTING_SHARE_MAX, land_seconds=known.promoting.p95 or 0.0)
+        interval = choose_interval(known.promoting.p50, mtbf, bounds)
+        plans.append(_tier("durable", interval, bounds.land_seconds, 0.0))
+    return plans
+
+
+def stop_seconds(known: SaveCosts) -> float | None:
+    """Return what a notice must leave: to end the step, to save it, and a margin; None unknown.
+
+    With a near tier the save goes on to the durable one.
+    """
+    if known.saving.p95 is None:
+        return None
+    return known.step_seconds + known.saving.p95 + (known.promoting.p95 or 0.0) + MARGIN_SECONDS
+
+
+def _tier(tier: str, interval: SaveInterval, land_seconds: float, asked_seconds: float) -> TierPlan:
+    best = interval.seconds
+    seconds = {"half": best / 2, "best": best, "double": best * 2}
+    seconds |= {"asked": asked_seconds} if asked_seconds else {}
+    expected = {
+        name: expect(one, interval.cost_seconds, interval.mtbf_seconds, land_seconds)
+        for name, one in seconds.items()
+    }
+    return TierPlan(tier, interval, seconds, expected)
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|min|h)")
+_STEPS = re.compile(r"(\d+) ?steps?")
+_MEMORY = "memory="
+_ACCEPTED = "use 500steps, 30s, 5m, 1h or auto, and with it or alone memory=1step"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvery:
+    """How often to save: one of the two, or neither, which leaves it to what saves cost.
+
+    Attributes:
+        steps: from one save to the next; 0 if that is said otherwise.
+        seconds: of training from one save to the next; 0 if that is said otherwise.
+        memory_steps: from one step that memory holds to the next; 0 for none.
+        says_saves: whether it says anything of saves, and not of memory alone.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    memory_steps: int = 0
+    says_saves: bool = True
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the interval follows from what saves cost and how often runs fail."""
+        return self.says_saves and not self.steps and not self.seconds
+
+
+# Training asks at each step.
+@lru_cache
+def parse_every(text: str, where: str) -> SaveEvery:
+    """Return what ``text`` says: ``500steps``, ``30s``, ``5m``, ``1h`` or ``auto``.
+
+    Behind a comma, or alone, ``memory=1step`` says how often memory holds a step between saves.
+
+    Args:
+        text: in any case.
+        where: the option or the argument that it was given to, for an error.
+
+    Raises:
+        ConfigError: it is none of them, or nothing (0).
+    """
+    words = [word.strip() for word in text.lower().split(",")]
+    held = [word.removeprefix(_MEMORY) for word in words if word.startswith(_MEMORY)]
+    saves = [word for word in words if not word.startswith(_MEMORY)]
+    if len(held) > 1 or len(saves) > 1:
+        raise _refuse(text, where)
+    every = _parse_one(saves[0]) if saves else SaveEvery(says_saves=False)
+    memory = _parse_one(held[0]) if held else SaveEvery()
+    if every is None or memory is None or (held and not memory.steps):
+        raise _refuse(text, where)
+    return replace(every, memory_steps=memory.steps)
+
+
+def _parse_one(word: str) -> SaveEvery | None:
+    if word == "auto":
+        return SaveEvery()
+    if (found := _STEPS.fullmatch(word)) and int(found[1]) > 0:
+        return SaveEvery(steps=int(found[1]))
+    if (found := _TIME.fullmatch(word)) and float(found[1]) > 0:
+        return SaveEvery(seconds=float(found[1]) * _UNITS[found[2]])
+    return None
+
+
+def _refuse(text: str, where: str) -> ConfigError:
+    return ConfigError(f"{where} {text!r} is not accepted: {_ACCEPTED}")

@@ -1,0 +1,381 @@
+"""Wall clock cut into classes; faults and lost work.
+
+The wall clock, cut into pieces that each have one class: they touch, and sum to the whole.
+
+What ended lives before their time or threw them back, its cost, and the work done in vain.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from resilient.goodput.attempts import AgentRun, AttemptRecord, AttemptTimeline
+
+
+class TimeClass(StrEnum):
+    """What a second was spent on."""
+
+    TRAINING = "training"
+    """Steps whose work is part of the result."""
+    LOST = "lost"
+    """Steps that were rolled back or died with their life, and were or must be done again."""
+    EVALUATION = "evaluation"
+    SAVE_STALL = "save_stall"
+    """Training waited for a save."""
+    RESTORE = "restore"
+    """Reading and proving a checkpoint."""
+    START = "start"
+    """An agent or its workers started, until training began."""
+    RENDEZVOUS = "rendezvous"
+    """Waiting for the other hosts."""
+    DETECT = "detect"
+    """Nothing moved, and nobody knew yet: from the last sign of a hang to its finding."""
+    TEARDOWN = "teardown"
+    """From the first sign of a failure to the end of the last worker."""
+    WAIT = "wait"
+    """Between two lives: the decision, and the pause before the next."""
+    FINISH = "finish"
+    """After the last step: what is in flight lands, processes end."""
+    DOWN = "down"
+    """No agent was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineInterval:
+    """A piece of the wall clock.
+
+    Attributes:
+        began_ms: milliseconds since 1970.
+        ended_ms: of its end, which is the beginning of the next.
+        spent: its class.
+        life: which life's it is, 0 for none.
+    """
+
+    began_ms: int
+    ended_ms: int
+    spent: TimeClass
+    life: int
+
+    @property
+    def length_ms(self) -> int:
+        """How long it is."""
+        return self.ended_ms - self.began_ms
+
+
+class Timeline:
+    """A stretch of time that is painted over, piece by piece; every moment has one colour.
+
+    Args:
+        began_ms: of the whole.
+        ended_ms: of the whole; nothing is painted beyond.
+    """
+
+    def __init__(self, began_ms: int, ended_ms: int) -> None:
+        self._ended_ms = max(began_ms, ended_ms)
+        self._cuts = [began_ms]
+        self._colours = [(TimeClass.DOWN, 0)]
+
+    def paint(
+        self,
+        began_ms: int,
+        ended_ms: int,
+        spent: TimeClass,
+        life: int = 0,
+        only: Collection[TimeClass] = (),
+    ) -> None:
+        """Give what lies between two moments a class; ``only`` what has one of those now."""
+        began_ms = max(began_ms, self._cuts[0])
+        ended_ms = min(ended_ms, self._ended_ms)
+        if began_ms >= ended_ms:
+            return
+        first, last = self._cut(began_ms), self._cut(ended_ms)
+        for nth in range(first, last):
+            if not only or self._colours[nth][0] in only:
+                self._colours[nth] = (spent, life)
+
+    def intervals(self) -> tuple[TimelineInterval, ...]:
+        """Return the pieces by time; neighbours differ."""
+        found: list[TimelineInterval] = []
+        for (began_ms, ended_ms), colour in zip(
+            pairwise([*self._cuts, self._ended_ms]), self._colours, strict=True
+        ):
+            if found and (found[-1].spent, found[-1].life) == colour:
+                found[-1] = TimelineInterval(found[-1].began_ms, ended_ms, *colour)
+            elif began_ms < ended_ms:
+                found.append(TimelineInterval(began_ms, ended_ms, *colour))
+        return tuple(found)
+
+    def _cut(self, at_ms: int) -> int:
+        """Return which piece begins at a moment, after cutting there."""
+        nth = bisect_left(self._cuts, at_ms)
+        if at_ms < self._ended_ms and (nth == len(self._cuts) or self._cuts[nth] != at_ms):
+            self._cuts.insert(nth, at_ms)
+            self._colours.insert(nth, self._colours[nth - 1])
+        return nth
+
+
+def paint_launches(
+    line: Timeline, launches: Sequence[AgentRun], doings: Sequence[AttemptTimeline]
+) -> None:
+    """Paint what agents did around their lives."""
+    for launch in launches:
+        lives = [one.life for one in doings if launch.agent in one.life.agents]
+        line.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
+        begins_ms = min((one.began_ms for one in lives), default=launch.ended_ms)
+        line.paint(launch.began_ms, begins_ms, TimeClass.START)
+        ends_ms = max((one.ended_ms for one in lives), default=launch.ended_ms)
+        line.paint(ends_ms, launch.ended_ms, TimeClass.FINISH)
+
+
+def paint_life(line: Timeline, one: AttemptTimeline) -> None:
+    """Paint what a life did, over what its agents did around it."""
+    life, training = one.life, one.training
+    paint = line.paint
+    number, ended_ms = life.number, life.ended_ms
+    paint(life.began_ms, life.started_ms, TimeClass.RENDEZVOUS, number)
+    paint(life.started_ms, ended_ms, TimeClass.START, number)
+    if one.restore:
+        paint(
+            one.restore.began_ms, one.restore.ended_ms, TimeClass.RESTORE, number, {TimeClass.START}
+        )
+    if training:
+        paint(training.began_ms, training.ended_ms, TimeClass.TRAINING, number)
+        for span in one.evaluations:
+            paint(span.began_ms, span.ended_ms, TimeClass.EVALUATION, number, {TimeClass.TRAINING})
+        within = {TimeClass.TRAINING, TimeClass.EVALUATION}
+        for span in one.stalls:
+            paint(span.began_ms, span.ended_ms, TimeClass.SAVE_STALL, number, within)
+        paint(training.ended_ms, ended_ms, TimeClass.FINISH, number)
+    if one.failed_ms is None:
+        return
+    if one.hung_ms is not None:
+        paint(max(one.hung_ms, life.started_ms), one.failed_ms, TimeClass.DETECT, number)
+    paint(one.failed_ms, ended_ms, TimeClass.TEARDOWN, number)
+
+
+_ECHO = "peer"
+_NAMES = {
+    "stopped": "preemption",
+    "preempted": "preemption",
+    "killed": "preemption",
+    "regrouped": "resize",
+    "unreachable": "rendezvous_lost",
+}
+_WITHOUT_A_WORD = ("regrouped", "unreachable")
+"""How a life ends where others are gone that said nothing."""
+_LOSSES = (
+    ("host_lost", "hosts", "no answer from {}"),
+    ("agent_lost", "agents", "the agent of {} is gone, and its host answers"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What ended a life before training was done, or sent it back to a checkpoint.
+
+    Attributes:
+        life: that ended, or went back.
+        at_ms: when it stopped being of use.
+        cause: in a word: one of the agent's causes (``numbers`` also for one that went back),
+            ``preemption``, ``resize``, ``rendezvous_lost``, ``host_lost``, or ``agent_lost``, also
+            where nobody was left to say it.
+        detail: for a person.
+        host: where it began, if that is known.
+        rank: that failed first, -1 if none did.
+        down_ms: until the next life had done its first step; None if none has.
+        lost_steps: that had been done and were not part of what the next life began from.
+        lost: their spans of time, (from, to, life).
+    """
+
+    life: int
+    at_ms: int
+    cause: str
+    detail: str
+    host: str
+    rank: int
+    down_ms: int | None
+    lost_steps: int
+    lost: tuple[tuple[int, int, int], ...]
+
+    @property
+    def lost_ms(self) -> int:
+        """How long what is lost had taken, evaluations and saves among it included."""
+        return sum(ended_ms - began_ms for began_ms, ended_ms, _ in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySummary:
+    """All faults of one cause.
+
+    Attributes:
+        count: how many.
+        mttr_ms: mean time from the fault to the next life's first step; None if none was mended.
+        lost_steps: steps done in vain.
+        lost_ms: the time they had taken.
+    """
+
+    count: int
+    mttr_ms: float | None
+    lost_steps: int
+    lost_ms: int
+
+
+def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun]) -> list[Fault]:
+    """Return what ended lives before their time, by time.
+
+    The steps that a life begins below are charged to the end of the life that trained before it,
+    also where that is a rollback into the work of lives that were long over.
+    """
+    left = {one.agent: one.exit_code for one in launches}
+    useful: list[_Piece] = []
+    found: list[Fault] = []
+    since = 0  # the first fault after the last training
+    for nth, one in enumerate(doings):
+        if one.training is not None:
+            steps, spans = _drop(useful, one.first_step)
+            if since < len(found):
+                found[since] = replace(found[since], lost_steps=steps, lost=spans)
+            found.extend(_went_back(one))
+            since = len(found)
+            useful.append(_Piece(one, one.last_step, is_open=not one.is_over))
+        ended = _how_it_ended(one, left, is_last=nth == len(doings) - 1)
+        if ended is not None:
+            done = (later.first_step_ms for later in doings[nth + 1 :])
+            done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
+            at_ms = _useful_until(one)
+            down_ms = None if done_ms is None else max(0, done_ms - at_ms)
+            found.append(Fault(one.life.number, at_ms, *ended, down_ms, 0, ()))
+    return found
+
+
+def _went_back(one: AttemptTimeline) -> list[Fault]:
+    """Return the times that a life gave up work and went on by itself."""
+    found = []
+    for back in one.returns:
+        later = (point.at_ms for point in one.points if point.step > back.step)
+        done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
+        down_ms = None if done_ms is None else done_ms - back.at_ms
+        lost = ((back.began_ms, back.at_ms, one.life.number),)
+        found.append(
+            Fault(
+                *(one.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
+                *(down_ms, back.lost_steps, lost),
+            )
+        )
+    return found
+
+
+def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:
+    """Return what the faults of each cause cost together, the most frequent cause first."""
+    groups: dict[str, list[Fault]] = defaultdict(list)
+    for one in faults:
+        groups[one.cause].append(one)
+    return {
+        cause: _sum_up(ones) for cause, ones in sorted(groups.items(), key=lambda g: -len(g[1]))
+    }
+
+
+def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
+    """Paint over the training that was done in vain."""
+    for fault in faults:
+        for began_ms, ended_ms, life in fault.lost:
+            line.paint(began_ms, ended_ms, TimeClass.LOST, life, {TimeClass.TRAINING})
+
+
+def _sum_up(faults: Sequence[Fault]) -> RecoverySummary:
+    downs = [one.down_ms for one in faults if one.down_ms is not None]
+    return RecoverySummary(
+        count=len(faults),
+        mttr_ms=sum(downs) / len(downs) if downs else None,
+        lost_steps=sum(one.lost_steps for one in faults),
+        lost_ms=sum(one.lost_ms for one in faults),
+    )
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Steps of a life that are part of the result so far: above its first, up to ``last``.
+
+    It is open while the time after its last step is of no step that was done: it died there.
+    """
+
+    doing: AttemptTimeline
+    last: int
+    is_open: bool
+
+
+def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    """Take what was done beyond ``step`` out of the result; return how much that was, and when."""
+    steps, spans = 0, []
+    while useful and (useful[-1].last > step or useful[-1].is_open):
+        piece = useful[-1]
+        doing, training = piece.doing, piece.doing.training
+        assert training is not None, "a piece has trained"  # noqa: S101
+        first = min(max(step, doing.first_step), piece.last)
+        ended_ms = training.ended_ms if piece.is_open else doing.when_done(piece.last)
+        steps += piece.last - first
+        spans.append((doing.when_done(first), ended_ms, doing.life.number))
+        piece.last, piece.is_open = first, False
+        if first > doing.first_step:
+            break
+        useful.pop()
+    return steps, tuple(spans)
+
+
+def _useful_until(one: AttemptTimeline) -> int:
+    over_ms = one.training.ended_ms if one.is_over and one.training else None
+    ends = (one.hung_ms, one.failed_ms, over_ms)
+    return next((at_ms for at_ms in ends if at_ms is not None), one.life.ended_ms)
+
+
+def _how_it_ended(
+    one: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
+) -> tuple[str, str, str, int] | None:
+    """Return cause, detail, host and rank of what ended a life; None if it is done or goes on."""
+    life = one.life
+    ends = life.told("LifeEnded")
+    kinds = [end.text("ended") for end in ends]
+    failures = life.told("WorkerFailed")
+    if failures and ("failed" in kinds or not kinds):
+        first = next((told for told in failures if told.text("cause") != _ECHO), failures[0])
+        gone = _who_is_gone(life) if first.text("cause") == _ECHO else None
+        detail = first.text("error") or _status(round(first.number("status")))
+        own = first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
+        return gone or own
+    kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
+    if kind:
+        gone = _who_is_gone(life) if kind in _WITHOUT_A_WORD else None
+        return gone or (_NAMES.get(kind, kind), _reason(life), ends[0].host, -1)
+    if kinds or life.told("TrainingEnded", "TrainedUntil"):
+        return None
+    if life.told("TrainingStopped"):
+        return "preemption", _reason(life), "", -1
+    is_gone = any(left.get(agent) is not None for agent in life.agents)
+    return None if is_last and not is_gone else ("agent_lost", "nobody told its end", "", -1)
+
+
+def _who_is_gone(life: AttemptRecord) -> tuple[str, str, str, int] | None:
+    """Return cause, detail, host and rank where nodes of a life were lost without a word."""
+    told = life.told("NodesLost")
+    for cause, field, said in _LOSSES:
+        lost = [one for record in told for one in record.words(field)]
+        if lost:
+            return cause, said.format(", ".join(dict.fromkeys(lost))), lost[0], -1
+    return None
+
+
+def _reason(life: AttemptRecord) -> str:
+    asked = life.first("StopRequested") or life.first("TrainingStopped")
+    return asked.text("reason") if asked else ""
+
+
+def _status(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit {status}"

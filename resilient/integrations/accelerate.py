@@ -1,0 +1,370 @@
+"""Save and resume a training loop on accelerate.
+
+::
+
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    with AcceleratorCheckpointer(accelerator, "runs/mine") as checkpointer:
+        step = checkpointer.resume() or 0
+        while checkpointer.epoch < 3:
+            for batch in checkpointer.batches(loader):   # what is left of the epoch
+                ...
+                checkpointer.save(step)
+
+The repository takes the place of ``accelerator.save_state``. A checkpoint holds all that was
+prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
+state. It also holds the files of save hooks, and the position in the data, which accelerate leaves
+to the script.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate.data_loader import SeedableRandomSampler
+from accelerate.utils import DistributedType
+
+from resilient.checkpointer import Checkpointer
+from resilient.distributed.launch_env import read_launch
+from resilient.errors import ConfigError
+from resilient.integrations.deferred_state import DeferredRandomState, StateField
+from resilient.integrations.events import StateNotKept
+from resilient.integrations.hook_files import HookFiles
+from resilient.integrations.loader_order import generators_of
+from resilient.start_guard import LOOP, StartGuard
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    import torch
+    from accelerate import Accelerator
+
+    from resilient import checkpoint_engine
+    from resilient.format.keys import CheckpointId
+
+_REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+_RANDOM_DEVICES = ("cpu", "cuda")
+"""Devices whose random state :class:`resilient.state_dict.rng_state.RandomState` keeps."""
+_LIMITS = frozenset({"keep_last", "save_total_limit", "retention"})
+
+
+class AcceleratorCheckpointer(Checkpointer):
+    """A checkpointer of everything that an Accelerator has prepared.
+
+    Build it after ``accelerator.prepare``, ``register_for_checkpointing`` and the registration of
+    hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
+
+    A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
+    checkpoint holds the files that they write. ``resume`` calls the hooks of
+    ``register_load_state_pre_hook`` with a folder of these files, before it loads the models. The
+    models are always loaded as they were, also if a hook removed some from its list.
+
+    ``total_limit`` of a ``ProjectConfiguration`` with ``automatic_checkpoint_naming`` becomes
+    ``keep_last``, unless an option limits the checkpoints. Checkpoints of accelerate in its
+    ``project_dir`` refuse a start at step 0.
+
+    Args:
+        accelerator: whose models, optimizers, schedulers and registered objects to save.
+        url: the repository.
+        things: more to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+
+    Attributes:
+        epoch: how often ``batches`` has come to an end.
+
+    Raises:
+        ConfigError: the accelerator keeps its state where this cannot take it, or a prepared
+            loader is a ``StatefulDataLoader``.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, url: str | os.PathLike[str], **things: Any
+    ) -> None:
+        self.epoch = 0
+        self._accelerator: Any = accelerator
+        _require_supported(self._accelerator)
+        self._taken = 0
+        self._held = DeferredRandomState()
+        self._order = Order(self._accelerator)
+        self._hooked = HookFiles(self._accelerator)
+        self._known = _identities(self._accelerator)
+        own = {
+            # Hooks come first: models and optimizers are loaded over what a hook has loaded.
+            **({"hooks": Part(self._hooked, optional=True)} if self._hooked.exists() else {}),
+            **_prepared(self._accelerator),
+            "place": Part(StateField(self._place, self._put_place)),
+            "order": Part(self._order, "rank"),
+            "rng_state": Part(self._held, "rank"),
+        }
+        taken = sorted(set(own) & set(things))
+        if taken:
+            raise ConfigError(f"`{taken[0]}` is what the accelerator prepared: choose another name")
+        # Random state last, so that nothing that is loaded can draw from the restored streams.
+        super().__init__(url, rng=False, **{**things, **self._limit(things), **own})
+        if places := _own_saves(self._accelerator):
+            self.guard = StartGuard(LOOP, places)
+
+    def resume(self, ref: str | None = None) -> int | None:
+        """Load the newest checkpoint that all ranks can prove, and begin this life.
+
+        As :meth:`resilient.checkpointer.Checkpointer.resume`; random state is back where it was when
+        ``batches`` gives its first batch.
+
+        Crash: the claimed number is used up; nothing else changed in the store.
+
+        Raises:
+            ConfigError: also if the accelerator trains on this rank alone, of several.
+        """
+        ranks, mine = read_launch(os.environ).world.size, self._accelerator.num_processes
+        if mine != ranks:
+            raise ConfigError(
+                f"this is one of {ranks} ranks (WORLD_SIZE), and the Accelerator is one of {mine}: "
+                "each rank would train its own model",
+                hint="on CPUs Accelerator(cpu=True) joins them",
+            )
+        self._require_known("resume()")
+        step = super().resume(ref)
+        self._held.restore()
+        lost = [] if step is None else self._order.restore_generators()
+        device = self._accelerator.device.type
+        if device not in _RANDOM_DEVICES:
+            lost.append(f"random state of {device}")
+        if lost:
+            self.emit(StateNotKept(tuple(lost), "draws of this run may differ after a resume"))
+        return step
+
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        keep: Collection[CheckpointId] = (),
+    ) -> CheckpointId:
+        """Save as :meth:`resilient.checkpointer.Checkpointer.save`, between optimizer steps.
+
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
+        not exist and older ones are untouched.
+
+        Raises:
+            ConfigError: also in the middle of an accumulation: its gradients would be lost; or
+                something was prepared or registered that this checkpointer does not save.
+        """
+        self._require_known("save()")
+        if not self._accelerator.sync_gradients:
+            raise ConfigError(
+                f"step {step} would be saved in the middle of an accumulation, without the "
+                "gradients that were added up; nothing was saved, older checkpoints are intact",
+                hint="save where accelerator.sync_gradients is true: `if "
+                "accelerator.sync_gradients: checkpointer.save(step)`",
+            )
+        return super().save(step, metrics=metrics, keep=keep)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yield what is left of this epoch; after a resume, what was trained on is skipped.
+
+        Args:
+            loader: what ``accelerator.prepare`` returned; map-style, shuffled or not.
+
+        Raises:
+            ConfigError: the loader has no length, as of an IterableDataset without one.
+        """
+        skipped = self._taken
+        if not _has_length(loader):
+            raise ConfigError(
+                "the loader has no length, so the place in its data cannot be found again",
+                hint="give its dataset a __len__, or make it map-style",
+            )
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.epoch)
+        if skipped < len(loader):
+            self._order.begin(loader, is_new=not skipped)
+            left = self._accelerator.skip_first_batches(loader, skipped) if skipped else loader
+            for number, batch in enumerate(left):
+                if skipped and not number:
+                    # To find the place, the streams went back to where the epoch began.
+                    self._held.restore()
+                self._taken += 1
+                yield batch
+        self.epoch, self._taken = self.epoch + 1, 0
+
+    @contextmanager
+    def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
+        """Return a context of a save, in which the save hooks have been called."""
+        with super()._saving(spine):
+            if self._hooked.exists():
+                if self._accelerator.num_processes > 1:
+                    # A hook may be collective; a rank that saves alone must not begin it.
+                    spine.meet()
+                self._hooked.collect()
+            yield
+
+    def _limit(self, things: Mapping[str, Any]) -> dict[str, int]:
+        """Return the limit of checkpoints that the script gave to accelerate."""
+        project = self._accelerator.project_configuration
+        limit = project.total_limit if project.automatic_checkpoint_naming else None
+        return {} if limit is None or _LIMITS & set(things) else {"keep_last": limit}
+
+    def _require_known(self, call: str) -> None:
+        """Refuse to leave out an object that was prepared or registered too late."""
+        late = [
+            name
+            for name, one in _identities(self._accelerator).items()
+            if one not in self._known.values()
+        ]
+        if late:
+            raise ConfigError(
+                f"{call} would leave out `{late[0]}`: it was prepared or registered after the "
+                "AcceleratorCheckpointer was made; nothing was saved or loaded",
+                hint="make the AcceleratorCheckpointer after prepare() and all register_ calls",
+            )
+
+    def _place(self) -> dict[str, int]:
+        project = self._accelerator.project_configuration
+        return {
+            "epoch": self.epoch,
+            "batches": self._taken,
+            "step": self._accelerator.step,
+            "iteration": project.iteration,
+        }
+
+    def _put_place(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self._taken = state["epoch"], state["batches"]
+        self._accelerator.step = state["step"]
+        project = self._accelerator.project_configuration
+        project.iteration = max(project.iteration, state.get("iteration", 0))
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
+
+
+class Order:
+    """Random state that the order of an epoch is drawn from.
+
+    accelerate shuffles by the global streams, by a generator of the loader, or by the number of the
+    epoch and a seed, as it is configured. The loaders that only evaluate have generators too.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._streams: Mapping[str, Any] | None = None
+        self._drawn_from: torch.Tensor | None = None
+        self._generator: torch.Generator | None = None
+        self._sampler: SeedableRandomSampler | None = None
+        self._resumed: Mapping[str, Any] | None = None
+
+    def begin(self, loader: Any, *, is_new: bool) -> None:
+        """Note the state that a new epoch's order is drawn from, or put back that of a resumed."""
+        self._generator = getattr(loader, "synchronized_generator", None)
+        self._sampler = _seedable_sampler(loader)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and self._generator is not None:
+            state = resumed["now" if is_new else "drawn_from"]
+            if state is not None:
+                self._generator.set_state(state)
+        if resumed is not None and self._sampler is not None:
+            seed = resumed.get("seed")
+            self._sampler.initial_seed = self._sampler.initial_seed if seed is None else seed
+        if not is_new and self._streams is not None:
+            RandomState().load_state_dict(self._streams)
+            return
+        self._streams = RandomState().state_dict()
+        self._drawn_from = self._now()
+
+    def restore_generators(self) -> list[str]:
+        """Put the generators of all prepared loaders back; return names of those that are lost."""
+        saved = self._resumed.get("generators") if self._resumed is not None else None
+        own = self._generators()
+        if saved is None or len(saved) != len(own):
+            return [] if saved is None else ["generators of data loaders"]
+        for generator, state in zip(own, saved, strict=True):
+            generator.set_state(state)
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state at the beginning of the epoch and now."""
+        return {
+            "streams": self._streams,
+            "drawn_from": self._drawn_from,
+            "now": self._now(),
+            "seed": None if self._sampler is None else self._sampler.initial_seed,
+            "generators": [one.get_state() for one in self._generators()],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hold the state until the loader is known."""
+        self._resumed = state_dict
+        self._streams, self._drawn_from = state_dict["streams"], state_dict["drawn_from"]
+
+    def _now(self) -> torch.Tensor | None:
+        return None if self._generator is None else self._generator.get_state()
+
+    def _generators(self) -> list[torch.Generator]:
+        loaders = self._accelerator._dataloaders  # noqa: SLF001 - no public way
+        found = generators_of(loaders)
+        shared = (getattr(one, "synchronized_generator", None) for one in loaders)
+        known = {id(one) for one in found}
+        return [*found, *(one for one in shared if one is not None and id(one) not in known)]
+
+
+def _seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
+    """Return the sampler that draws the order of each epoch from a seed and the epoch's number."""
+    holder = getattr(loader, "batch_sampler", None)
+    while holder is not None and not isinstance(holder, SeedableRandomSampler):
+        holder = getattr(holder, "batch_sampler", None) or getattr(holder, "sampler", None)
+    return holder
+
+
+def _require_supported(accelerator: Any) -> None:
+    if accelerator.distributed_type in _REFUSED:
+        raise ConfigError(
+            f"an Accelerator of type {accelerator.distributed_type} keeps its state where this "
+            "cannot take it"
+        )
+    loaders = accelerator._dataloaders  # noqa: SLF001 - no public way
+    if any(getattr(one, "use_stateful_dataloader", False) for one in loaders):
+        raise ConfigError(
+            "a prepared loader is a StatefulDataLoader, whose state no checkpoint would hold",
+            hint="DataLoaderConfiguration(use_stateful_dataloader=False): batches() keeps the "
+            "position in the data",
+        )
+
+
+def _own_saves(accelerator: Any) -> tuple[str, ...]:
+    """Return the folder in which accelerate names its checkpoints itself, if it does."""
+    project = accelerator.project_configuration
+    if not project.automatic_checkpoint_naming or project.project_dir is None:
+        return ()
+    return (str(Path(project.project_dir) / "checkpoints"),)
+
+
+def _identities(accelerator: Any) -> dict[str, int]:
+    """Return the identity of each prepared object and registered hook, by name."""
+    found = {name: id(one) for name, one in _prepared(accelerator).items()}
+    hooks = HookFiles(accelerator).hooks()
+    return found | {f"hook {at}": id(one) for at, one in enumerate(hooks)}
+
+
+def _prepared(accelerator: Any) -> dict[str, Any]:
+    """Return what ``accelerator.save_state`` saves, by name; what accelerate wrapped, bare."""
+    optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]  # noqa: SLF001 - no public way
+    schedulers = [getattr(one, "scheduler", one) for one in accelerator._schedulers]  # noqa: SLF001 - no public way
+    kinds = {
+        "model": accelerator._models,  # noqa: SLF001 - no public way
+        "optimizer": optimizers,
+        "scheduler": schedulers,
+        "registered": accelerator._custom_objects,  # noqa: SLF001 - no public way
+        "scaler": [one for one in (accelerator.scaler,) if one is not None],
+    }
+    return {
+        f"{kind}_{number}" if number else kind: one
+        for kind, found in kinds.items()
+        for number, one in enumerate(found)
+    }

@@ -1,0 +1,67 @@
+"""Events of the adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from resilient.events import Event, Level
+from resilient.redaction import shell_quote
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopKept(Event):
+    """A run that a callback had stopped early was started again."""
+
+    level: ClassVar[Level] = Level.WARNING
+    callback: str
+    trained_steps: int
+
+    def line(self) -> str:
+        """Name the callback and the command that trains further."""
+        return (
+            f"{self.callback} stopped this run at step {self.trained_steps}: no step is trained; "
+            "to train further, start without that callback or with more patience"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPathIgnored(Event):
+    """A trainer was told to load a checkpoint of its own, and the repository has a newer one."""
+
+    level: ClassVar[Level] = Level.WARNING
+    path: str
+    checkpoint: str
+
+    def line(self) -> str:
+        """Name both checkpoints."""
+        return f"training continues from {self.checkpoint}; `{self.path}` was only its first start"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLossReported(Event):
+    """A run started from a checkpoint of its trainer that had lost a part."""
+
+    level: ClassVar[Level] = Level.WARNING
+    path: str
+    lost: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the losses and the command that says more."""
+        return (
+            f"training continues from `{self.path}` with loss of {'; '.join(self.lost)}; "
+            f"--strict-resume refuses that; resilient ckpt verify {shell_quote(self.path)} says more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateNotKept(Event):
+    """Some state of a trainer is outside its checkpoints."""
+
+    level: ClassVar[Level] = Level.WARNING
+    names: tuple[str, ...]
+    reason: str
+
+    def line(self) -> str:
+        """Name the state and the reason."""
+        return f"not kept in checkpoints: {', '.join(self.names)}: {self.reason}"

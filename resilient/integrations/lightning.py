@@ -1,0 +1,452 @@
+"""Save and resume Lightning's Trainer.
+
+::
+
+    trainer = Trainer(callbacks=[ResilientCheckpoint("runs/mine", every_n_steps=100)])
+    trainer.fit(module, loader)           # starting is resuming
+
+The callback takes the place of ``ModelCheckpoint``. Lightning alone continues within an epoch only
+with loaders that have a state, and keeps no random state. The callback brings any loader back to
+its place: it draws the order of the epoch again and passes over the batches that were trained.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from resilient.checkpointer import Checkpointer
+from resilient.errors import ConfigError
+from resilient.integrations.deferred_state import DeferredRandomState, StateField
+from resilient.integrations.events import (
+    CheckpointLossReported,
+    CheckpointPathIgnored,
+    EarlyStopKept,
+)
+from resilient.integrations.judged import JudgedCheckpoint, judge_checkpoint
+from resilient.integrations.lightning_state import HookState, LoggedMetrics, stopping_callback
+from resilient.integrations.loader_order import RandomPoint, generators_of, set_generators
+from resilient.state_dict.snapshot import Part
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from resilient.distributed.heartbeat import LoopHeartbeat
+
+_KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+
+
+class ResilientCheckpoint(Checkpoint):
+    """Makes a Trainer save to a repository and continue from its newest checkpoint.
+
+    A checkpoint holds the module, optimizers, schedulers, precision, progress of the loops, states
+    of callbacks, the datamodule, the state of stateful loaders, logged metrics and random state. It
+    also holds what the hooks ``on_save_checkpoint`` of module, callbacks and precision plugin add.
+    The state of hooks must consist of tensors, arrays, plain values and containers of them.
+
+    ``fit(ckpt_path=...)`` counts while the repository holds no checkpoint. The callback judges that
+    file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged file,
+    and reports a loss.
+
+    A save comes after the validation and the plateau schedules of its step. A run that
+    ``EarlyStopping`` stopped stays stopped when it is started again.
+
+    Args:
+        url: the repository.
+        every_n_steps: optimizer steps between saves; 0 saves at the ends of epochs alone.
+        things: more to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+
+    Raises:
+        ConfigError: ``every_n_steps`` is negative.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], every_n_steps: int = 0, **things: Any) -> None:
+        if every_n_steps < 0:
+            raise ConfigError(f"every_n_steps={every_n_steps} is negative")
+        self._url = url
+        self._every = every_n_steps
+        self._given = things
+        self._saved_step = 0
+        self._rng = DeferredRandomState()
+        self._order = _EpochOrder()
+        self._resume: _Resume | None = None
+        self._judged: JudgedCheckpoint | None = None
+        self._is_resumed_epoch = False
+        self._seams: list[tuple[Any, str]] = []
+        self._checkpointer: Checkpointer | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - the seam's
+        """Stand in for methods of the loops, before anything iterates the loader."""
+        if stage != "fit":
+            return
+        self._remove_seams()
+        self._order, self._judged = _EpochOrder(), None
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        seams: list[tuple[Any, str, Callable[..., None]]] = [
+            (trainer._checkpoint_connector, "resume_start", self._load_theirs),  # noqa: SLF001
+            (fit, "setup_data", self._set_up_data),
+            (fit, "on_advance_start", self._begin_epoch),
+            (fit, "on_advance_end", self._end_epoch),
+            (epoch, "on_run_start", self._begin_batches),
+            (epoch, "on_advance_end", self._end_batch),
+        ]
+        for loop, name, method in seams:
+            setattr(loop, name, partial(method, trainer, getattr(loop, name)))
+            self._seams.append((loop, name))
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - the seam's
+        """Load everything, before the loader draws the order of its first epoch.
+
+        Raises:
+            ConfigError: the strategy keeps its state where no part reaches it, or a name is taken.
+            IntegrityError: the repository is empty, and ``ckpt_path`` names a damaged checkpoint.
+            IncompatibleCheckpoint: it lost a part, and ``--strict-resume`` refuses that.
+        """
+        strategy = type(trainer.strategy).__name__
+        if strategy not in _KNOWN_STRATEGIES:
+            raise ConfigError(
+                f"a Trainer with {strategy} keeps its state where this cannot take it",
+                hint=f"use one of {', '.join(_KNOWN_STRATEGIES)}",
+            )
+        hooks, metrics, callbacks = HookState(trainer), LoggedMetrics(trainer), _Callbacks(trainer)
+        resume = _Resume(trainer, metrics, was_iterated=trainer.fit_loop._data_fetcher is not None)  # noqa: SLF001
+        own = self._parts(trainer) | {
+            "callbacks": Part(callbacks),
+            "progress": Part(StateField(resume.progress, resume.put_progress), optional=True),
+            "metrics": Part(metrics, "rank", optional=True),
+            **({"hooks": Part(hooks, optional=True)} if hooks.exists() else {}),
+        }
+        if taken := sorted(set(own) & set(self._given)):
+            raise ConfigError(
+                f"`{taken[0]}` is the name of a part that the trainer fills",
+                hint=f"give `{taken[0]}` another name",
+            )
+        self._checkpointer = Checkpointer(self._url, rng=False, **{**self._given, **own})
+        self._saved_step = self._checkpointer.resume() or 0
+        if self._checkpointer.resumed is not None:
+            hooks.restore(callbacks.loaded)
+            resume.begin()
+            self._resume, self._is_resumed_epoch = resume, resume.is_within_epoch
+            self._report_start(trainer, resume)
+        elif self._judged is not None:
+            if self._judged.refusal is not None:
+                raise self._judged.refusal
+            if self._judged.lost:
+                self._checkpointer.emit(
+                    CheckpointLossReported(self._judged.path, self._judged.lost)
+                )
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Show that a step begins, or goes on with another batch."""
+        if self._beat is not None:
+            self._beat.begin_step()
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Show that an evaluation gets on."""
+        if self._beat is not None:
+            self._beat.between()
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Show that a step is over."""
+        if self._beat is not None:
+            self._beat.between()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - the seam's
+        """Wait until everything is durable."""
+        self._remove_seams()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Give the loops their own methods back."""
+        self._remove_seams()
+
+    def _report_start(self, trainer: Any, resume: _Resume) -> None:
+        """Report an early stop that stays, and a checkpoint of Lightning that is not loaded."""
+        checkpointer, connector = self._checkpointer, trainer._checkpoint_connector  # noqa: SLF001
+        if checkpointer is None:
+            return
+        if connector._loaded_checkpoint or self._judged is not None:  # noqa: SLF001 - no public way
+            # Lightning would load its optimizers and loops over those of the repository.
+            connector._loaded_checkpoint = {}  # noqa: SLF001 - no public way
+            at = str(checkpointer.resumed)
+            checkpointer.emit(CheckpointPathIgnored(str(trainer.ckpt_path), at))
+        if resume.stopped_by:
+            checkpointer.emit(EarlyStopKept(resume.stopped_by, trainer.global_step))
+
+    def _load_theirs(
+        self, trainer: Any, original: Callable[..., None], path: Any = None, *rest: Any, **how: Any
+    ) -> None:
+        """Judge a checkpoint of Lightning before it is loaded; leave a refused one unread."""
+        self._judged = judge_checkpoint(str(path)) if path else None
+        if self._judged is None or self._judged.refusal is None:
+            original(path, *rest, **how)
+            return
+        # Only the repository shows whether the run would start from it: see `on_fit_start`.
+        trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way
+
+    def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
+        """Note what an iterator is made from, or make the same one for a resumed epoch."""
+        loop, resume = trainer.fit_loop, self._resume
+        before = loop._data_fetcher  # noqa: SLF001 - no public way
+        if resume is not None and resume.is_within_epoch and before is None:
+            self._order.iterated.restore_streams()
+        point = RandomPoint()
+        point.note(None)
+        original()
+        if resume is not None:
+            resume.load_loaders()
+        elif loop._data_fetcher is not before:  # noqa: SLF001 - no public way
+            self._order.iterated = point
+
+    def _begin_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
+        """Put metrics and, between epochs, random state back as late as the loop allows."""
+        resume = self._resume
+        if resume is not None:
+            resume.restore_metrics()
+            if not resume.is_within_epoch:
+                self._resume = None
+                self._restore_random(trainer)
+        original()
+
+    def _begin_batches(self, trainer: Any, original: Callable[[Any], None], fetcher: Any) -> None:
+        """Pass over the batches that were trained, or note what a new epoch is drawn from."""
+        loaders = loaders_of(trainer)
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            if not resume.is_loader_stateful:
+                self._order.begin_again(loaders, fetcher, is_new=resume.was_iterated)
+                for _ in range(resume.trained_batches):
+                    next(fetcher)
+                # The loop adds the batches that were trained by itself.
+                fetcher.fetched = 0
+            original(fetcher)
+            self._restore_random(trainer)
+            return
+        if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming:
+            self._order.iterated.note(loaders)
+        original(fetcher)
+        self._order.fetched.note(loaders)
+
+    def _end_batch(self, trainer: Any, original: Callable[[Any], None], fetcher: Any) -> None:
+        """Save every n optimizer steps, after the validation and the schedules of the step."""
+        epoch = trainer.fit_loop.epoch_loop
+        if epoch.restarting and epoch._skip_next_val:  # noqa: SLF001 - no public way
+            # The step was saved after all that Lightning does here, and it would do it again.
+            epoch._skip_next_val = False  # noqa: SLF001 - no public way
+            return
+        self._run_and_save(trainer, partial(original, fetcher), is_epoch_over=False)
+
+    def _end_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
+        """Save at the end of an epoch, after its schedules."""
+        if self._is_resumed_epoch:
+            # Lightning leaves plateau schedules out here, as it has no metrics. They came back.
+            trainer.fit_loop._restarting = False  # noqa: SLF001 - no public way
+            self._is_resumed_epoch = False
+        self._run_and_save(trainer, original, is_epoch_over=True)
+
+    def _run_and_save(
+        self, trainer: Any, original: Callable[[], None], *, is_epoch_over: bool
+    ) -> None:
+        try:
+            original()
+        except SIGTERMException:
+            self._save_if_due(trainer, is_epoch_over=is_epoch_over)
+            raise
+        self._save_if_due(trainer, is_epoch_over=is_epoch_over)
+
+    def _save_if_due(self, trainer: Any, *, is_epoch_over: bool) -> None:
+        """Save a new step; several optimizers leap over numbers."""
+        step, saved = trainer.global_step, self._saved_step
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        is_due = self._every and not is_last and step // self._every > saved // self._every
+        if self._checkpointer is None or step == saved or not (is_epoch_over or is_due):
+            return
+        metrics = {name: float(one) for name, one in trainer.callback_metrics.items()}
+        self._checkpointer.save(step, metrics=metrics)
+        self._saved_step = step
+
+    def _restore_random(self, trainer: Any) -> None:
+        self._order.restore_generators(trainer)
+        self._rng.restore()
+
+    def _remove_seams(self) -> None:
+        while self._seams:
+            loop, name = self._seams.pop()
+            vars(loop).pop(name, None)
+
+    @property
+    def _beat(self) -> LoopHeartbeat | None:
+        return self._checkpointer.beat if self._checkpointer is not None else None
+
+    def _parts(self, trainer: Any) -> dict[str, Any]:
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        precision, loop = trainer.precision_plugin, trainer.fit_loop
+        self._order.trainer = trainer
+        return {
+            "model": trainer.strategy.model,
+            **_numbered("optimizer", trainer.optimizers),
+            **_numbered("scheduler", schedulers),
+            **({"precision": precision} if precision.state_dict() else {}),
+            **({"datamodule": trainer.datamodule} if trainer.datamodule is not None else {}),
+            "loops": Part(StateField(loop.state_dict, loop.load_state_dict)),
+            "dawn": Part(self._order, "rank"),
+            "rng_state": Part(self._rng, "rank"),
+        }
+
+
+class _EpochOrder:
+    """Random state that the order of this epoch was drawn from, and of the loaders' generators.
+
+    Attributes:
+        iterated: when the loader was iterated.
+        fetched: before the first batch was fetched.
+        trainer: the trainer whose loaders have the generators.
+    """
+
+    def __init__(self) -> None:
+        self.iterated = RandomPoint()
+        self.fetched = RandomPoint()
+        self.trainer: Any = None
+        self._now: list[torch.Tensor] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both moments, and the state of generators now."""
+        loaders = loaders_of(self.trainer, with_validation=True)
+        return {
+            "streams": self.iterated.streams,
+            "iterated": self.iterated.state_dict(),
+            "fetched": self.fetched.state_dict(),
+            "now": [one.get_state() for one in generators_of(loaders)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state; a checkpoint of release 0.1 has the first moment alone."""
+        self.iterated.load_state_dict(
+            state.get("iterated", {"streams": state["streams"], "generators": None})
+        )
+        if "fetched" in state:
+            self.fetched.load_state_dict(state["fetched"])
+        self._now = state.get("now")
+
+    def begin_again(self, loaders: list[Any], fetcher: Any, *, is_new: bool) -> None:
+        """Draw the order of a resumed epoch as it was drawn first.
+
+        Args:
+            loaders: loaders of the epoch.
+            fetcher: the iterator over them.
+            is_new: the fetcher was iterated before the checkpoint was loaded.
+        """
+        if is_new or self.iterated.generators is not None:
+            self.iterated.restore(loaders)
+            iter(fetcher)
+        self.fetched.restore(loaders)
+
+    def restore_generators(self, trainer: Any) -> None:
+        """Put the generators of all loaders back to their state at the save."""
+        now, self._now = self._now, None
+        if now is not None:
+            set_generators(loaders_of(trainer, with_validation=True), now)
+
+
+class _Callbacks:
+    """States of a trainer's callbacks, which are kept until the hooks have been called."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.loaded: Mapping[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each callback."""
+        return {"callbacks": call._call_callbacks_state_dict(self._trainer)}  # noqa: SLF001 - no public way
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the states."""
+        self.loaded = state["callbacks"]
+
+
+class _Resume:
+    """Progress of the loops, and their way back into the epoch of a checkpoint.
+
+    Args:
+        trainer: the trainer that resumes.
+        metrics: logged metrics, which the trainer resets once more before it trains.
+        was_iterated: the loader was iterated before the checkpoint was loaded.
+
+    Attributes:
+        is_within_epoch: batches of the epoch are left.
+        trained_batches: batches of the epoch that were trained.
+        stopped_by: the callback that had stopped the run early, else empty.
+    """
+
+    def __init__(self, trainer: Any, metrics: LoggedMetrics, *, was_iterated: bool) -> None:
+        self._loop = trainer.fit_loop
+        self._trainer = trainer
+        self._metrics = metrics
+        self.was_iterated = was_iterated
+        self.is_within_epoch = False
+        self.is_loader_stateful = False
+        self.trained_batches = 0
+        self.stopped_by = ""
+        self._reloaded_epoch: float | None = None
+
+    def progress(self) -> dict[str, Any]:
+        """Return what the states of the loops leave out."""
+        return {
+            "stopped_by": stopping_callback(self._trainer),
+            "reloaded_epoch": self._loop._last_train_dl_reload_epoch,  # noqa: SLF001 - no public way
+        }
+
+    def put_progress(self, state: Mapping[str, Any]) -> None:
+        """Take it, and stop a run that had stopped early."""
+        self.stopped_by = state["stopped_by"]
+        self._trainer.should_stop = bool(self.stopped_by)
+        self._reloaded_epoch = state["reloaded_epoch"]
+
+    def begin(self) -> None:
+        """Find the place in the epoch; all parts have been loaded."""
+        loop, batches = self._loop, self._loop.epoch_loop.batch_progress
+        epochs = loop.epoch_progress
+        is_over = batches.is_last_batch or epochs.current.completed == epochs.current.ready
+        self.trained_batches = batches.current.ready
+        self.is_within_epoch = not is_over and self.trained_batches > 0
+        self.is_loader_stateful = bool(loop._combined_loader_states_to_load)  # noqa: SLF001 - no public way
+        if is_over:
+            if epochs.current.completed < epochs.current.processed:
+                # A checkpoint of release 0.1 was saved before the loop counted this.
+                epochs.increment_completed()
+            loop.restarting = False
+            loop._resuming_from_checkpoint = False  # noqa: SLF001 - no public way
+
+    def load_loaders(self) -> None:
+        """Give stateful loaders their state where Lightning has not."""
+        loop = self._loop
+        states, combined = loop._combined_loader_states_to_load, loop._combined_loader  # noqa: SLF001
+        if states and combined is not None:
+            loop._combined_loader_states_to_load = []  # noqa: SLF001 - no public way
+            combined._load_state_dicts(states)  # noqa: SLF001 - no public way
+            iter(loop._data_fetcher)  # noqa: SLF001 - no public way
+
+    def restore_metrics(self) -> None:
+        """Give back logged metrics, and the epoch in which loaders were made."""
+        self._metrics.restore(is_within_epoch=self.is_within_epoch)
+        if self._reloaded_epoch is not None:
+            self._loop._last_train_dl_reload_epoch = self._reloaded_epoch  # noqa: SLF001 - no public way
+
+
+def loaders_of(trainer: Any, *, with_validation: bool = False) -> list[Any]:
+    """Return the loaders that a trainer trains on, and those it validates with."""
+    loops = [trainer.fit_loop, *([trainer.fit_loop.epoch_loop.val_loop] if with_validation else [])]
+    combined = [loop._combined_loader for loop in loops]  # noqa: SLF001 - no public way
+    return [loader for one in combined if one is not None for loader in one.flattened]
+
+
+def _numbered(kind: str, found: list[Any]) -> dict[str, Any]:
+    return {f"{kind}_{number}" if number else kind: one for number, one in enumerate(found)}

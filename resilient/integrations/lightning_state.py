@@ -1,0 +1,242 @@
+"""State of Lightning's Trainer that only its hooks and its logger connector reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.core.hooks import CheckpointHooks
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer import call
+from torchmetrics import Metric
+
+from resilient.integrations.hook_state import changes_of, host_copy, is_same, outline, with_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_WEIGHTS, _CALLBACKS = "state_dict", "callbacks"
+
+
+class HookState:
+    """State that checkpoint hooks of the module, callbacks and precision plugin keep.
+
+    On several ranks the state of rank 0 counts, as in Lightning.
+
+    Args:
+        trainer: the trainer to call the hooks of.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loaded: Mapping[str, Any] | None = None
+
+    def exists(self) -> bool:
+        """Return true if something overrides a checkpoint hook."""
+        trainer = self._trainer
+        owners = [
+            (trainer.lightning_module, CheckpointHooks),
+            (trainer.precision_plugin, Precision),
+            *((one, Callback) for one in trainer.callbacks),
+        ]
+        names = ("on_save_checkpoint", "on_load_checkpoint")
+        return any(_is_overridden(one, name, base) for one, base in owners for name in names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Call the hooks as Lightning does when it saves, and return what they changed."""
+        trainer = self._trainer
+        checkpoint = _checkpoint_without_hooks(trainer)
+        before = outline(checkpoint)
+        trainer.precision_plugin.on_save_checkpoint(checkpoint)
+        call._call_callbacks_on_save_checkpoint(trainer, checkpoint)  # noqa: SLF001 - no public way
+        _call_module(trainer, "on_save_checkpoint", checkpoint)
+        return changes_of(before, checkpoint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the changes until :meth:`restore`."""
+        self._loaded = state
+
+    def restore(self, callback_states: Mapping[str, Any]) -> None:
+        """Call the hooks as Lightning does when it loads; every part must have been loaded.
+
+        Args:
+            callback_states: states of callbacks by their keys, which callbacks take here.
+        """
+        checkpoint: dict[str, Any] = {"callbacks": dict(callback_states)}
+        if self._loaded is not None:
+            checkpoint = self._call_hooks(callback_states)
+        call._call_callbacks_load_state_dict(self._trainer, checkpoint)  # noqa: SLF001 - no public way
+        self._loaded = None
+
+    def _call_hooks(self, callback_states: Mapping[str, Any]) -> dict[str, Any]:
+        trainer = self._trainer
+        base = host_copy(_checkpoint_without_hooks(trainer))
+        base[_CALLBACKS] = dict(callback_states)
+        checkpoint = with_changes(base, self._loaded or {})
+        given = outline(checkpoint)
+        trainer.precision_plugin.on_load_checkpoint(checkpoint)
+        _call_module(trainer, "on_load_checkpoint", checkpoint)
+        if not is_same(given[_WEIGHTS], checkpoint.get(_WEIGHTS)):
+            strict = trainer.lightning_module.strict_loading
+            trainer.strategy.load_model_state_dict(checkpoint, strict=strict)
+        call._call_callbacks_on_load_checkpoint(trainer, checkpoint)  # noqa: SLF001 - no public way
+        if not is_same(given["optimizer_states"], checkpoint.get("optimizer_states")):
+            trainer.strategy.load_optimizer_state_dict(checkpoint)
+        if not is_same(given["lr_schedulers"], checkpoint.get("lr_schedulers")):
+            states = checkpoint["lr_schedulers"]
+            for config, state in zip(trainer.lr_scheduler_configs, states, strict=False):
+                config.scheduler.load_state_dict(state)
+        return checkpoint
+
+
+class LoggedMetrics:
+    """Values that the module logged, and what was accumulated of this epoch.
+
+    Lightning starts them anew at a resume: the mean of an epoch is then that of its rest, and a
+    schedule that watches a metric has none.
+
+    Args:
+        trainer: the trainer whose module logs.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loaded: Mapping[str, Any] | None = None
+        self._pending: dict[str, Mapping[str, Any]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the logged values, sums and states of metrics."""
+        connector = self._trainer._logger_connector  # noqa: SLF001 - no public way
+        results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - no public way
+        return {
+            "callback": dict(self._trainer.callback_metrics),
+            "logged": dict(self._trainer.logged_metrics),
+            "progress_bar": dict(connector._progress_bar_metrics),  # noqa: SLF001 - no public way
+            "sums": {
+                key: _sums(one)
+                for key, one in results.items()
+                if one.is_tensor and not one.has_reset
+            },
+            "modules": {name: _metric_state(one) for name, one in self._metrics()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the state until :meth:`restore`."""
+        self._loaded = state
+
+    def restore(self, *, is_within_epoch: bool) -> None:
+        """Give the trainer its values back, after its own reset.
+
+        Args:
+            is_within_epoch: the sums of the epoch go on.
+        """
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return
+        connector = self._trainer._logger_connector  # noqa: SLF001 - no public way
+        connector._callback_metrics.update(state["callback"])  # noqa: SLF001 - no public way
+        connector._logged_metrics.update(state["logged"])  # noqa: SLF001 - no public way
+        connector._progress_bar_metrics.update(state["progress_bar"])  # noqa: SLF001 - no public way
+        for name, metric in self._metrics():
+            if name in state["modules"]:
+                _set_metric(metric, state["modules"][name])
+        if is_within_epoch and state["sums"]:
+            self._pending = dict(state["sums"])
+            results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - no public way
+            results.update_metrics = self._adding_to(results.update_metrics)
+
+    def end_epoch(self) -> None:
+        """Forget sums that were not logged again."""
+        if self._pending or "update_metrics" in vars(self._results()):
+            self._pending = {}
+            vars(self._results()).pop("update_metrics", None)
+
+    def _results(self) -> Any:
+        return self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - no public way
+
+    def _metrics(self) -> list[tuple[str, Any]]:
+        module = self._trainer.lightning_module
+        return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
+
+    def _adding_to(self, update: Callable[..., None]) -> Callable[..., None]:
+        """Return ``update``, which first puts the saved sum of a key back."""
+
+        def added(key: str, value: Any, batch_size: int) -> None:
+            saved, results = self._pending.pop(key, None), self._results()
+            if saved is not None and results[key].is_tensor:
+                for name, one in saved.items():
+                    setattr(results[key], name, one.to(value.device))
+            update(key, value, batch_size)
+
+        return added
+
+
+def stopping_callback(trainer: Any) -> str:
+    """Return the name of the EarlyStopping callback that stops this run, empty if none does."""
+    for one in trainer.callbacks:
+        if isinstance(one, EarlyStopping) and trainer.should_stop:
+            is_out_of_patience = one.wait_count >= one.patience
+            if is_out_of_patience or (one.stopped_epoch and one.stopped_epoch == _epoch(trainer)):
+                return type(one).__name__
+    return ""
+
+
+def _epoch(trainer: Any) -> int:
+    """Return the epoch that was trained last, also when its end was counted already."""
+    return int(trainer.fit_loop.epoch_progress.current.ready) - 1
+
+
+def _is_overridden(owner: Any, name: str, base: type) -> bool:
+    if name in vars(owner):
+        return True
+    return getattr(type(owner), name, None) is not getattr(base, name)
+
+
+def _call_module(trainer: Any, hook: str, checkpoint: dict[str, Any]) -> None:
+    call._call_lightning_module_hook(trainer, hook, checkpoint)  # noqa: SLF001 - no public way
+
+
+def _checkpoint_without_hooks(trainer: Any) -> dict[str, Any]:
+    """Return the checkpoint that Lightning gives to hooks; the tensors are the live ones."""
+    connector, precision = trainer._checkpoint_connector, trainer.precision_plugin  # noqa: SLF001
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    checkpoint: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": lightning.pytorch.__version__,
+        _WEIGHTS: trainer.strategy.lightning_module_state_dict(),
+        "loops": connector._get_loops_state_dict(),  # noqa: SLF001 - no public way
+        _CALLBACKS: call._call_callbacks_state_dict(trainer),  # noqa: SLF001 - no public way
+        "optimizer_states": [trainer.strategy.optimizer_state(one) for one in trainer.optimizers],
+        "lr_schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+    }
+    if state := precision.state_dict():
+        checkpoint[type(precision).__qualname__] = state
+    for one in (module, datamodule):
+        if one is not None and one.hparams:
+            checkpoint[one.CHECKPOINT_HYPER_PARAMS_KEY] = dict(one.hparams)
+    if datamodule is not None and (state := datamodule.state_dict()):
+        checkpoint[type(datamodule).__qualname__] = state
+    return checkpoint
+
+
+def _sums(metric: Any) -> dict[str, Any]:
+    names = ("value", "cumulated_batch_size")
+    return {name: getattr(metric, name) for name in names if hasattr(metric, name)}
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    return {
+        "states": {name: getattr(metric, name) for name in metric._defaults},  # noqa: SLF001
+        "updates": metric._update_count,  # noqa: SLF001 - no public way
+    }
+
+
+def _set_metric(metric: Any, saved: Mapping[str, Any]) -> None:
+    for name, value in saved["states"].items():
+        if name in metric._defaults:  # noqa: SLF001 - no public way
+            listed = isinstance(value, list)
+            moved = [one.to(metric.device) for one in (value if listed else [value])]
+            setattr(metric, name, moved if listed else moved[0])
+    metric._update_count, metric._computed = saved["updates"], None  # noqa: SLF001 - no public way

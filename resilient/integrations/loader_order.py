@@ -1,0 +1,97 @@
+"""Random state that the order of a data loader's epoch was drawn from.
+
+A loader draws twice for an epoch. It draws the seed of its workers when it is iterated, and its
+sampler draws the order when the first batch is fetched. Other code may draw in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IncompatibleCheckpoint
+from resilient.state_dict.rng_state import RandomState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+_HOLDERS = ("", "sampler", "batch_sampler", "batch_sampler.sampler")
+_SEEDED = ("SeedableRandomSampler",)
+"""Samplers of accelerate that seed their generator anew for each epoch, by its number."""
+
+
+def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
+    """Return the generators that loaders and their samplers have of their own, each once."""
+    import torch
+
+    found: dict[int, torch.Generator] = {}
+    for loader in loaders:
+        for path in _HOLDERS:
+            holder = loader
+            for name in filter(None, path.split(".")):
+                holder = getattr(holder, name, None)
+            generator = getattr(holder, "generator", None)
+            if isinstance(generator, torch.Generator) and type(holder).__name__ not in _SEEDED:
+                found.setdefault(id(generator), generator)
+    return list(found.values())
+
+
+class RandomPoint:
+    """Random state at one moment: the global streams, and generators of loaders.
+
+    Attributes:
+        streams: state of the global streams; None before the first ``note``.
+        generators: state of each generator; None where the loaders were not known.
+    """
+
+    def __init__(self) -> None:
+        self.streams: Mapping[str, Any] | None = None
+        self.generators: list[torch.Tensor] | None = None
+
+    def note(self, loaders: Iterable[Any] | None) -> None:
+        """Keep the state as it is now."""
+        self.streams = RandomState().state_dict()
+        self.generators = (
+            None if loaders is None else [one.get_state() for one in generators_of(loaders)]
+        )
+
+    def restore(self, loaders: Iterable[Any]) -> None:
+        """Put the state back, if there is one.
+
+        Raises:
+            IncompatibleCheckpoint: the loaders have another number of generators.
+        """
+        self.restore_streams()
+        if self.generators is not None:
+            set_generators(loaders, self.generators)
+
+    def restore_streams(self) -> None:
+        """Put the global streams back, if there is a state."""
+        if self.streams is not None:
+            RandomState().load_state_dict(self.streams)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"streams": self.streams, "generators": self.generators}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state, without putting it back."""
+        self.streams, self.generators = state["streams"], state["generators"]
+
+
+def set_generators(loaders: Iterable[Any], states: list[torch.Tensor]) -> None:
+    """Put the generators of loaders back.
+
+    Raises:
+        IncompatibleCheckpoint: the loaders have another number of generators.
+    """
+    generators = generators_of(loaders)
+    if len(generators) != len(states):
+        raise IncompatibleCheckpoint(
+            f"the checkpoint has the state of {len(states)} generators of data loaders, and the "
+            f"loaders of this run have {len(generators)}",
+            hint="give the loaders the generators that they had when the checkpoint was saved",
+        )
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)

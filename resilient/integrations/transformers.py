@@ -1,0 +1,552 @@
+"""Save and resume Hugging Face's Trainer.
+
+::
+
+    trainer = Trainer(model, args, train_dataset=...)
+    trainer.add_callback(ResilientCallback(trainer, "runs/mine"))
+    trainer.train()                       # starting is resuming
+
+The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
+``load_best_model_at_end``). The repository takes the place of the checkpoints in ``output_dir``,
+which the trainer would write with pickle. No event of a callback is early enough to tell the loop
+its place, so the callback stands in for the methods of its trainer that write and read checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import compare_trainer_and_checkpoint_args
+
+from resilient.checkpointer import Checkpointer
+from resilient.distributed.launch_env import read_launch
+from resilient.errors import ConfigError
+from resilient.format.keys import CheckpointId, parse_checkpoint
+from resilient.integrations.deferred_state import DeferredRandomState, StateField
+from resilient.integrations.events import EarlyStopKept, StateNotKept
+from resilient.integrations.loader_order import RandomPoint
+from resilient.start_guard import STOCK_TRAINER, StartGuard
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.statefuls import plain_log, plain_value
+from resilient.storage.open import local_path
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import Trainer
+
+    from resilient.distributed.heartbeat import LoopHeartbeat
+
+_STOOD_IN_FOR = (
+    "train",
+    "_init_training_state",
+    "_prepare_for_training",
+    "_evaluate",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_load_rng_state",
+    "_save_checkpoint",
+    "_load_best_model",
+)
+_MARK = "the repository"
+
+
+class ResilientCallback(TrainerCallback):
+    """Makes a Trainer save to a repository and continue from its newest checkpoint.
+
+    A checkpoint holds the model, optimizer, scheduler, gradient scaler, the trainer's state with
+    its position in the data, stateful callbacks, objects that were registered with the trainer's
+    accelerator, the sums for its log, and random state. A second ``train()`` of the same trainer
+    continues from the end of the first.
+
+    Stateful callbacks get their state back without ``restore_callback_states_from_checkpoint``.
+    Their settings stay those that the script gives. A run that an ``EarlyStoppingCallback`` stopped
+    stays stopped when it is started again.
+
+    Args:
+        trainer: the trainer that this will be a callback of.
+        url: the repository; another folder than ``output_dir``, where the trainer deletes files.
+        options: those of :class:`resilient.checkpointer.Checkpointer`; ``keep_last`` is the trainer's
+            ``save_total_limit`` unless that, it or ``retention`` is given.
+
+    Raises:
+        ConfigError: this release of Transformers is not known, the trainer uses DeepSpeed, or the
+            repository is ``output_dir``.
+    """
+
+    def __init__(self, trainer: Trainer, url: str | os.PathLike[str], **options: Any) -> None:
+        _check(trainer, os.fspath(url))
+        self._trainer: Any = trainer
+        self._url = os.fspath(url)
+        self._options = options
+        self._rng = DeferredRandomState()
+        self._best: CheckpointId | None = None
+        self._wanted: Any = None
+        self._saved_step = 0
+        self._callbacks = _StatefulCallbacks(trainer)
+        self._place = _Place()
+        self._stopped_by = ""
+        self._is_in_step = self._is_save_due = False
+        self._prepared: Any = None
+        self._gathered: Mapping[str, Any] | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._theirs = {name: getattr(trainer, name) for name in _STOOD_IN_FOR}
+        for name in _STOOD_IN_FOR:
+            setattr(trainer, name, getattr(self, name.removeprefix("_")))
+
+    def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
+        """Train from the newest checkpoint of the repository; False starts at step 0.
+
+        Raises:
+            NothingToResume: the argument is True and the repository holds no checkpoint.
+            StartOverRefused: there are only checkpoints of the stock trainer.
+        """
+        self._wanted = resume_from_checkpoint
+        wanted = None if resume_from_checkpoint is True else resume_from_checkpoint
+        return self._theirs["train"](wanted, *rest, **more)
+
+    def init_training_state(
+        self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Make everything that has state, load it, and say where to go on: epoch and batches.
+
+        Raises:
+            ConfigError: the trainer was told to resume from elsewhere, or it searches
+                hyperparameters.
+        """
+        trainer = self._trainer
+        if trial is not None:
+            raise ConfigError(
+                "a hyperparameter search trains several models, and a repository holds one run",
+                hint="search without ResilientCallback, then train with it",
+            )
+        if resume is not None:
+            raise ConfigError(
+                f"cannot resume from `{resume}`: the repository `{self._url}` says where to go on",
+                hint="call train() without resume_from_checkpoint",
+            )
+        self._theirs["_init_training_state"](max_steps, updates, epochs, None, trial)
+        self._prepared = self._theirs["_prepare_for_training"](max_steps, None, None)[0]
+        self._checkpointer = Checkpointer(self._url, rng=False, **self._things(), **self._kept())
+        self._callbacks.begin()
+        requires = self._wanted is True and read_launch(os.environ).cause == "start"
+        places = (os.fspath(trainer.args.output_dir),)
+        self._checkpointer.guard = StartGuard(STOCK_TRAINER, places, requires_checkpoint=requires)
+        step = self._checkpointer.resume("never" if self._wanted is False else None)
+        self._saved_step = step or 0
+        self._tell_limits()
+        if step is None:
+            return 0, 0
+        compare: Any = compare_trainer_and_checkpoint_args
+        compare(trainer.args, trainer.state)
+        trainer.state.init_training_references(trainer, max_steps, epochs, trial)
+        self._restore_callbacks()
+        epoch, batches = self._place.found(trainer, step, updates)
+        return epoch, 0 if trainer.args.ignore_data_skip else batches
+
+    def _tell_limits(self) -> None:
+        """Name what the trainer would do with its own checkpoints, and does not do here."""
+        if self._trainer.args.push_to_hub and self._checkpointer is not None:
+            reason = "push_to_hub uploads the model at the end alone"
+            self._checkpointer.emit(StateNotKept(("checkpoints on the hub",), reason))
+
+    def _restore_callbacks(self) -> None:
+        """Give callbacks their state, and find the one that had stopped the run early."""
+        trainer, checkpointer = self._trainer, self._checkpointer
+        had_stopped = self._callbacks.had_stopped(trainer.state)
+        if trainer.args.restore_callback_states_from_checkpoint:
+            trainer._load_callback_state()  # noqa: SLF001 - as the trainer does when it resumes
+        else:
+            gone = self._callbacks.restore(trainer.state)
+            if gone and checkpointer is not None:
+                checkpointer.emit(StateNotKept(gone, "this run has no such callback"))
+        self._stopped_by = _stopping_callback(trainer) if had_stopped else ""
+        if self._stopped_by and checkpointer is not None:
+            checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))
+
+    def prepare_for_training(self, _max_steps: int, loader: Any, _resume: Any) -> tuple[Any, Any]:
+        """Return what was prepared before it was loaded."""
+        self._trainer.callback_handler.train_dataloader = loader
+        return self._prepared, loader
+
+    def run_epoch(self, **how: Any) -> None:
+        """Train an epoch, or the rest of it; nothing after the last step or an early stop."""
+        trainer = self._trainer
+        has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
+        is_first = has_resumed and how["epoch"] == how["epochs_trained"]
+        trained = how["steps_trained_in_current_epoch"] if is_first else 0
+        is_trained = trained >= how["steps_in_epoch"]
+        is_done = trainer.state.global_step >= trainer.state.max_steps and not is_trained
+        if is_done or self._stopped_by:
+            trainer.control.should_training_stop = True
+            return
+        self._place.begin(how, is_resumed=trained > 0)
+        if is_trained:
+            self._end_epoch(how)
+            return
+        self._theirs["_run_epoch"](
+            **{**how, "resume_from_checkpoint": _MARK if has_resumed else None}
+        )
+
+    def _end_epoch(self, how: Mapping[str, Any]) -> None:
+        """Do what the trainer does after the last step of an epoch, which was saved before it."""
+        trainer = self._trainer
+        self._rng.restore()
+        handler = trainer.callback_handler
+        trainer.control = handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        self.maybe_log_save_evaluate(
+            trainer._tr_loss,  # noqa: SLF001 - its log's
+            self._place.measured["grad_norm"],
+            how["model"],
+            how["trial"],
+            how["epoch"],
+            how["ignore_keys_for_eval"],
+            how["start_time"],
+            learning_rate=self._place.measured["learning_rate"],
+        )
+
+    def maybe_log_save_evaluate(
+        self, loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
+    ) -> None:
+        """Log, evaluate and save; the end of an epoch logs the numbers of its last step again."""
+        self._place.measured = {"grad_norm": grad_norm, "learning_rate": learning_rate}
+        self._theirs["_maybe_log_save_evaluate"](
+            loss, grad_norm, *rest, learning_rate=learning_rate
+        )
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Note that the next save comes after the epoch."""
+        self._place.is_ended = True
+
+    def evaluate(
+        self, trial: Any, ignored_keys: Any, *rest: Any, skip_scheduler: bool = False
+    ) -> Any:
+        """Evaluate; the evaluation before the first step belongs to the run's first start."""
+        has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
+        if skip_scheduler and has_resumed:
+            return None
+        return self._theirs["_evaluate"](trial, ignored_keys, *rest, skip_scheduler=skip_scheduler)
+
+    def load_rng_state(self, _checkpoint: str | None) -> None:
+        """Put random state back; the trainer asks after it has skipped batches."""
+        self._rng.restore()
+
+    def save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ARG002 - the trainer's
+        """Save this step to the repository, unless it is there; within a step, after the step."""
+        trainer, checkpointer = self._trainer, self._checkpointer
+        state = trainer.state
+        if self._is_in_step:
+            # Other callbacks save when they get a signal: the gradients of a step are not kept.
+            self._is_save_due = True
+            return
+        if checkpointer is None or state.global_step == self._saved_step:
+            return
+        trainer.store_flos()
+        self._callbacks.export(state)
+        self._place.note(trainer)
+        if state.best_global_step == state.global_step:
+            # Before it is saved: who goes on from here knows that this is the best.
+            self._best = CheckpointId(checkpointer.generation, state.global_step)
+            state.best_model_checkpoint = str(self._best)
+        keep = [self._best] if self._best else []
+        checkpointer.save(state.global_step, metrics=_measured(state), keep=keep)
+        self._saved_step = state.global_step
+
+    def load_best_model(self) -> None:
+        """Load the weights of the best model that a checkpoint holds."""
+        if self._best is not None and self._checkpointer is not None:
+            self._checkpointer.load(self._best, "model")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Give the trainer back what it had accumulated for its log, if there is more to come."""
+        if self._gathered is not None and state.global_step < state.max_steps:
+            trainer, gathered = self._trainer, self._gathered
+            trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
+            trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Refuse a log that no checkpoint can hold, now and not at the next save.
+
+        Raises:
+            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
+        """
+        if state.log_history:
+            state.log_history[-1] = plain_log(state.log_history[-1])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that a step begins, with its batches loaded."""
+        self._is_in_step = True
+        if self._beat is not None:
+            self._beat.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that a step is over, also where the optimizer left it out."""
+        control.should_save = control.should_save or self._is_save_due
+        self._is_in_step = self._is_save_due = False
+        if self._beat is not None:
+            self._beat.between()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that an evaluation gets on."""
+        if self._beat is not None:
+            self._beat.between()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Wait until everything is durable."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+    @property
+    def _beat(self) -> LoopHeartbeat | None:
+        return self._checkpointer.beat if self._checkpointer is not None else None
+
+    def _things(self) -> dict[str, Any]:
+        trainer = self._trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        return {
+            "model": trainer.model_wrapped,
+            "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+            "scheduler": trainer.lr_scheduler,
+            **({"scaler": scaler} if scaler is not None else {}),
+            **_registered(trainer.accelerator),
+            "callbacks": Part(self._callbacks, optional=True),
+            "place": Part(self._place, "rank", optional=True),
+            "trainer_state": Part(
+                StateField(self._state, self._put_state), document="trainer_state.json"
+            ),
+            "best": Part(StateField(lambda: {"checkpoint": str(self._best or "")}, self._put_best)),
+            "log": Part(StateField(self._log, self._put_log), "rank"),
+            "rng_state": Part(self._rng, "rank"),
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the options, with the trainer's own wish for how many to keep."""
+        limit = self._trainer.args.save_total_limit
+        own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)
+        return {**self._options, **({"keep_last": limit} if own else {})}
+
+    def _state(self) -> dict[str, Any]:
+        state = dataclasses.asdict(self._trainer.state)
+        history = [plain_log(one) for one in state["log_history"]]
+        plain = {"log_history": history, "best_metric": plain_value(state["best_metric"])}
+        return {**state, **plain, "best_model_checkpoint": None}
+
+    def _put_state(self, state: Mapping[str, Any]) -> None:
+        self._trainer.state = TrainerState(**state)
+
+    def _put_best(self, state: Mapping[str, Any]) -> None:
+        self._best = parse_checkpoint(state["checkpoint"])
+        self._trainer.state.best_model_checkpoint = state["checkpoint"] or None
+
+    def _log(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {"loss": trainer._tr_loss.clone(), "logged": trainer._globalstep_last_logged}  # noqa: SLF001 - its log's
+
+    def _put_log(self, state: Mapping[str, Any]) -> None:
+        # The trainer starts afresh once more before it begins: kept until then.
+        self._gathered = state
+
+
+def _check(trainer: Any, url: str) -> None:
+    missing = [name for name in _STOOD_IN_FOR if not hasattr(trainer, name)]
+    if missing:
+        raise ConfigError(
+            f"this release of Transformers has no Trainer.{missing[0]}",
+            hint="the adapter is tested with transformers 5.23",
+        )
+    if trainer.is_deepspeed_enabled:
+        raise ConfigError("a Trainer with DeepSpeed keeps its state where this cannot take it")
+    place = local_path(url).resolve() if protocol_of(url) == "file" else None
+    if place == local_path(trainer.args.output_dir).resolve():
+        raise ConfigError(
+            f"`{url}` is the trainer's output_dir, where it may delete checkpoints by itself",
+            hint="give the repository a folder of its own",
+        )
+
+
+class _StatefulCallbacks:
+    """States of a trainer's stateful callbacks, and the settings that they began with.
+
+    A callback exports settings and state together. What differs from the beginning is state.
+
+    Args:
+        trainer: the trainer whose callbacks these are.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._settings: dict[str, list[Any]] = {}
+        self._loaded: Mapping[str, Any] = {}
+
+    def begin(self) -> None:
+        """Note the settings that the script gave."""
+        self._settings = {
+            name: [one.state().get("args", {}) for one in found]
+            for name, found in self._exportable().items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings of each callback when training began."""
+        return {"settings": self._settings}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the settings of the run that saved."""
+        self._loaded = state["settings"]
+
+    def export(self, state: TrainerState) -> None:
+        """Write the states of callbacks into the trainer's state, as the trainer does."""
+        exported: dict[str, Any] = {
+            name: [one.state() for one in found] for name, found in self._exportable().items()
+        }
+        exporting: Any = state
+        exporting.stateful_callbacks = {
+            name: found if len(found) > 1 else found[0] for name, found in exported.items()
+        }
+
+    @staticmethod
+    def had_stopped(state: TrainerState) -> bool:
+        """Return true if the loop was told to stop when the state was saved."""
+        saved: Any = state.stateful_callbacks
+        control = saved.get("TrainerControl", {})
+        return bool(control.get("args", {}).get("should_training_stop"))
+
+    def restore(self, state: TrainerState) -> tuple[str, ...]:
+        """Give callbacks their state back, in place, and return the names of those that are gone.
+
+        Flags of TrainerControl last for one event, except the end of an epoch.
+        """
+        saved: Any = state.stateful_callbacks
+        live = self._exportable()
+        for name, found in live.items():
+            states = saved.get(name, [])
+            states = states if isinstance(states, list) else [states]
+            for at, (one, exported) in enumerate(zip(found, states, strict=False)):
+                if one is not self._trainer.control:
+                    self._set(one, exported, self._settings_of(name, at))
+        return tuple(sorted(set(saved) - set(live)))
+
+    def _set(self, callback: Any, exported: Mapping[str, Any], settings: Any) -> None:
+        for name, value in exported.get("attributes", {}).items():
+            setattr(callback, name, value)
+        for name, value in exported.get("args", {}).items():
+            if settings is not None and name in settings and settings[name] != value:
+                setattr(callback, name, value)
+
+    def _settings_of(self, name: str, at: int) -> Any:
+        found = self._loaded.get(name, [])
+        return found[at] if at < len(found) else None
+
+    def _exportable(self) -> dict[str, list[Any]]:
+        """Return stateful callbacks by the names of their classes."""
+        found: dict[str, list[Any]] = {}
+        for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(one, ExportableState):
+                found.setdefault(type(one).__name__, []).append(one)
+        return found
+
+
+class _Place:
+    """Position in the data, and random state that the order of the epoch was drawn from.
+
+    Attributes:
+        is_ended: callbacks were told of the end of the epoch.
+        measured: gradient norm and learning rate of the last step.
+    """
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self.measured: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
+        self._epoch = 0
+        self._batches_per_epoch = 0
+        self._at: dict[str, int] = {}
+        self._drawn_from = RandomPoint()
+        self._loaded: dict[str, int] = {}
+
+    def begin(self, how: Mapping[str, Any], *, is_resumed: bool) -> None:
+        """Note what an epoch is drawn from, or put that of a resumed epoch back.
+
+        Args:
+            how: arguments of the trainer's own ``_run_epoch``.
+            is_resumed: batches of this epoch were trained before.
+        """
+        self._epoch, self._batches_per_epoch = how["epoch"], how["steps_in_epoch"]
+        self.is_ended = False
+        loaders = [how["train_dataloader"]]
+        if is_resumed and self._loaded:
+            self._drawn_from.restore(loaders)
+        else:
+            self._drawn_from.note(loaders)
+
+    def note(self, trainer: Any) -> None:
+        """Note the progress of the epoch. An epoch that a callback ends early has none left."""
+        done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
+        if trainer.control.should_epoch_stop:
+            done = self._batches_per_epoch
+        self._at = {
+            "step": trainer.state.global_step,
+            "epoch": self._epoch + self.is_ended,
+            "batches": 0 if self.is_ended else min(done, self._batches_per_epoch),
+            "batches_per_epoch": self._batches_per_epoch,
+        }
+
+    def found(self, trainer: Any, step: int, updates: int) -> tuple[int, int]:
+        """Return the epoch and its batches that a resumed loop passes over.
+
+        Args:
+            trainer: the trainer that resumes.
+            step: the step that was resumed.
+            updates: optimizer steps of an epoch.
+        """
+        at = self._loaded
+        if at.get("step") != step:
+            epoch, steps = divmod(step, updates)
+            return epoch, steps * trainer.args.gradient_accumulation_steps
+        if trainer.args.ignore_data_skip and at["batches"] == at["batches_per_epoch"]:
+            return at["epoch"] + 1, 0
+        return at["epoch"], at["batches"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the random state at the beginning of the epoch."""
+        return {
+            "at": self._at,
+            "drawn_from": self._drawn_from.state_dict(),
+            "measured": self.measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it."""
+        self._loaded, self.measured = state["at"], state["measured"]
+        self._drawn_from.load_state_dict(state["drawn_from"])
+
+
+def _stopping_callback(trainer: Any) -> str:
+    """Return the name of the callback that is out of patience, empty if none is."""
+    for one in trainer.callback_handler.callbacks:
+        is_stopper = isinstance(one, EarlyStoppingCallback)
+        if is_stopper and one.early_stopping_patience_counter >= one.early_stopping_patience:
+            return type(one).__name__
+    return ""
+
+
+def _registered(accelerator: Any) -> dict[str, Part]:
+    """Return the objects that were registered for checkpointing, by name."""
+    found = accelerator._custom_objects  # noqa: SLF001 - no public way
+    return {
+        f"registered_{number}" if number else "registered": Part(one, optional=True)
+        for number, one in enumerate(found)
+    }
+
+
+def _measured(state: Any) -> dict[str, float]:
+    """Return the numbers that were logged for this step."""
+    found: dict[str, float] = {}
+    for entry in map(plain_log, state.log_history):
+        if entry.get("step") == state.global_step:
+            numbers = {k: v for k, v in entry.items() if isinstance(v, int | float)}
+            found |= {name: float(one) for name, one in numbers.items() if name != "step"}
+    return found

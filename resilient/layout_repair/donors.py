@@ -1,0 +1,250 @@
+"""Take from other copies; leave out optional files.
+
+What is damaged here and whole in another copy of the same checkpoint: another tier, a backup.
+
+That it is the same one has to show: a file that is whole in both places, and not the same, means
+two checkpoints, or a damage that nothing else shows. Then nothing is taken.
+
+What is left out, because its tool stops at it broken and goes on without it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from resilient.diff.stale_copies import STALE
+from resilient.layout_repair.case import BLOCK_BYTES, FileSpan, looked_through, names_of
+from resilient.layouts.single_file import ALONE
+from resilient.layouts.training_state import OF_DEVICES, OLDER
+
+if TYPE_CHECKING:
+    from resilient.layout_repair.case import Donor, RepairCase
+    from resilient.storage.folder import Folder
+
+_ROUNDS_MAX = 4
+"""One damage may hide behind another one: an index behind a missing shard."""
+DIFFERENT = (
+    "and not the same: they are two checkpoints, or one of the two files is damaged where no "
+    "checksum shows it"
+)
+
+
+def take_from_copies(case: RepairCase) -> None:
+    """Take what is damaged from copies, where they have it whole.
+
+    Raises:
+        StoreError: one of the places could not be read.
+    """
+    for copy in case.copies:
+        if not case.steps and _is_whole(case, copy):
+            return
+        for _ in range(_ROUNDS_MAX):
+            if not _take(case, copy):
+                break
+
+
+def _is_whole(case: RepairCase, copy: Donor) -> bool:
+    return not case.problems and not _different(case, copy)
+
+
+def _take(case: RepairCase, copy: Donor) -> bool:
+    """Take what can be taken; return whether something was."""
+    different = _different(case, copy)
+    _, theirs = looked_through(copy.folder)
+    known = names_of(theirs)
+    spoiled = {one.place for one in case.problems if (one.place, one.what) not in known}
+    hurt = {one.place for one in theirs if one.is_fatal and one.what != ALONE}
+    is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
+    wanted: list[str] = []
+    doubtful: list[str] = []
+    for name in different:
+        if name in hurt:
+            case.refused[name] = f"it is damaged in {copy.url} too"
+        elif name not in case.listing.sizes or name in spoiled or is_general:
+            wanted.append(name)
+        elif name in copy.listing.sizes and case.is_layout_known:
+            is_moved = _is_another(case, copy, name, different)
+            (wanted if is_moved else doubtful).append(name)
+    for name in doubtful:
+        case.refused[name] = f"it is whole here and in {copy.url}, {DIFFERENT}"
+    if doubtful or not wanted:
+        return False
+    for name in wanted:
+        _replace(case, copy, name)
+    what = f"{len(wanted)} files taken whole" if len(wanted) > 1 else "taken whole"
+    case.done(", ".join(sorted(wanted)), what, copy.url)
+    return True
+
+
+def _is_little(case: RepairCase, copy: Donor, different: list[str]) -> bool:
+    """Say whether most files are the same in both places."""
+    names = set(case.listing.sizes) | set(copy.listing.sizes)
+    return len(different) < len(names) - len(different) or len(names) == 1
+
+
+def _is_another(case: RepairCase, copy: Donor, name: str, different: list[str]) -> bool:
+    """Say whether a file is what the copy has under another name: two were swapped."""
+    size_bytes = case.listing.sizes[name]
+    return any(
+        copy.listing.sizes.get(other) == size_bytes
+        and all(
+            case.draft.read(name, at, BLOCK_BYTES) == copy.folder.read(other, at, BLOCK_BYTES)
+            for at in range(0, size_bytes, BLOCK_BYTES)
+        )
+        for other in different
+        if other != name
+    )
+
+
+def _replace(case: RepairCase, copy: Donor, name: str) -> None:
+    if name not in copy.listing.sizes:
+        case.draft.drop(name)
+        return
+    case.draft.put(name, FileSpan(copy.folder, name, 0, copy.listing.sizes[name]))
+
+
+def _different(case: RepairCase, copy: Donor) -> list[str]:
+    """Return the files that are not the same in both places, and those that one of them lacks."""
+    ours, theirs = case.listing.sizes, copy.listing.sizes
+    if len(theirs) == 1 and copy.listing.is_file and not case.listing.is_file:
+        return []
+    return [
+        name
+        for name in sorted(set(ours) | set(theirs))
+        if ours.get(name) != theirs.get(name)
+        or not _same(case.draft, copy.folder, name, theirs[name])
+    ]
+
+
+def _same(one: Folder, other: Folder, name: str, size_bytes: int) -> bool:
+    return all(
+        one.read(name, at, BLOCK_BYTES) == other.read(name, at, BLOCK_BYTES)
+        for at in range(0, size_bytes, BLOCK_BYTES)
+    )
+
+
+_RANDOM = re.compile(r"(?:rng_state(?:_\d{1,7})?\.pth|random_states_\d{1,7}\.pkl)")
+_OPTIMIZER, _SCHEDULE = "optimizer.pt", "scheduler.pt"
+_SLICED = re.compile(r"optimizer_\d{1,4}/")
+_ENGINE = re.compile(r"global_step(?:\d{1,12}|\*)/")
+_OF_ENGINE = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
+_OF_RUN = ("scheduler.pt", "trainer_state.json", "scaler.pt")
+_NEW = "DeepSpeed resumes only whole engines: a new training begins from these weights"
+_DRAWN = (
+    "dropout and augmentation draw other numbers than they would have: a stream of this tool is "
+    "where its draws left it, which no seed and no step give back"
+)
+_BEGINS = "begins anew: Transformers takes both together, or neither"
+_UNREAD = {
+    "config.json": (
+        "the model's configuration",
+        "a resume does not need it; `from_pretrained` of this folder does",
+    ),
+    "training_args.bin": ("the run's arguments", "a resume takes those of its own script"),
+}
+_LOST = (
+    "{}, and they are lost: they were where their draws left them, which no seed, no step and no "
+    "other rank give back. Those of Python, NumPy, torch and each GPU are made anew as the script "
+    "seeds them, so dropout, augmentation and samplers draw other numbers than they would have"
+)
+_OF_DEVICES = (
+    "the state of a GPU's generator is where its draws left it; no seed, no step and no other rank "
+    "give it back, and its tool goes on with other numbers there; a resume on CPUs takes none of it"
+)
+
+
+def drop_optional_files(case: RepairCase) -> None:
+    """Leave out broken random states, and of the Trainer a broken optimizer with its schedule."""
+    for name in case.broken():
+        if _RANDOM.fullmatch(name) and name in case.listing.sizes and not _is_kept(case, name):
+            case.losses["random state"] = _DRAWN
+            case.draft.drop(name)
+            case.done(name, "left out: it is broken", "its tool goes on without it")
+    for one in case.problems:
+        if one.loses == "random state" and one.place == ".":
+            case.refused["."] = _LOST.format(one.what)
+        if one.loses == OF_DEVICES:
+            case.refused.setdefault(one.place, one.what if one.what == OLDER else _OF_DEVICES)
+    if case.contents.layout == "hf-trainer":
+        _leave_unread(case)
+        _leave_optimizer(case)
+        _leave_slices(case)
+        _leave_engine(case)
+
+
+def _is_kept(case: RepairCase, name: str) -> bool:
+    """Return True for a file of which a resume takes the rest, or all of an older step."""
+    told = [one for one in case.problems if one.place == name]
+    return all(one.loses == OF_DEVICES or one.what.startswith(STALE) for one in told)
+
+
+def _leave_unread(case: RepairCase) -> None:
+    """Leave out what no resume needs."""
+    for name, (what, follows) in _UNREAD.items():
+        if name in case.broken() and name in case.listing.sizes:
+            case.losses[what] = follows
+            case.draft.drop(name)
+            case.done(name, "left out: it is broken", "its tool goes on without it")
+
+
+def _leave_optimizer(case: RepairCase) -> None:
+    pair = {_OPTIMIZER, _SCHEDULE}
+    broken = pair & {one.place for one in case.fatal()}
+    others = [one for one in case.fatal() if one.place not in pair]
+    if not broken or others:
+        return
+    case.losses["the optimizer's state"] = _BEGINS
+    case.losses["the schedule"] = _BEGINS
+    for name in pair:
+        case.draft.drop(name)
+    case.done(", ".join(sorted(broken)), "left out with what goes with it", "its tool goes on")
+
+
+def _leave_slices(case: RepairCase) -> None:
+    """Leave out the optimizer of FSDP if slices of it are lost: the weights restart without it."""
+    places = [one.place for one in case.fatal()]
+    folders = {match[0] for one in places if (match := _SLICED.match(one))}
+    if not folders or not all(_SLICED.match(one) for one in places):
+        return
+    names = [one for one in case.listing.sizes if one.startswith(tuple(folders))]
+    _restart(case, [*names, _SCHEDULE], ", ".join(sorted(folders)), "its tool goes on")
+
+
+def _leave_engine(case: RepairCase) -> None:
+    """Leave a model to begin from if parts of an engine of DeepSpeed are lost.
+
+    DeepSpeed stops at a folder without them, and the weights are in a file of their own.
+    """
+    places = [one.place for one in case.fatal()]
+    is_lost = any(_ENGINE.match(one) for one in places)
+    if not is_lost or not all(_ENGINE.match(one) or one in _OF_ENGINE for one in places):
+        return
+    names = [
+        one
+        for one in case.listing.sizes
+        if _ENGINE.match(one) or one in _OF_ENGINE or _RANDOM.fullmatch(one) or one in _OF_RUN
+    ]
+    folders = sorted({match[0] for one in names if (match := _ENGINE.match(one))})
+    step = case.contents.step
+    name = f"weights-{step}" if step is not None else "weights"
+    _restart(case, names, ", ".join(folders) or _OF_ENGINE[0], "`from_pretrained`", name)
+
+
+def _restart(case: RepairCase, names: list[str], what: str, source: str, name: str = "") -> None:
+    """Leave files out if what stays are whole weights, and name the losses."""
+    trial = case.draft.copy()
+    for one in names:
+        if one in case.listing.sizes:
+            trial.drop(one)
+    if name:
+        trial.renamed(name)
+    _, problems = looked_through(trial)
+    if any(one.is_fatal and one.what != ALONE for one in problems):
+        return
+    case.draft.take(trial)
+    follows = _NEW if name else _BEGINS
+    case.losses |= dict.fromkeys(("the optimizer's state", "the schedule"), follows)
+    if name:
+        case.losses |= dict.fromkeys(("random state", "the place in the data"), _NEW)
+    case.done(what, "left out with what goes with it: the weights are whole", source)

@@ -1,0 +1,461 @@
+"""Headers, swapped files; salvage of intact tensors.
+
+Files that hold what mends them: zips of torch, headers of safetensors, two that were swapped.
+
+What is whole in damaged files: tensors, each proved by its checksum or by lying within a header.
+
+They are written as safetensors, which runs nothing and says its names, beside what was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from resilient.layout_repair.case import FileSpan, VirtualFolder, looked_through, size_of, sliced
+from resilient.layout_repair.zip_repair import mended_zip, scan_members
+from resilient.layouts.checksums import BEHIND
+from resilient.layouts.dcp import INDEX, SLICES, read_index
+from resilient.layouts.json_files import HEADER_BYTES_MAX, read_header
+from resilient.layouts.model import ITEM_BITS, MODEL, Unreadable
+from resilient.layouts.pickle_names import rebuild
+from resilient.layouts.pickle_reader import read_pickle
+from resilient.layouts.torch_zip import Archive, open_archive, resolve_pieces, tensors_in
+from resilient.layouts.weights import SAFE, TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.layout_repair.case import Piece, RepairCase
+    from resilient.layouts.model import Problem, Tensor
+
+_LENGTH = struct.Struct("<Q")
+_BITS_MAX = 8
+"""Bytes of a header that may differ from that of another step, to be the same but for damage."""
+_SWAPS_MAX = 6
+"""Broken files among which two may have been swapped."""
+_OWN = "its own checksums"
+
+
+def mend_zips(case: RepairCase) -> None:
+    """Mend files of torch, and slices of distributed checkpoints, out of themselves."""
+    for name in case.broken():
+        if name not in case.listing.sizes:
+            continue
+        pieces = None
+        if name.endswith(TORCH) and not _is_sound(case, name):
+            pieces = mended_zip(case.draft, name, 0, case.listing.sizes[name])
+        elif name.endswith(SLICES):
+            pieces = _mended_slices(case, name)
+        if pieces is None:
+            continue
+        what = _told(case, name, pieces)
+        before, trial = case.draft.copy(), case.draft.copy()
+        trial.put(name, *pieces)
+        if not what or not _opens(trial, name):
+            continue
+        case.draft.take(trial)
+        case.done(name, what, _OWN)
+        if not _is_sound(case, name):
+            case.draft.take(before)
+            case.undo()
+
+
+def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
+    """Return what is done to a file; nothing if it stays what it is."""
+    before, after = case.listing.sizes[name], sum(map(size_of, pieces))
+    trial = case.draft.copy()
+    trial.put(name, *pieces)
+    if before == after and all(
+        one == other
+        for one, other in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
+    ):
+        return ""
+    if any("checksum" in one.what for one in case.problems if one.place == name):
+        return "the flipped bit put back that its checksum gives away"
+    if after < before:
+        return f"{before - after} bytes behind its end cut off"
+    return "the directory at its end written anew from the headers of its members"
+
+
+def _is_sound(case: RepairCase, name: str) -> bool:
+    """Say whether a file of torch is what torch wrote, whatever that says."""
+    marks = ("checksum", "directory", BEHIND, "no whole zip")
+    is_told = any(
+        one.place == name and any(mark in one.what for mark in marks) for one in case.problems
+    )
+    return not is_told and _opens(case.draft, name)
+
+
+def _opens(draft: VirtualFolder, name: str) -> bool:
+    if name.endswith(SLICES):
+        return True
+    try:
+        open_archive(draft, draft.list(), name)
+    except Unreadable:
+        return False
+    return True
+
+
+def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
+    """Return a file of slices with each of them whole, None if one cannot be."""
+    prefix = name[: name.rfind("/") + 1]
+    try:
+        index = read_index(case.draft, case.listing, prefix)
+    except Unreadable:
+        return None
+    places = sorted(
+        (one.start, one.size_bytes)
+        for pieces in index.slices.values()
+        for one in pieces
+        if one.file == name
+    )
+    whole, at = case.listing.sizes[name], 0
+    found: list[Piece] = []
+    for start, size_bytes in places:
+        held = min(size_bytes, whole - start)
+        if start != at or held <= 0:
+            return None
+        made: tuple[Piece, ...] | None = sliced(case.draft.pieces(name), start, start + held)
+        if held < size_bytes or not _is_whole(case, name, start, held):
+            made = mended_zip(case.draft, name, start, held)
+        if made is None or sum(map(size_of, made)) != size_bytes:
+            return None
+        found += made
+        at = start + size_bytes
+    return tuple(found) if places else None
+
+
+def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
+    scan = scan_members(case.draft, name, start, size_bytes)
+    if not scan.has_all or not all(one.is_whole for one in scan.members):
+        return False
+    try:
+        open_archive(case.draft, case.listing, name, start, size_bytes)
+    except Unreadable:
+        return False
+    return True
+
+
+def mend_headers(case: RepairCase) -> None:
+    """Mend headers of safetensors, and cut off what is behind their tensors."""
+    for name in case.broken():
+        if not name.endswith(SAFE) or name not in case.listing.sizes:
+            continue
+        for mend in (_cut_behind, _without_doubles, _with_header_of_another):
+            trial = case.draft.copy()
+            said = mend(case, trial, name)
+            if said and _is_header(trial, name):
+                case.draft.take(trial)
+                case.done(name, *said)
+                break
+
+
+def _is_header(draft: VirtualFolder, name: str) -> bool:
+    try:
+        read_header(draft, draft.list(), name)
+    except Unreadable:
+        return False
+    return True
+
+
+def _head(draft: VirtualFolder, name: str) -> bytes:
+    size_bytes = draft.list().sizes[name]
+    head = draft.read(name, 0, _LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return b""
+    length = min(_LENGTH.unpack(head)[0], HEADER_BYTES_MAX, size_bytes)
+    return draft.read(name, _LENGTH.size, length)
+
+
+def _cut_behind(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
+    head = _head(case.draft, name)
+    ends = [
+        one["data_offsets"][1]
+        for one in _parsed(head, {}).values()
+        if isinstance(one, dict) and _is_pair(one.get("data_offsets"))
+    ]
+    size_bytes = case.listing.sizes[name]
+    end = _LENGTH.size + len(head) + max(ends, default=0)
+    if not ends or end >= size_bytes:
+        return None
+    trial.put(name, *sliced(case.draft.pieces(name), 0, end))
+    return f"{size_bytes - end} bytes behind its tensors cut off", "its own header"
+
+
+def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
+    """Write a header without a name that stands in it twice and says the same both times."""
+    head = _head(case.draft, name)
+    doubles: dict[str, list[Any]] = {}
+    found = _parsed(head, doubles)
+    if (
+        not found
+        or not doubles
+        or any(one != found[key] for key in doubles for one in doubles[key])
+    ):
+        return None
+    data = json.dumps(found, separators=(",", ":")).encode()
+    if len(data) > len(head):
+        return None
+    at, end = _LENGTH.size + len(head), case.listing.sizes[name]
+    behind = sliced(case.draft.pieces(name), at, end)
+    trial.put(name, _LENGTH.pack(len(head)) + data.ljust(len(head)), *behind)
+    return "the name that stands in its header twice left out once: both say the same", "its header"
+
+
+def _with_header_of_another(
+    case: RepairCase, trial: VirtualFolder, name: str
+) -> tuple[str, str] | None:
+    """Take the header of another step, whose file has the same length and nearly this header."""
+    size_bytes = case.listing.sizes[name]
+    for other in case.near:
+        if other.listing.sizes.get(name) != size_bytes:
+            continue
+        length = other.folder.read(name, 0, _LENGTH.size)
+        stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
+        theirs, ours = other.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
+        changed = sum(one != two for one, two in zip(theirs, ours, strict=True))
+        if 0 < changed <= _BITS_MAX:
+            trial.put(name, theirs, *sliced(case.draft.pieces(name), stop, size_bytes))
+            return (
+                f"its header, of which {changed} byte was another, as in the other step",
+                other.url,
+            )
+    return None
+
+
+def _parsed(head: bytes, doubles: dict[str, list[Any]]) -> dict[str, Any]:
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        kept = dict(found)
+        if len(kept) != len(found):
+            for key, value in found:
+                doubles.setdefault(key, []).append(value)
+        return kept
+
+    try:
+        value = json.loads(head, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[1]) is int  # noqa: PLR2004
+
+
+def swap_back(case: RepairCase) -> None:
+    """Give two broken files each other's place, if each is then what its name says."""
+    broken = sorted({one.place for one in case.fatal()} & set(case.listing.sizes))
+    for one, other in combinations(broken[:_SWAPS_MAX], 2):
+        trial = case.draft.copy()
+        trial.put(one, *case.draft.pieces(other))
+        trial.put(other, *case.draft.pieces(one))
+        _, problems = looked_through(trial)
+        if not {one, other} & {it.place for it in problems if it.is_fatal}:
+            case.draft.take(trial)
+            case.done(one, f"swapped with `{other}`: each is what the other should be", "both")
+            return
+
+
+def cut_slices(case: RepairCase) -> None:
+    """Leave out files of slices that no index knows, and bytes behind the last slice."""
+    for problem in case.problems:
+        name = problem.place
+        if not name.endswith(SLICES) or problem.is_fatal or name not in case.listing.sizes:
+            continue
+        try:
+            index = read_index(case.draft, case.listing, name[: name.rfind("/") + 1])
+        except Unreadable:
+            continue
+        ends = [
+            one.start + one.size_bytes
+            for pieces in index.slices.values()
+            for one in pieces
+            if one.file == name
+        ]
+        if not ends:
+            case.draft.drop(name)
+            case.done(name, "left out: it is of another save, the index knows nothing of it", INDEX)
+        elif max(ends) < case.listing.sizes[name]:
+            case.draft.put(name, *sliced(case.draft.pieces(name), 0, max(ends)))
+            case.done(name, "what is behind its last slice cut off", INDEX)
+
+
+_PICKLE = "data.pkl"
+_HEAD = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class IntactTensor:
+    """One tensor that is whole in a damaged file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    span: FileSpan
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedFile:
+    """What is left of one damaged file.
+
+    Attributes:
+        file: which one.
+        saved: its tensors that are whole.
+        lost: the names of those that are not.
+    """
+
+    file: str
+    saved: tuple[IntactTensor, ...]
+    lost: tuple[str, ...]
+
+
+def is_saved_so(problem: Problem) -> bool:
+    """Say whether numbers are what was saved, and no damage of the file."""
+    return " NaN and " in problem.what
+
+
+def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
+    """Return what is whole in the files that nothing mends.
+
+    Raises:
+        StoreError: they could not be read.
+    """
+    found = []
+    hurt = {one.place for one in case.fatal() if not is_saved_so(one)}
+    for name in sorted(hurt & set(case.listing.sizes)):
+        try:
+            one = _of_file(case.draft, name)
+        except Unreadable:
+            continue
+        if one.saved:
+            found.append(one)
+    return tuple(found)
+
+
+def _of_file(draft: VirtualFolder, name: str) -> SalvagedFile:
+    if name.endswith(SAFE):
+        return _of_safetensors(draft, name)
+    if name.endswith(SLICES):
+        return _of_slices(draft, name)
+    if name.endswith(TORCH):
+        return _of_zip(draft, name)
+    raise Unreadable("no file of tensors")
+
+
+def _of_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
+    scan = scan_members(draft, name, 0, draft.list().sizes[name])
+    pickles = [one for one in scan.members if one.name.rpartition("/")[2] == _PICKLE]
+    if len(pickles) != 1 or not pickles[0].is_whole:
+        raise Unreadable("what says what its tensors are is damaged")
+    root = pickles[0].name.removesuffix(_PICKLE)
+    value = read_pickle(draft.read(name, pickles[0].data, pickles[0].size_bytes), rebuild)
+    whole = {
+        one.name.removeprefix(root): (one.header, one.size_bytes)
+        for one in scan.members
+        if one.is_whole
+    }
+    archive = Archive(draft, name, value.value, value.names, whole)
+    return _split(draft, name, tensors_in(archive, value.value, MODEL))
+
+
+def _of_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
+    prefix = name[: name.rfind("/") + 1]
+    index = read_index(draft, draft.list(), prefix)
+    sizes = draft.list().sizes
+    whole = set()
+    for one in (piece for pieces in index.slices.values() for piece in pieces):
+        held = min(one.size_bytes, sizes.get(one.file, 0) - one.start)
+        scan = scan_members(draft, one.file, one.start, held) if held == one.size_bytes else None
+        if scan and scan.has_all and all(it.is_whole for it in scan.members):
+            whole.add((one.file, one.start))
+    tensors = [one for one in index.tensors if name in one.files]
+    kept = [
+        one
+        for one in tensors
+        if one.pieces and all((it.file, it.start) in whole for it in one.pieces)
+    ]
+    found = _split(draft, name, kept)
+    return SalvagedFile(name, found.saved, tuple(one.name for one in tensors if one not in kept))
+
+
+def _of_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
+    size_bytes = draft.list().sizes[name]
+    (length,) = _HEAD.unpack(draft.read(name, 0, _HEAD.size).ljust(_HEAD.size, b"\0"))
+    if length > min(HEADER_BYTES_MAX, size_bytes):
+        raise Unreadable("its header is damaged")
+    try:
+        entries = json.loads(draft.read(name, _HEAD.size, length))
+        entries.pop("__metadata__", None)
+        saved, lost = [], []
+        for key, one in entries.items():
+            begin, end = one["data_offsets"]
+            shape, at = tuple(one["shape"]), _HEAD.size + length + begin
+            fits = end - begin == math.prod(shape) * ITEM_BITS[one["dtype"]] // 8
+            if fits and 0 <= begin <= end and at + end - begin <= size_bytes:
+                span = FileSpan(draft, name, at, end - begin)
+                saved.append(IntactTensor(key, one["dtype"], shape, span))
+            else:
+                lost.append(key)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise Unreadable("its header is damaged") from error
+    return SalvagedFile(name, tuple(saved), tuple(lost))
+
+
+def _split(
+    draft: VirtualFolder, name: str, tensors: Iterator[Tensor] | list[Tensor] | tuple[Tensor, ...]
+) -> SalvagedFile:
+    saved, lost = [], []
+    for one in tensors:
+        try:
+            saved.append(_saved(draft, one))
+        except Unreadable:
+            lost.append(one.name)
+    return SalvagedFile(name, tuple(saved), tuple(lost))
+
+
+def _saved(draft: VirtualFolder, tensor: Tensor) -> IntactTensor:
+    """Return where a tensor lies in one row.
+
+    Raises:
+        Unreadable: it does not, or its bytes are not here.
+    """
+    if len(tensor.pieces) != 1:
+        raise Unreadable("it is in several pieces" if tensor.pieces else "its bytes are not here")
+    piece = resolve_pieces(draft, draft.list(), tensor.pieces[0], tensor.dtype)
+    item = ITEM_BITS.get(tensor.dtype, 0) // 8
+    if not item or piece.is_swapped or not _is_row(piece.strides, tensor.shape):
+        raise Unreadable("it does not lie in one row")
+    at, size_bytes = piece.start + piece.first * item, tensor.size_bytes
+    if piece.first * item + size_bytes > piece.size_bytes:
+        raise Unreadable("its bytes are not here")
+    return IntactTensor(
+        tensor.name, tensor.dtype, tensor.shape, FileSpan(draft, piece.file, at, size_bytes)
+    )
+
+
+def _is_row(strides: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
+    if strides is None:
+        return True
+    step = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != step:
+            return False
+        step *= max(length, 1)
+    return True
+
+
+def safetensors_pieces(saved: tuple[IntactTensor, ...]) -> tuple[FileSpan | bytes, ...]:
+    """Return a file of safetensors with these tensors."""
+    entries, at = {}, 0
+    for one in saved:
+        end = at + one.span.size_bytes
+        entries[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [at, end]}
+        at = end
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return (_HEAD.pack(len(head)) + head, *(one.span for one in saved))

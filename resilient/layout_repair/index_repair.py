@@ -1,0 +1,333 @@
+"""Indexes, latest tags, DCP metadata.
+
+What only says where things are: indexes of weights, tags that are the latest, names of steps.
+
+The index of a distributed checkpoint, from another step's and from the slices themselves.
+
+The slices say what they are (type, shape, and their own checksums) and not what they are called.
+Another step of the same run has the same names in the same order, so its index fits if every
+slice of every file is what it says at that place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from contextlib import suppress
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from resilient.layout_repair.case import AGREEMENT, looked_through
+from resilient.layout_repair.zip_repair import dump, scan_members
+from resilient.layouts import deepspeed, deepspeed_universal
+from resilient.layouts.consistency import LOSES as RENAMED
+from resilient.layouts.dcp import INDEX, SLICES, read_index
+from resilient.layouts.json_files import JSON_BYTES_MAX, read_json
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_reader import BYTES_MAX, PickledCall, TensorRef, read_pickle
+from resilient.layouts.torch_zip import open_archive
+from resilient.layouts.weights import ORPHAN, SHARD, STALE, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.layout_repair.case import Donor, RepairCase, VirtualFolder
+    from resilient.layouts.dcp import Index
+
+_RUN_WIDE = ("metadata.json", "config.json")
+"""What every step of a run says alike."""
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""What an editor sets before a text -> the encoding that reads it."""
+_COUNTING = ("hf-trainer", "torchtitan", "megatron")
+"""Layouts whose folders are named for a step."""
+_STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
+
+
+def mend_index(case: RepairCase) -> None:
+    """Write the index of a model in shards anew, from the headers of the shards."""
+    for one in [one for one in case.problems if one.what in (STALE, ORPHAN)]:
+        case.draft.drop(one.place)
+        case.done(one.place, "left out: nothing reads it", "what names the weights")
+    shards: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in case.listing.sizes:
+        if match := SHARD.fullmatch(name):
+            shards.setdefault((match[2], match[4], match[5]), {})[int(match[3])] = name
+    for (stem, count, end), found in shards.items():
+        index = f"{stem}{end}.index.json"
+        is_lost = not case.is_layout_known or index in case.broken()
+        is_single = f"{stem}{end}" in case.listing.sizes
+        if not is_lost or is_single:
+            continue
+        if why := _why_not(case, int(count), found):
+            case.refused[index] = why
+            continue
+        try:
+            text = _index(case, [found[one] for one in sorted(found)])
+        except Unreadable as error:
+            case.refused[index] = str(error)
+            continue
+        case.draft.put(index, text)
+        case.done(index, "written anew", f"the headers of {len(found)} shards")
+
+
+def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
+    """Return why an index of these shards would not be right; empty if it would."""
+    lacking = [one for one in range(1, count + 1) if one not in found]
+    if lacking:
+        return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
+    if any(one.loses == RENAMED for one in case.problems):
+        return "a name in a shard is wrong, and so would be an index of it"
+    return ""
+
+
+def _index(case: RepairCase, shards: list[str]) -> bytes:
+    mapped: dict[str, str] = {}
+    size_bytes = elements = 0
+    for name in shards:
+        for one in read_file(case.draft, case.listing, name):
+            if mapped.setdefault(one.name, name) != name:
+                raise Unreadable(f"`{one.name[:80]}` is in two shards")
+            size_bytes, elements = size_bytes + one.size_bytes, elements + one.elements
+    metadata = {"total_parameters": elements, "total_size": size_bytes}
+    document = {"metadata": metadata, "weight_map": dict(sorted(mapped.items()))}
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def mend_latest(case: RepairCase) -> None:
+    """Say again which tag is the latest: the one of the highest number that is whole."""
+    for name, tags in (
+        (deepspeed.LATEST, _engines(case.draft)),
+        (
+            deepspeed_universal.LATEST,
+            [one.rstrip("/") for one in deepspeed_universal.tag_in(case.listing)],
+        ),
+    ):
+        if not case.is_broken(name):
+            continue
+        for tag in sorted(tags, key=_number, reverse=True):
+            trial = case.draft.copy()
+            trial.put(name, tag.encode())
+            _, problems = looked_through(trial)
+            if not any(one.is_fatal for one in problems):
+                case.draft.take(trial)
+                case.done(name, f"names `{tag}` again", "the newest folder beside it that is whole")
+                break
+        else:
+            if tags:
+                case.refused[name] = "no tag beside it is whole"
+
+
+def _engines(draft: VirtualFolder) -> list[str]:
+    listing = draft.list()
+    heads = {one.partition("/")[0] for one in listing.sizes if "/" in one}
+    return [one for one in heads if deepspeed.is_engine(listing, f"{one}/")]
+
+
+def _number(name: str) -> int:
+    digits = re.search(r"(\d{1,12})$", name)
+    return int(digits[1]) if digits else -1
+
+
+def mend_encodings(case: RepairCase) -> None:
+    """Write documents without the mark that an editor set at their beginning, in UTF-8."""
+    for name in sorted(case.broken()):
+        if not name.endswith(".json") or name not in case.listing.sizes:
+            continue
+        data = case.draft.read(name, 0, min(case.listing.sizes[name], JSON_BYTES_MAX))
+        marks = (mark for mark in _MARKS if data.startswith(mark))
+        try:
+            text = data.decode(_MARKS[next(marks)])
+        except (StopIteration, UnicodeDecodeError):
+            continue
+        trial = case.draft.copy()
+        trial.put(name, text.encode())
+        with suppress(Unreadable):
+            read_json(trial, trial.list(), name)
+            case.draft.take(trial)
+            case.done(name, "in UTF-8, and without a mark before it", "its own text")
+
+
+def mend_documents(case: RepairCase) -> None:
+    """Take what all steps of a run say alike from another step."""
+    for name in _RUN_WIDE:
+        if name not in case.broken():
+            continue
+        for other in case.near:
+            try:
+                read_json(other.folder, other.listing, name)
+            except Unreadable:
+                continue
+            trial = case.draft.copy()
+            trial.put(name, other.folder.read(name, 0, other.listing.sizes[name]))
+            _, problems = looked_through(trial)
+            if any(one.place == name for one in problems):
+                continue  # it says the same, or is of another model as well
+            case.draft.take(trial)
+            case.done(name, "the same in each step of the run", other.url)
+            break
+        else:
+            case.refused[name] = "no other step of the run is here, which says the same"
+
+
+def mend_name(case: RepairCase) -> None:
+    """Give a folder the name of the step that its files agree on."""
+    name = case.draft.url.rstrip("/").rpartition("/")[2]
+    match = _STEP_NAME.fullmatch(name)
+    if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
+        return
+    found = case.contents
+    said = (
+        found.step,
+        found.schedule.step if found.schedule else None,
+        found.optimizer.step if found.optimizer else None,
+    )
+    counted = Counter(one for one in said if one is not None)
+    step, votes = counted.most_common(1)[0] if counted else (None, 0)
+    if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
+        return
+    width = len(match[2]) if match[2].startswith("0") else 1
+    name = f"{match[1]}{step:0{width}d}"
+    if why := _why_not_called(case, name, counted):
+        case.refused["."] = why
+        return
+    case.draft.renamed(name)
+    case.done(".", f"named for step {step}, as {votes} of its files say", "its files")
+
+
+def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
+    """Return why a folder is not given a name; empty if it may be.
+
+    The Trainer's optimizer may have skipped steps, and Megatron's schedule counts samples.
+    """
+    if len(counted) > 1 and case.contents.layout == "torchtitan":
+        return "its files are of different steps, and which is right does not show"
+    if any(one.url.rstrip("/").rpartition("/")[2] == name for one in case.near):
+        return f"`{name}` is beside it: files of that one may be in this one; `--from` another copy"
+    return ""
+
+
+def _is_at_odds(case: RepairCase) -> bool:
+    return any(one.place == "." and one.loses == AGREEMENT for one in case.problems)
+
+
+_END, _END_BYTES, _TAIL_BYTES = b"PK\x05\x06", 22, 1 << 20
+_ALONE = (
+    "the names of its tensors stood in it alone; another step of the same run has them: leave it "
+    "beside this one, or name it with `--from`"
+)
+
+
+def mend_indexes(case: RepairCase) -> None:
+    """Write an index anew whose slices are all there."""
+    prefixes = {one[: one.rfind("/") + 1] for one in case.listing.sizes if one.endswith(SLICES)}
+    for prefix in sorted(prefixes):
+        name = f"{prefix}{INDEX}"
+        try:
+            read_index(case.draft, case.listing, prefix)
+            continue
+        except Unreadable:
+            case.refused[name] = _ALONE
+        for other in case.near:
+            try:
+                made = _slices_index(case, other, prefix)
+            except Unreadable as error:
+                case.refused[name] = f"{other.url} does not fit: {error}"
+                continue
+            trial = case.draft.copy()
+            trial.put(name, made)
+            try:
+                read_index(trial, trial.list(), prefix)
+            except Unreadable as error:
+                case.refused[name] = str(error)
+                continue
+            case.draft.take(trial)
+            source = f"{other.url} and the slices, each proved by its checksums"
+            case.done(name, "written anew", source)
+            break
+
+
+def _slices_index(case: RepairCase, other: Donor, prefix: str) -> bytes:
+    """Return an index: the names of another step's, the places of what is here.
+
+    Raises:
+        Unreadable: the other index is none, or does not fit what is here.
+    """
+    theirs = read_index(other.folder, other.listing, prefix)
+    value = read_pickle(other.folder.read(f"{prefix}{INDEX}", 0, BYTES_MAX)).value
+    by_file = _entries(value)
+    here = {one[len(prefix) :] for one in case.listing.sizes if _is_slices(one, prefix)}
+    if here != set(by_file):
+        raise Unreadable("it has other files of slices")
+    kinds = _kinds(theirs)
+    for file, entries in by_file.items():
+        found = _slices(case, f"{prefix}{file}")
+        if len(found) != len(entries):
+            raise Unreadable(f"`{file}` has {len(found)} slices, and {len(entries)} there")
+        for (_, key, info), (start, size_bytes, held) in zip(entries, found, strict=True):
+            fqn, offsets = key.get("fqn"), _numbers(key.get("offset"))
+            if held != kinds.get((fqn, offsets)):
+                raise Unreadable(f"`{file}` has no `{str(fqn)[:80]}` at its place")
+            info.state = {**info.state, "offset": start, "length": size_bytes}
+    value.state = {**value.state, "storage_meta": None}  # it names the other checkpoint
+    return dump(value)
+
+
+def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]]:
+    """Return what an index says of each file: place, name, and where it says both."""
+    stored = value.get("storage_data") if isinstance(value, PickledCall) else None
+    if not isinstance(stored, dict) or not isinstance(value.state, dict):
+        raise Unreadable("its index is none")
+    found: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
+    for key, info in stored.items():
+        if info.get("transform_descriptors"):
+            raise Unreadable("its slices are compressed")
+        found.setdefault(info.get("relative_path"), []).append((info.get("offset"), key, info))
+    return {name: sorted(entries, key=itemgetter(0)) for name, entries in found.items()}
+
+
+_Kind = tuple[str, tuple[int, ...]]
+
+
+def _kinds(index: Index) -> dict[tuple[Any, tuple[int, ...] | None], _Kind]:
+    """Return type and shape of each piece of each tensor, by name and place."""
+    return {
+        (one.name, piece.region.offsets): (one.dtype, piece.region.lengths)
+        for one in index.tensors
+        for piece in one.pieces
+    }
+
+
+def _is_slices(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name.endswith(SLICES) and "/" not in name[len(prefix) :]
+
+
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    """Return the numbers of a shape as it stands in a pickle."""
+    if isinstance(value, PickledCall):
+        value = value.args[0] if isinstance(value.args, tuple) and value.args else ()
+    return tuple(value) if isinstance(value, tuple) else None
+
+
+def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
+    """Return where each slice of a file is, and its type and shape if it is a tensor.
+
+    Raises:
+        Unreadable: one of them is not whole.
+    """
+    found = []
+    at, whole = 0, case.listing.sizes[name]
+    while at < whole:
+        scan = scan_members(case.draft, name, at, whole - at)
+        if not scan.has_all or not all(one.is_whole for one in scan.members):
+            raise Unreadable(f"a slice of `{name}` is damaged")
+        tail = case.draft.read(name, at + scan.end, _TAIL_BYTES)
+        end = tail.find(_END)
+        if end < 0 or at + scan.end + end + _END_BYTES > whole:
+            raise Unreadable(f"a slice of `{name}` has no end")
+        size_bytes = scan.end + end + _END_BYTES
+        value = open_archive(case.draft, case.listing, name, at, size_bytes).value
+        is_tensor = isinstance(value, TensorRef)
+        found.append((at, size_bytes, (value.dtype, value.shape) if is_tensor else None))
+        at += size_bytes
+    return found

@@ -1,0 +1,376 @@
+"""Repair plan and its execution.
+
+What a repair of another tool's checkpoint would do, proved before anything is written.
+
+A plan written: a new checkpoint, or what is left of one; the damaged one is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.errors import ConfigError, KeyNotFound, StoreError, UnknownLayout
+from resilient.layout_repair import donors, file_repair, index_repair, trainer_state_repair
+from resilient.layout_repair.case import (
+    AGREEMENT,
+    UNKNOWN,
+    Donor,
+    FileSpan,
+    RepairCase,
+    VirtualFolder,
+    looked_through,
+)
+from resilient.layout_repair.donors import DIFFERENT, take_from_copies
+from resilient.layout_repair.file_repair import is_saved_so, safetensors_pieces, salvage
+from resilient.layout_repair.training_logs import logs_in
+from resilient.layouts.consistency import LOSES as RENAMED
+from resilient.layouts.detect import read_layout
+from resilient.layouts.incomplete import is_incomplete
+from resilient.layouts.json_files import POINTER
+from resilient.layouts.resumability import assess_resumability, is_costly
+from resilient.layouts.single_file import ALONE
+from resilient.redaction import shell_quote
+from resilient.storage.folder import LINK, open_folder
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from resilient.layout_repair.case import Piece, RepairAction
+    from resilient.layout_repair.file_repair import SalvagedFile
+    from resilient.layout_repair.training_logs import MetricsLog
+    from resilient.layouts.model import Contents, Problem, Resumability
+
+_NEAR_MAX = 3
+_ENDS_IN_NUMBER = re.compile(r"(.*?)(\d{1,12})")
+_MENDERS = (
+    take_from_copies,
+    file_repair.mend_zips,
+    file_repair.mend_headers,
+    file_repair.swap_back,
+    index_repair.mend_encodings,
+    index_repair.mend_index,
+    index_repair.mend_latest,
+    index_repair.mend_documents,
+    index_repair.mend_indexes,
+    file_repair.cut_slices,
+    index_repair.mend_name,
+    trainer_state_repair.mend_schedules,
+    trainer_state_repair.mend_state,
+    donors.drop_optional_files,
+)
+"""In this order: what is whole elsewhere first, what is lost last."""
+_SAVED_SO = (
+    "it was saved like that, so no copy and no checksum knows better: go back to a step before"
+)
+_DISAGREE = "its files are of different steps, and which is right does not show"
+_FETCH = "fetch the file, then repair"
+_OTHER = "no repair knows the missing parts; `--from` a copy of this step has them"
+_LEADS_OUT = "a link that leads out is not followed: `cp -rL` takes what it leads to"
+_NO_BYTES = "{} is no file, and nothing was read from it"
+_NO_WAY = "what was there is nowhere here; `--from` another copy of this step would have it"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRepairPlan:
+    """What a repair would do, and what it cannot.
+
+    Attributes:
+        url: the damaged checkpoint.
+        layout: its short name; empty of what is not known.
+        before: what is wrong with it.
+        steps: what would be done.
+        losses: what is gone then -> what follows.
+        refused: place -> why nothing can be done.
+        after: what is wrong with the result.
+        verdict: of the result.
+        salvaged: what is whole of files that cannot be mended.
+        draft: the result.
+    """
+
+    url: str
+    layout: str
+    before: tuple[Problem, ...]
+    steps: tuple[RepairAction, ...]
+    losses: Mapping[str, str]
+    refused: Mapping[str, str]
+    after: tuple[Problem, ...]
+    verdict: Resumability
+    salvaged: tuple[SalvagedFile, ...]
+    draft: VirtualFolder
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether there is something to write that its tool takes."""
+        return bool(self.steps) and not self.is_hopeless
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether something stays that its tool stops at, or that must not be used."""
+        return any(one.is_fatal and one.what != ALONE for one in self.after)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something costs a resume a state that its tool had saved."""
+        return self.is_hopeless or is_costly(self.after)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost, neither by the damage nor by the repair."""
+        return self.is_mended and not self.losses and not self.refused
+
+
+def plan_layout_repair(
+    url: str, others: Sequence[str] = (), storage_options: Mapping[str, Any] | None = None
+) -> LayoutRepairPlan:
+    """Return what a repair of a checkpoint of another tool would do; reads only.
+
+    Args:
+        url: the folder or the file.
+        others: other copies of it, other steps of the same run, and what the run logged.
+        storage_options: how to reach them.
+
+    Raises:
+        UnknownLayout: it is no checkpoint, and no other place says what it was.
+        KeyNotFound: nothing is there.
+        StoreError: a place could not be read.
+    """
+    folder = open_folder(url, storage_options)
+    draft = VirtualFolder(folder, folder.list())
+    contents, problems = looked_through(draft)
+    case = RepairCase(draft, contents, problems)
+    named = [_near(one, storage_options) for one in others]
+    told = [one for one in named if isinstance(one, Donor)]
+    case.logs = tuple(log for one in named if not isinstance(one, Donor) for log in one)
+    case.copies = tuple(one for one in told if _is_same_step(case, one))
+    steps = [one for one in told if one not in case.copies]
+    case.near = (*steps, *_beside(url))
+    before = case.problems
+    _mend(case)
+    if not case.is_layout_known and not case.steps:
+        raise UnknownLayout(
+            f"`{folder.url}` is no checkpoint of a tool that is known, and nothing beside it says "
+            "what it was",
+            hint=f"resilient ckpt repair {shell_quote(folder.url)} --from COPY",
+        )
+    contents = replace(case.contents, problems=case.problems)
+    _explain(case)
+    return LayoutRepairPlan(
+        folder.url,
+        case.contents.layout,
+        before,
+        tuple(case.steps),
+        dict(case.losses),
+        dict(case.refused),
+        case.problems,
+        assess_resumability(contents, case.draft.url),
+        salvage(case) if case.fatal() else (),
+        case.draft,
+    )
+
+
+def _mend(case: RepairCase) -> None:
+    for mend in _MENDERS:
+        if mend is not take_from_copies and _is_elsewhere(case):
+            return
+        if case.problems or mend is take_from_copies:
+            mend(case)
+
+
+def _is_elsewhere(case: RepairCase) -> bool:
+    """Return True if no repair may be tried: the save never ended, or Git LFS has the files.
+
+    A repair that fills such a folder up would hide that it never was a checkpoint.
+    """
+    return is_incomplete(case.problems) or any(one.what == POINTER for one in case.problems)
+
+
+def _explain(case: RepairCase) -> None:
+    """Say of whatever stays why it does; what its tool keeps of nobody is no damage."""
+    left = {one.place for one in case.problems} | set(case.listing.outside)
+    case.refused = {
+        place: why for place, why in case.refused.items() if place in left or DIFFERENT in why
+    }
+    for one in case.problems:
+        if one.loses == AGREEMENT:
+            case.refused.setdefault(one.place, _DISAGREE)
+        elif one.what == POINTER or is_incomplete((one,)):
+            case.refused[one.place] = f"{one.what}: {_FETCH if one.what == POINTER else _OTHER}"
+        elif one.what != ALONE and (one.is_fatal or _is_damage(one)):
+            case.refused.setdefault(one.place, _SAVED_SO if is_saved_so(one) else _NO_WAY)
+    for name in case.listing.outside:
+        kind = case.listing.kinds.get(name, LINK)
+        case.refused[name] = _LEADS_OUT if kind == LINK else _NO_BYTES.format(kind)
+
+
+def _is_damage(problem: Problem) -> bool:
+    """Say whether a loss is this checkpoint's; most that are told are what its tool never keeps."""
+    is_lost = problem.what == "it is missing" or problem.loses == RENAMED
+    return bool(problem.loses) and (is_lost or is_saved_so(problem))
+
+
+def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[MetricsLog]:
+    """Return the checkpoint at a place that was named, or what is logged there."""
+    folder = open_folder(url, storage_options)
+    listing = folder.list()
+    contents = read_layout(folder, listing)
+    if contents is None:
+        if logs := logs_in(folder, listing):
+            return logs
+        raise UnknownLayout(
+            f"`{folder.url}` is {UNKNOWN}",
+            hint=f"resilient ckpt inspect {shell_quote(folder.url)}",
+        )
+    return Donor(folder, listing, contents)
+
+
+def _is_same_step(case: RepairCase, other: Donor) -> bool:
+    names = {one.rstrip("/").rpartition("/")[2] for one in (case.draft.url, other.url)}
+    is_mixed = any((one.place, one.loses) == (".", AGREEMENT) for one in case.problems)
+    if is_mixed and len(names) == 1:
+        return True  # what its files say of the step is what is in doubt
+    ours, theirs = _step(case.contents), _step(other.contents)
+    return ours is None or theirs is None or ours == theirs
+
+
+def _step(contents: Contents) -> int | None:
+    """Return the step that a checkpoint says, or two of its parts where they differ."""
+    found = [
+        contents.step,
+        contents.schedule.step if contents.schedule else None,
+        contents.optimizer.step if contents.optimizer else None,
+    ]
+    said = [one for one in found if one is not None]
+    ranked = sorted(said, key=lambda one: (-said.count(one), said.index(one)))
+    return ranked[0] if ranked else None
+
+
+def _beside(url: str) -> Iterable[Donor]:
+    """Return other steps beside a checkpoint, the nearest first."""
+    if protocol_of(url) != "file":
+        return ()
+    own = Path(url)
+    match = _ENDS_IN_NUMBER.fullmatch(own.name)
+    if match is None or not own.is_dir():
+        return ()
+    found = []
+    for one in own.absolute().parent.iterdir():
+        other = _ENDS_IN_NUMBER.fullmatch(one.name)
+        if other and other[1] == match[1] and one.name != own.name and one.is_dir():
+            found.append((abs(int(other[2]) - int(match[2])), one))
+    return tuple(_readable(one for _, one in sorted(found)))[:_NEAR_MAX]
+
+
+def _readable(paths: Iterable[Path]) -> Iterable[Donor]:
+    for path in paths:
+        try:
+            folder = open_folder(str(path))
+            listing = folder.list()
+            contents = read_layout(folder, listing)
+        except StoreError:
+            continue
+        except KeyNotFound:
+            continue
+        if contents is not None:
+            yield Donor(folder, listing, contents)
+
+
+REPORT = "repaired.json"
+REPAIRED, SALVAGED = "repaired", "salvaged"
+
+
+def place_of(plan: LayoutRepairPlan) -> Path:
+    """Return where a plan is written when nobody says: beside the damaged one, under its name."""
+    own = Path(plan.draft.url)
+    return own.parent / (REPAIRED if plan.is_mended else SALVAGED) / own.name
+
+
+def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
+    """Write what a plan makes; of one that mends nothing, what is whole.
+
+    Crash: a place beside ``target``, named ``.<name>.partial``; the damaged one is only read.
+
+    Args:
+        plan: of :func:`resilient.layout_repair.plan.plan_layout_repair`.
+        target: must not be there yet.
+
+    Raises:
+        ConfigError: it is there, or there is nothing to write.
+        StoreError: a place could not be read.
+    """
+    if target.exists():
+        other = f"{target}-2"
+        raise ConfigError(
+            f"`{target}` is there already",
+            hint=f"resilient ckpt repair {shell_quote(plan.url)} --apply --out {shell_quote(other)}",
+        )
+    if not plan.is_mended and not plan.salvaged:
+        raise ConfigError(f"of `{plan.url}` nothing can be written")
+    listing = plan.draft.list()
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.unlink(missing_ok=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    if plan.is_mended and listing.is_file:
+        _write(plan.draft, next(iter(listing.sizes)), partial)
+    else:
+        _write_folder(plan, partial)
+    partial.rename(target)
+    _sync(target.parent)
+    return target
+
+
+def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
+    hurt = set() if plan.is_mended else {one.place for one in plan.after if one.is_fatal}
+    for name in plan.draft.list().sizes:
+        if name not in hurt:
+            _write(plan.draft, name, partial / name)
+    for one in () if plan.is_mended else plan.salvaged:
+        name = f"{one.file}.salvaged.safetensors"
+        _write_pieces(safetensors_pieces(one.saved), partial / name)
+    partial.mkdir(parents=True, exist_ok=True)
+    said = {
+        "source": plan.url,
+        "steps": [{"file": one.file, "what": one.what, "from": one.source} for one in plan.steps],
+        "losses": dict(plan.losses),
+        "refused": dict(plan.refused),
+        "lost_tensors": {one.file: list(one.lost) for one in plan.salvaged},
+    }
+    text = json.dumps(said, indent=2, sort_keys=True) + "\n"
+    (partial / REPORT).write_text(text, encoding="utf-8")
+    _sync(partial)
+
+
+def _write(draft: VirtualFolder, name: str, path: Path) -> None:
+    _write_pieces(draft.pieces(name), path)
+
+
+def _write_pieces(pieces: tuple[Piece, ...], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.writelines(_blocks(piece))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _blocks(piece: Piece) -> Iterable[bytes]:
+    if isinstance(piece, FileSpan):
+        size = 4 << 20
+        return (piece.read(at, size) for at in range(0, piece.size_bytes, size))
+    return [piece]
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

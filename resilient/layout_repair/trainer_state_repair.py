@@ -1,0 +1,638 @@
+"""Trainer_state.json and schedulers.
+
+What is whole of a JSON document that breaks off (pure).
+
+A schedule that is lost, from the optimizer's groups, the step, and what kind it was.
+
+The optimizer keeps the rate of each group and the one it began with, so two of a schedule's
+numbers are there to the bit; the step is the third. Its kind comes from another step of the run,
+or from the arguments. What counts more than steps (a plateau's patience) is not made up.
+
+The state of Transformers' Trainer, from what is left of it and what stands near.
+
+A state that was cut has its first keys, and they are in the order of the alphabet: the best
+checkpoint, the epoch, the step, and the history as far as it goes. The rest is the run's, so
+another step of it or the arguments say it; what was this step's alone is lost, and told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.layout_repair.training_logs import SHARED, logs_beside, read_beside
+from resilient.layout_repair.zip_repair import torch_file
+from resilient.layouts.hf_trainer import CONTROL, KEYS, NUMBERS, STATE, is_beside
+from resilient.layouts.json_files import decimal, read_json, whole
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_reader import PickledCall
+from resilient.layouts.torch_zip import Archive, open_archive
+
+if TYPE_CHECKING:
+    from resilient.layout_repair.case import RepairCase
+    from resilient.layout_repair.training_logs import MetricsLog
+    from resilient.storage.folder import DirectoryListing, Folder
+
+_KEY = re.compile(r'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_COMMA = re.compile(r"\s*,?\s*")
+_DECODER = json.JSONDecoder()
+
+
+def parse_truncated_json(text: str) -> dict[str, Any]:
+    """Return the fields of a JSON object that are whole before it breaks off (pure).
+
+    Of a list that is cut its whole elements are taken.
+    """
+    found: dict[str, Any] = {}
+    at = text.find("{") + 1
+    while at and (match := _KEY.match(text, at)):
+        value, end = _value(text, match.end())
+        key = _text_of(match[1])
+        if end == match.end() or key is None:
+            break
+        found[key] = value
+        if end < 0 or end == len(text):
+            break
+        at = end
+    return found
+
+
+def _text_of(quoted: str) -> str | None:
+    try:
+        found = json.loads(quoted)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins somewhere and where it ends; -1: it breaks off."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return _elements(text, at)
+    # A number at the very end may have had more digits.
+    return (value, end) if end < len(text) else (None, at)
+
+
+def _elements(text: str, at: int) -> tuple[Any, int]:
+    if not text.startswith("[", at):
+        return None, at
+    found, place = [], at + 1
+    while match := _COMMA.match(text, place):
+        try:
+            value, place = _DECODER.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            break
+        if place == len(text):
+            break
+        found.append(value)
+    return found, -1
+
+
+_OF_TRAINER, _OF_ACCELERATE = "scheduler.pt", re.compile(r"scheduler(_\d{1,4})?\.bin")
+ARGUMENTS, _SCALER = "training_args.bin", "scaler.pt"
+_STEADY = {
+    *(
+        "base_lrs",
+        "lr_lambdas",
+        "_is_initial",
+        "_get_lr_called_within_step",
+        "verbose",
+        "step_size",
+    ),
+    *("gamma", "T_max", "eta_min", "total_iters", "factor", "start_factor", "end_factor", "power"),
+    *("total_steps", "milestones"),
+}
+"""What of a schedule's state is the same at each step."""
+_COUNTED = {"last_epoch", "_step_count", "_last_lr"}
+_LAMBDAS = {
+    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "inverse_sqrt"),
+    *("constant_with_warmup", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+    "warmup_stable_decay",
+}
+"""The kinds of Transformers whose state is that of torch's `LambdaLR`."""
+_NO_KIND = (
+    "nothing says which kind it was: neither another step of the run, beside this one or named "
+    f"with `--from`, nor {ARGUMENTS}"
+)
+
+
+def mend_schedules(case: RepairCase) -> None:
+    """Write schedules anew that are lost, or of another step."""
+    if case.contents.layout == "hf-trainer":
+        _mend(case, _OF_TRAINER, "optimizer.pt")
+    if case.contents.layout == "accelerate":
+        places = {one.place for one in case.problems} | set(case.listing.sizes)
+        for name in sorted(one for one in places if _OF_ACCELERATE.fullmatch(one)):
+            _mend(case, name, name.replace("scheduler", "optimizer"))
+
+
+def _mend(case: RepairCase, name: str, optimizer: str) -> None:
+    step = step_of(case, without="schedule")
+    if not case.is_broken(name) and not _is_odd(case, step):
+        return
+    try:
+        groups = _groups(case.draft, case.listing, optimizer)
+    except Unreadable as error:
+        case.refused[name] = f"its rates would be in {optimizer}: {error}"
+        return
+    if step is None:
+        case.refused[name] = "nothing says of which step it was"
+        return
+    try:
+        value, source = _schedules_value(case, name, groups, step)
+        root = name.rpartition(".")[0]
+        case.draft.put(name, torch_file(value, root))
+    except Unreadable as error:
+        case.refused[name] = str(error)
+        return
+    case.done(
+        name, f"written anew, at step {value['last_epoch']}", f"the rates in {optimizer}, {source}"
+    )
+
+
+def step_of(case: RepairCase, *, without: str = "") -> int | None:
+    """Return the step that most of a checkpoint's files say, None without a majority.
+
+    Args:
+        case: the checkpoint.
+        without: ``schedule`` or ``state``, when that is what is in doubt.
+    """
+    found = case.contents
+    name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
+    named = int(name[1]) if name and found.layout == "hf-trainer" else None
+    said = {
+        "name": named,
+        "state": found.step,
+        "schedule": found.schedule.step if found.schedule else None,
+        "optimizer": found.optimizer.step if found.optimizer else None,
+    }
+    updates = said["optimizer"]
+    if _SCALER in case.listing.sizes and named and updates and updates < named:
+        # A scaler of fp16 skipped updates: the optimizer and its schedule count fewer than steps.
+        said = {key: one for key, one in said.items() if one != updates}
+    votes = Counter(one for key, one in said.items() if one is not None and key != without)
+    ranked = votes.most_common(2)
+    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
+        return None
+    return ranked[0][0]
+
+
+def _is_odd(case: RepairCase, step: int | None) -> bool:
+    """Say whether the schedule alone is of another step than the rest."""
+    schedule, optimizer = case.contents.schedule, case.contents.optimizer
+    if schedule is None or not any(one.place == "." for one in case.problems):
+        return False
+    if case.contents.layout == "hf-trainer":
+        return step is not None and schedule.step not in (step, None)
+    if not optimizer or not optimizer.rates or optimizer.rates == schedule.rates:
+        return False
+    # accelerate steps a schedule once for each rank; where it counts right, either may be wrong.
+    return not optimizer.step or schedule.step is None or schedule.step % optimizer.step != 0
+
+
+def _groups(folder: Folder, listing: DirectoryListing, name: str) -> list[tuple[float, float]]:
+    """Return the rate that each group began with, and that of now."""
+    archive = open_archive(folder, listing, name)
+    groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
+    found = []
+    for one in groups if isinstance(groups, list) else ():
+        first, now = (_rate(archive, one, key) for key in ("initial_lr", "lr"))
+        if first is None or now is None:
+            raise Unreadable("its groups had no schedule")
+        found.append((first, now))
+    if not found:
+        raise Unreadable("it has no groups")
+    return found
+
+
+def _rate(archive: Archive, group: Any, key: str) -> float | None:
+    return archive.number(group.get(key)) if isinstance(group, dict) else None
+
+
+def _schedules_value(
+    case: RepairCase, name: str, groups: list[tuple[float, float]], step: int
+) -> tuple[dict[str, Any], str]:
+    rates = [now for _, now in groups]
+    for other in case.near:
+        try:
+            theirs = open_archive(other.folder, other.listing, name).value
+        except Unreadable:
+            continue
+        return _from_another(case, theirs, other.contents, step, rates), other.url
+    kind = arguments_of(case.draft, case.listing).get("lr_scheduler_type")
+    if kind not in _LAMBDAS:
+        raise Unreadable(f"a schedule of the kind `{str(kind)[:40]}`" if kind else _NO_KIND)
+    bases: list[Any] = [first for first, _ in groups]
+    value = {
+        "base_lrs": bases,
+        "last_epoch": step,
+        "_step_count": step + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": rates,
+        "lr_lambdas": [None for _ in groups],
+    }
+    return value, ARGUMENTS
+
+
+def _from_another(
+    case: RepairCase, theirs: Any, contents: Any, step: int, rates: list[float]
+) -> dict[str, Any]:
+    """Return a schedule at another step than that it is made from."""
+    last = whole(theirs.get("last_epoch")) if isinstance(theirs, dict) else None
+    strange = sorted(str(one)[:40] for one in set(theirs or ()) - _STEADY - _COUNTED)
+    if last is None or strange:
+        raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
+    updates = contents.optimizer.step if contents.optimizer else None
+    # accelerate steps a schedule once for each rank.
+    each = last // updates if case.contents.layout == "accelerate" and updates else 1
+    if case.contents.layout == "accelerate" and (not updates or each * updates != last):
+        raise Unreadable("another step does not say how often it moves")
+    count = whole(theirs.get("_step_count"))
+    more = {"_step_count": each * step + count - last} if count is not None else {}
+    return {**theirs, **more, "last_epoch": each * step, "_last_lr": rates}
+
+
+def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
+    """Return the plain values of the arguments of Transformers' Trainer; empty without.
+
+    Raises:
+        StoreError: they could not be read.
+    """
+    try:
+        value = open_archive(folder, listing, ARGUMENTS).value
+    except Unreadable:
+        return {}
+    state = value.state if isinstance(value, PickledCall) else None
+    found = {}
+    for key, one in state.items() if isinstance(state, dict) else ():
+        # A member of an enumeration is a call with its value.
+        plain = (
+            one.args[0]
+            if isinstance(one, PickledCall) and isinstance(one.args, tuple) and one.args
+            else one
+        )
+        if isinstance(key, str) and isinstance(plain, str | int | float | None):
+            found[key] = plain
+    return found
+
+
+_EMPTY: dict[str, Any] = {
+    "best_global_step": None, "best_metric": None, "best_model_checkpoint": None,
+    "epoch": 0.0, "eval_steps": 500, "global_step": 0, "is_hyper_param_search": False,
+    "is_local_process_zero": True, "is_world_process_zero": True, "log_history": [],
+    "logging_steps": 500, "max_steps": 0, "num_input_tokens_seen": 0, "num_train_epochs": 0,
+    "save_steps": 500, "stateful_callbacks": {}, "total_flos": 0.0, "train_batch_size": 0,
+    "trial_name": None, "trial_params": None,
+}  # fmt: skip
+_OF_RUN = (
+    *("eval_steps", "is_hyper_param_search", "logging_steps", "max_steps", "num_train_epochs"),
+    *("save_steps", "train_batch_size", "trial_name", "trial_params"),
+)
+_OF_ARGUMENTS = {
+    "eval_steps": "eval_steps", "logging_steps": "logging_steps", "max_steps": "max_steps",
+    "num_train_epochs": "num_train_epochs", "save_steps": "save_steps",
+    "per_device_train_batch_size": "train_batch_size",
+}  # fmt: skip
+_BEST = ("best_global_step", "best_metric", "best_model_checkpoint")
+_FLAGS = dict.fromkeys(
+    ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"),
+    False,
+)
+_COUNTS = ("total_flos", "num_input_tokens_seen")
+CONSEQUENCES = {
+    "history": "no losses and metrics of these steps",
+    "digits": "event files of TensorBoard keep seven digits of each number of the history",
+    "best model": "the next evaluation is the best so far",
+    "callbacks": "their counters, as the patience of an early stop, begin anew or are another "
+    "step's; with one that no step here knows Transformers raises at its next save",
+    "epoch": "logs tell another one; Transformers counts its place in the data from the step",
+    "counts": "of operations and tokens: they begin anew, or are in proportion to another step's",
+    "batch size": "0 stands for it: Transformers warns of another one, and raises with "
+    "`auto_find_batch_size`",
+}
+
+
+@dataclass
+class _Known:
+    """A state while it is put together, and where it is from."""
+
+    case: RepairCase
+    state: dict[str, Any]
+    sources: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    logs: list[MetricsLog] = field(default_factory=list)
+
+
+def mend_state(case: RepairCase) -> None:
+    """Write a state anew that is lost, cut, or of another step; mend what is odd in a whole one."""
+    if case.contents.layout != "hf-trainer":
+        return
+    try:
+        held = read_json(case.draft, case.listing, STATE)
+    except Unreadable:
+        held = {}
+    if set(held) - KEYS:
+        held = _known_alone(case, held)
+    odd = [name for name in NUMBERS if name in held and decimal(held[name]) is None]
+    held = {name: one for name, one in held.items() if name not in odd}
+    step = step_of(case, without="state")
+    if case.is_broken(STATE) and (not held or whole(held.get("global_step")) is None):
+        _rebuild(case, step, {})
+    elif held and step is not None and whole(held["global_step"]) != step:
+        _rebuild(case, step, held)
+    elif case.is_broken(STATE) and held:
+        _fill(case, held, odd)
+    mend_best(case)
+
+
+def _control() -> dict[str, Any]:
+    """Return the control of a training between two steps, as Transformers saves it."""
+    return {"args": dict(_FLAGS), "attributes": {}}
+
+
+def _fill(case: RepairCase, held: dict[str, Any], odd: list[str]) -> None:
+    """Write the fields that an older version left out, or that are no numbers; the rest stays."""
+    lacking = [key for key in sorted(KEYS) if key not in held]
+    callbacks = held.get("stateful_callbacks")
+    known_callbacks = callbacks if isinstance(callbacks, dict) else {}
+    if not lacking and CONTROL in known_callbacks:
+        return
+    found, sources = _of_run(case, lacking)
+    state = {**_EMPTY, **found, **held}
+    state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
+    if not decimal(state["train_batch_size"]):
+        state["train_batch_size"] = 0
+        case.losses["batch size"] = CONSEQUENCES["batch size"]
+    if _COUNTS[0] in odd:
+        case.losses["counts"] = CONSEQUENCES["counts"]
+    named = ", ".join([*lacking, *([] if lacking else [CONTROL])])
+    _put(case, state, f"filled up: {named}", ", ".join(sources) or "what Transformers begins with")
+
+
+def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that another step of the run says, or its arguments, and the sources."""
+    found: dict[str, Any] = {}
+    sources = []
+    for state, where in _others(case):
+        new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
+        new = {key: one for key, one in new.items() if key not in found and one is not None}
+        sources += [where] if new else []
+        found |= new
+    arguments = arguments_of(case.draft, case.listing)
+    told = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
+    new = {key: one for key, one in told.items() if key in lacking and key not in found}
+    # The arguments may say a share of all steps, and the state a count.
+    new = {key: int(one) for key, one in new.items() if decimal(one) is not None and one >= 1}
+    sources += [ARGUMENTS] if new else []
+    return {**new, **found}, sources
+
+
+def _known_alone(case: RepairCase, held: dict[str, Any]) -> dict[str, Any]:
+    """Write a state with the keys its loader takes; one with a flipped bit becomes it again."""
+    strange = sorted(set(held) - KEYS)
+    meant = {key: own for key in strange if (own := _without_flip(key, KEYS - set(held)))}
+    kept = {meant.get(key, key): value for key, value in held.items()}
+    kept = {key: value for key, value in kept.items() if key in KEYS}
+    named = ", ".join(strange[:4])[:80]
+    if len(meant) == len(strange):
+        _put(case, kept, f"`{named}` is `{', '.join(meant.values())}` with a flipped bit", STATE)
+    else:
+        _put(case, kept, f"without `{named}`, which its loader does not take", STATE)
+    return kept
+
+
+def _without_flip(key: str, known: set[str]) -> str | None:
+    """Return the one known name that differs from a key in one bit."""
+    data = int.from_bytes(key.encode())
+    return next(
+        (
+            one
+            for one in sorted(known)
+            if len(one) == len(key.encode())
+            and (data ^ int.from_bytes(one.encode())).bit_count() == 1
+        ),
+        None,
+    )
+
+
+def _put(case: RepairCase, state: dict[str, Any], what: str, source: str) -> None:
+    case.draft.put(STATE, (json.dumps(state, indent=2, sort_keys=True) + "\n").encode())
+    case.done(STATE, what, source)
+
+
+def mend_best(case: RepairCase) -> None:
+    """Point at the checkpoint of the best step again, if it is there."""
+    try:
+        state = read_json(case.draft, case.listing, STATE)
+    except Unreadable:
+        return
+    best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
+    if not isinstance(best, str) or step is None:
+        return
+    name = f"checkpoint-{step}"
+    is_named = best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name
+    is_own = step == whole(state.get("global_step"))
+    if is_named and (is_own or is_beside(case.draft.url, best, name)):
+        return
+    state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
+    if not is_there:
+        case.losses["best checkpoint"] = f"`{name}` is not beside this one any more"
+    _put(
+        case, state, f"its best checkpoint is {'' if is_there else 'not '}`{name}`", "its best step"
+    )
+
+
+def _checkpoint_of(case: RepairCase, step: int) -> str | None:
+    """Return where another step of the run is, None where it is not beside this one."""
+    name = f"checkpoint-{step}"
+    parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
+    is_there = own == name or any(Path(one.url) == parent / name for one in case.near)
+    is_there = is_there or (parent / name / STATE).is_file()
+    return str(parent / name) if is_there else None
+
+
+def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
+    rest = parse_truncated_json(_text(case)) if not stale else {}
+    step = whole(rest.get("global_step")) if step is None else step
+    if step is None:
+        case.refused[STATE] = "nothing says of which step it was"
+        return
+    if whole(rest.get("global_step")) not in (step, None):
+        rest = {}
+    others = _others(case)
+    arguments = arguments_of(case.draft, case.listing)
+    logs = [*case.logs, *logs_beside(case.draft.url)]
+    known = _Known(
+        case,
+        {**_EMPTY, "global_step": step, "stateful_callbacks": {}},
+        arguments=arguments,
+        logs=logs,
+    )
+    if arguments:
+        known.sources.append(ARGUMENTS)
+    known.state |= {
+        ours: arguments[theirs] for theirs, ours in _OF_ARGUMENTS.items() if theirs in arguments
+    }
+    run = [(one, where) for one, where in others] + ([(stale, STATE)] if stale else [])
+    for one, where in reversed(run):
+        known.state |= {key: one[key] for key in _OF_RUN if key in one}
+        known.sources.append(where)
+    _tell_history(known, step, rest, run)
+    _tell_place(known, step, rest, run)
+    _tell_best(known, step, rest, run)
+    _tell_counts(known, step, rest, run)
+    if rest:
+        known.state |= {key: rest[key] for key in rest if key in KEYS and key != "log_history"}
+        known.sources.append("what is whole of it")
+    _tell_batch_size(known)
+    for one in known.lost:
+        case.losses[one] = CONSEQUENCES[one]
+    said = "the folder's name, the schedule and the optimizer"
+    sources = ", ".join(dict.fromkeys((said, *reversed(known.sources))))
+    _put(case, known.state, f"written anew, of step {step}", sources)
+
+
+def _text(case: RepairCase) -> str:
+    if STATE not in case.listing.sizes:
+        return ""
+    return case.draft.read(STATE, 0, 32 << 20).decode("utf-8", "replace")
+
+
+def _others(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
+    found = []
+    for one in case.near:
+        try:
+            state = read_json(one.folder, one.listing, STATE)
+        except Unreadable:
+            continue
+        if whole(state.get("global_step")):
+            found.append((state, one.url))
+    # What the Trainer leaves beside its checkpoints when somebody calls `save_state`.
+    ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
+    if whole(ended.get("global_step")):
+        found.append((ended, f"../{STATE}"))
+    return found
+
+
+_States = list[tuple[dict[str, Any], str]]
+
+
+def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
+    found = state.get("log_history")
+    held = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [one for one in held if (whole(one.get("step")) or 0) <= step]
+
+
+def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+    """Take the history that goes furthest; to the last digit as far as one does that has them."""
+    told = [(_entries(one, step), "") for one in (rest, *(state for state, _ in others))]
+    exact = [(one.until(step), one.where) for one in known.logs if one.is_exact]
+    entries, where = max((*told, *exact), key=lambda one: (_last(one[0]), len(one[0])))
+    sources = [where] if where else []
+    rounded = [(one.until(step), one) for one in known.logs if not one.is_exact]
+    for more, log in sorted(rounded, key=lambda one: -_last(one[0]))[:1]:
+        behind = [one for one in more if _is_behind(one, entries)]
+        if behind:
+            entries = [*entries, *behind]
+            sources.append(log.where)
+            known.lost += ["digits", *(["history"] if log.broken else [])]
+    known.state["log_history"] = entries
+    known.sources += sources
+    reach = max((whole(one.get("global_step")) or 0 for one, _ in others), default=0)
+    reach = max(reach, *(one.reach() for one in known.logs), 0)
+    if _last(entries) < step and reach < step:
+        known.lost.append("history")
+
+
+def _is_behind(one: dict[str, Any], held: list[dict[str, Any]]) -> bool:
+    """Say whether an entry comes after others: of a later step, or of the last and of its kind."""
+    last = _last(held)
+    beside = {key for other in held if whole(other.get("step")) == last for key in other}
+    return one["step"] > last or (one["step"] == last and not beside & set(one) - set(SHARED))
+
+
+def _last(entries: list[dict[str, Any]]) -> int:
+    return max((whole(one.get("step")) or 0 for one in entries), default=0)
+
+
+def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+    logged = [one for one in known.state["log_history"] if whole(one.get("step")) == step]
+    held = [decimal(one.get("epoch")) for one in logged]
+    exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else held)]
+    ratio = [
+        (decimal(one.get("epoch")) or 0.0) * step / whole_step
+        for one, _ in others
+        if (whole_step := whole(one.get("global_step")))
+    ]
+    found = [one for one in (*exact, *ratio, *held) if one is not None]
+    if found:
+        known.state["epoch"] = found[0]
+    else:
+        known.lost.append("epoch")
+
+
+def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+    """Take the best so far from a state that knew it, and callbacks where they count nothing."""
+    for one in (rest, *(state for state, _ in others)):
+        best = whole(one.get("best_global_step"))
+        knew = (whole(one.get("global_step")) or 0) >= step
+        if (best is not None and best <= step and knew) or (one is rest and _BEST[0] in rest):
+            known.state |= {key: one.get(key) for key in _BEST}
+            break
+    else:
+        best_logged = _best_logged(known)
+        known.state |= best_logged
+        known.lost += [] if best_logged else ["best model"]
+    held = next((one.get("stateful_callbacks") for one, _ in others), None)
+    if isinstance(held, dict):
+        known.state["stateful_callbacks"] = dict(held)
+    if not isinstance(held, dict) or set(held) - {CONTROL}:
+        known.lost.append("callbacks")
+    # Its Trainer raises at the next save where one has no place, and this one always keeps a state.
+    known.state["stateful_callbacks"].setdefault(CONTROL, _control())
+
+
+def _best_logged(known: _Known) -> dict[str, Any]:
+    """Return the best of the evaluations, as the Trainer finds it; empty where one may lack."""
+    metric = known.arguments.get("metric_for_best_model")
+    if "history" in known.lost or not isinstance(metric, str):
+        return {}
+    key = metric if metric.startswith("eval_") else f"eval_{metric}"
+    told = [
+        (number, one["step"])
+        for one in known.state["log_history"]
+        if (number := decimal(one.get(key))) is not None
+    ]
+    if not told:
+        return {}
+    is_greater = known.arguments.get("greater_is_better")
+    # The first of equals: only what is better takes its place.
+    number, step = (max if is_greater else min)(told, key=lambda one: one[0])
+    where = _checkpoint_of(known.case, step)
+    return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
+
+
+def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+    for key in _COUNTS:
+        if key in rest or not others:
+            continue
+        state = others[0][0]
+        count, at = decimal(state.get(key)) or 0.0, whole(state.get("global_step")) or 1
+        known.state[key] = type(_EMPTY[key])(count * step / at)
+    if not all(key in rest for key in _COUNTS):
+        known.lost.append("counts")
+
+
+def _tell_batch_size(known: _Known) -> None:
+    """Have a number there: the Trainer divides it when it resumes."""
+    if not decimal(known.state["train_batch_size"]):
+        known.state["train_batch_size"] = 0
+        known.lost.append("batch size")

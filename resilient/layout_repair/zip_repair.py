@@ -1,0 +1,386 @@
+"""Rebuild torch zips; single-bit repair.
+
+The one flipped bit that a checksum gives away (pure).
+
+CRC-32 tells every place of one flipped bit from every other. In content of n bits a damage of
+another kind looks like one flipped bit by chance once in 2^32 / n, so little content alone is
+mended like this, and it has to be what it should be afterwards.
+
+Zips as torch writes them, without trust in their directory: members by their own headers.
+
+torch writes a member's header, its content, and behind it a descriptor with checksum and length;
+the directory at the end repeats them. So a directory that is gone can be written anew, and what
+is whole of a zip that was cut is known.
+
+Values written as torch and pickle would write them, without either: what is read can be put.
+
+The other half of :mod:`resilient.layouts.pickle_reader`. What a pickle was found to call is written as
+the same call, and nothing else can be: no name comes from here.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.layout_repair.case import BLOCK_BYTES, sliced
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_reader import PickledCall, PickledGlobal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from resilient.layout_repair.case import Piece, VirtualFolder
+
+BYTES_MAX = 1 << 18
+"""Content that is mended: chance would take it for mended wrongly once in two thousand."""
+
+
+def _table() -> tuple[int, ...]:
+    found = []
+    for byte in range(256):
+        register = byte
+        for _ in range(8):
+            register = register >> 1 ^ (0xEDB88320 if register & 1 else 0)
+        found.append(register)
+    return tuple(found)
+
+
+_FORWARD = _table()
+_BACKWARD = {one >> 24: byte for byte, one in enumerate(_FORWARD)}
+_OF_LAST = {_FORWARD[1 << bit]: bit for bit in range(8)}
+
+
+def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
+    """Return the bytes with the one bit flipped back that gives their checksum, None without.
+
+    Args:
+        data: as they are.
+        checksum: CRC-32 of what they were.
+    """
+    if len(data) > BYTES_MAX:
+        return None
+    trace = zlib.crc32(data) ^ checksum
+    for back in range(len(data)):
+        bit = _OF_LAST.get(trace)
+        if bit is not None:
+            found = bytearray(data)
+            found[-1 - back] ^= 1 << bit
+            return bytes(found)
+        byte = _BACKWARD[trace >> 24]
+        trace = (trace ^ _FORWARD[byte]) << 8 & 0xFFFFFFFF | byte
+    return None
+
+
+_HEADER = struct.Struct("<4s5H3I2H")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_LOCAL, _DIRECTORY, _DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
+_STREAMED, _FLAGS = 8, 0x0808
+_BIG = 0xFFFFFFFF
+_LAST = ".data/serialization_id"
+_MEMBERS_MAX = 1 << 20
+_NAME_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a zip; places are counted from where the zip begins.
+
+    Attributes:
+        name: with the root folder.
+        header: where its header begins.
+        data: where its content begins.
+        size_bytes: of its content.
+        checksum: of its content, as it was written.
+        end: behind its descriptor.
+        is_whole: whether its content has this checksum.
+    """
+
+    name: str
+    header: int
+    data: int
+    size_bytes: int
+    checksum: int
+    end: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the headers of members say.
+
+    Attributes:
+        members: in their order, up to where there is no more.
+        has_all: whether the directory, or what torch writes last, is behind them.
+    """
+
+    members: tuple[Member, ...]
+    has_all: bool
+
+    @property
+    def end(self) -> int:
+        """Where the directory begins."""
+        return self.members[-1].end if self.members else 0
+
+
+def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -> Scan:
+    """Return the members of a zip by their own headers; each byte of them is read.
+
+    Args:
+        draft: where it is.
+        name: the file.
+        start: where the zip begins.
+        size_bytes: how far it may reach.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    found: list[Member] = []
+    at, stop = start, start + size_bytes
+    while len(found) < _MEMBERS_MAX:
+        member = _member_at(draft, name, at, stop, start)
+        if member is None:
+            break
+        found.append(member)
+        at = start + member.end
+    behind = draft.read(name, at, len(_DIRECTORY)) if at < stop else b""
+    is_last = bool(found) and found[-1].name.endswith(_LAST)
+    return Scan(tuple(found), bool(found) and (behind == _DIRECTORY or is_last))
+
+
+def mended_zip(
+    draft: VirtualFolder, name: str, start: int, size_bytes: int
+) -> tuple[Piece, ...] | None:
+    """Return a zip with every member whole and a new directory; None if that cannot be had.
+
+    Args:
+        draft: where it is.
+        name: the file.
+        start: where the zip begins.
+        size_bytes: how far it may reach.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    scan = scan_members(draft, name, start, size_bytes)
+    if not scan.has_all:
+        return None
+    pieces = draft.pieces(name)
+    made: list[Piece] = []
+    at = 0
+    for one in scan.members:
+        if one.is_whole:
+            continue
+        if one.size_bytes > BYTES_MAX:
+            return None
+        data = draft.read(name, start + one.data, one.size_bytes)
+        back = flip_bit_back(data, one.checksum)
+        if back is None:
+            return None
+        made += [*sliced(pieces, start + at, start + one.data), back]
+        at = one.data + one.size_bytes
+    made += sliced(pieces, start + at, start + scan.end)
+    return (*made, directory(scan.members, scan.end))
+
+
+def directory(members: Sequence[Member], at: int) -> bytes:
+    """Return the directory of a zip, to the byte as torch writes it.
+
+    Args:
+        members: of the zip.
+        at: where the directory will begin.
+    """
+    entries = b"".join(_entry(one) for one in members)
+    count = len(members)
+    end = struct.pack(
+        "<4sQ2H2I4Q", b"PK\x06\x06", 44, 798, 45, 0, 0, count, count, len(entries), at
+    )
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at + len(entries), 1)
+    few, near = min(count, 0xFFFF), min(at, _BIG)
+    last = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, few, few, min(len(entries), _BIG), near, 0)
+    return entries + end + locator + last
+
+
+def header(name: str, padding: int = 0) -> bytes:
+    """Return the header of a member, with bytes behind its name that mean nothing."""
+    said = name.encode()
+    extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4) if padding else b""
+    head = _HEADER.pack(_LOCAL, 0, _FLAGS, 0, 0, 0, 0, 0, 0, len(said), len(extra))
+    return head + said + extra
+
+
+def descriptor(checksum: int, size_bytes: int) -> bytes:
+    """Return what stands behind a member's content."""
+    form = "<4sI2I" if size_bytes < _BIG else "<4sI2Q"
+    return struct.pack(form, _DESCRIPTOR, checksum, size_bytes, size_bytes)
+
+
+def _entry(one: Member) -> bytes:
+    name = one.name.encode()
+    far = [value for value in (one.size_bytes, one.size_bytes, one.header) if value >= _BIG]
+    extra = struct.pack(f"<2H{len(far)}Q", 1, 8 * len(far), *far) if far else b""
+    size_bytes, place = min(one.size_bytes, _BIG), min(one.header, _BIG)
+    sizes = (one.checksum, size_bytes, size_bytes, len(name), len(extra))
+    packed = _ENTRY.pack(_DIRECTORY, 0, 0, _FLAGS, 0, 0, 0, *sizes, 0, 0, 0, 0, place)
+    return packed + name + extra
+
+
+def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) -> Member | None:
+    head = draft.read(name, at, _HEADER.size)
+    if len(head) != _HEADER.size or not head.startswith(_LOCAL) or at + len(head) > stop:
+        return None
+    _, _, flags, method, _, _, checksum, packed, size_bytes, named, extra = _HEADER.unpack(head)
+    data = at + _HEADER.size + named + extra
+    if method or named > _NAME_BYTES_MAX or data > stop:
+        return None
+    said = draft.read(name, at + _HEADER.size, named).decode("utf-8", "replace")
+    if flags & _STREAMED:
+        found = _described(draft, name, data, stop)
+        if found is None:
+            return None
+        size_bytes, checksum, end = found
+    else:
+        end = data + size_bytes
+    if end > stop or (packed != size_bytes and not flags & _STREAMED):
+        return None
+    is_whole = _sum(draft, name, data, size_bytes) == checksum
+    places = (at - start, data - start, size_bytes, checksum, end - start)
+    return Member(said, *places, is_whole)
+
+
+def _described(
+    draft: VirtualFolder, name: str, data: int, stop: int
+) -> tuple[int, int, int] | None:
+    """Return length, checksum and end of the descriptor that fits where it is found."""
+    for at in _places(draft, name, data, stop):
+        held = draft.read(name, at + 4, 20)
+        for form in ("<3I", "<I2Q"):
+            length = struct.calcsize(form)
+            if len(held) < length or at + 4 + length > stop:
+                continue
+            checksum, packed, size_bytes = struct.unpack(form, held[:length])
+            if packed == size_bytes == at - data:
+                return size_bytes, checksum, at + 4 + length
+    return None
+
+
+def _places(draft: VirtualFolder, name: str, data: int, stop: int) -> Iterator[int]:
+    """Yield where a descriptor may begin."""
+    at = data
+    while at < stop:
+        block = draft.read(name, at, min(BLOCK_BYTES, stop - at))
+        if len(block) < len(_DESCRIPTOR):
+            return
+        place = block.find(_DESCRIPTOR)
+        while place >= 0:
+            yield at + place
+            place = block.find(_DESCRIPTOR, place + 1)
+        at += len(block) - len(_DESCRIPTOR) + 1
+
+
+def _sum(draft: VirtualFolder, name: str, at: int, size_bytes: int) -> int:
+    found = 0
+    for begin in range(0, size_bytes, BLOCK_BYTES):
+        length = min(BLOCK_BYTES, size_bytes - begin)
+        found = zlib.crc32(draft.read(name, at + begin, length), found)
+    return found
+
+
+_DEPTH_MAX = 64
+_INT_32 = 1 << 31
+_ALIGNMENT = 64
+# torch makes these without their `__init__`, and fills them from a state.
+_WITHOUT_INIT = {
+    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
+    *("BytesStorageMetadata", "ChunkStorageMetadata", "_StorageInfo"),
+}
+
+
+def dump(value: Any) -> bytes:
+    """Return a pickle (protocol 4) of plain values, and of what a pickle was found to call.
+
+    Raises:
+        Unreadable: it holds something else, or is deeper than any checkpoint.
+    """
+    return b"\x80\x04" + _put(value, 0) + b"."
+
+
+def torch_file(value: Any, root: str) -> bytes:
+    """Return a file of torch's that holds plain values and no tensor.
+
+    Args:
+        value: what is in it.
+        root: the name of the folder in it; torch takes the file's own without its ending.
+
+    Raises:
+        Unreadable: there is more than plain values in it.
+    """
+    content = {
+        "data.pkl": b"\x80\x02" + _put(value, 0, is_old=True) + b".",
+        ".format_version": b"1",
+        ".storage_alignment": str(_ALIGNMENT).encode(),
+        "byteorder": b"little",
+        "version": b"3\n",
+    }
+    made, members = b"", []
+    for key, data in content.items():
+        name, at = f"{root}/{key}", len(made)
+        bare = at + 30 + len(name) + 4
+        head = header(name, 4 + -bare % _ALIGNMENT)
+        checksum, start = zlib.crc32(data), at + len(head)
+        made += head + data + descriptor(checksum, len(data))
+        members.append(Member(name, at, start, len(data), checksum, len(made), is_whole=True))
+    return made + directory(members, len(made))
+
+
+def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
+    if depth > _DEPTH_MAX:
+        raise Unreadable(f"values in values, more than {_DEPTH_MAX} deep")
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int | float | str | bytes):
+        return _scalar(value, is_old=is_old)
+    inner = depth + 1
+    if isinstance(value, dict):
+        flat = [part for pair in value.items() for part in pair]
+        return b"}(" + b"".join(_put(one, inner, is_old=is_old) for one in flat) + b"u"
+    if isinstance(value, list | tuple):
+        held = b"".join(_put(one, inner, is_old=is_old) for one in value)
+        return b"](" + held + b"e" if isinstance(value, list) else b"(" + held + b"t"
+    if is_old or not isinstance(value, PickledCall | PickledGlobal):
+        raise Unreadable(f"a {type(value).__name__}, which is no plain value")
+    return _name(value) if isinstance(value, PickledGlobal) else _made(value, inner)
+
+
+def _scalar(value: float | str | bytes, *, is_old: bool) -> bytes:
+    if isinstance(value, int):
+        if -_INT_32 <= value < _INT_32:
+            return b"J" + struct.pack("<i", value)
+        data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(data)]) + data
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, bytes):
+        if is_old:
+            raise Unreadable("bytes, which its format has no room for")
+        return b"B" + struct.pack("<I", len(value)) + value
+    data = value.encode("utf-8", "surrogatepass")
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _name(name: PickledGlobal) -> bytes:
+    if "\n" in name.dotted:
+        raise Unreadable("a name with the end of a line in it")
+    return f"c{name.module}\n{name.name}\n".encode()
+
+
+def _made(made: PickledCall, depth: int) -> bytes:
+    if not isinstance(made.name, PickledGlobal) or not isinstance(made.args, tuple):
+        raise Unreadable("a call of what is no name")
+    call = b"\x81" if made.name.name in _WITHOUT_INIT else b"R"
+    found = _name(made.name) + _put(made.args, depth) + call
+    if made.items:
+        raise Unreadable("a call that is given items")
+    return found if made.state is None else found + _put(made.state, depth) + b"b"

@@ -1,0 +1,642 @@
+"""Cross-checks between files.
+
+Whether the layers of a model have their weights under the same names (pure).
+
+What the files of one checkpoint of the Trainer say of the same thing, held together (pure).
+
+What its loader does with a contradiction decides what is told: where it goes on from another state
+than was saved, a loss; where it takes one of both and is right, the contradiction alone.
+
+Whether an optimizer's groups and states belong together, as torch takes them (pure).
+
+Source: ``torch.optim.Optimizer.load_state_dict``, which raises at another number of groups, and
+takes the rest as it is.
+
+Whether an optimizer's state is of the weights beside it (pure).
+
+Source: ``torch.optim.Optimizer``: loading compares no shapes, so that the first step raises.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.json_files import decimal, whole
+from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy
+from resilient.layouts.pickle_reader import TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.layouts.model import Optimizer, Schedule, Tensor
+    from resilient.layouts.torch_zip import Archive
+
+LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?:h|layers?|blocks?)\.(?P<number>\d{1,6})\.(?P<own>.*)")
+_ENOUGH = 3
+"""Layers of which two say what the third should have; of two each may be of a kind of its own."""
+LOSES = "a weight of a layer"
+
+
+def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
+    """Return the weights that only one layer has, in place of one that all others have.
+
+    Its tool loads such a file: what has no weight under its name there begins anew.
+
+    Args:
+        tensors: of the whole checkpoint.
+    """
+    stacks: dict[str, dict[int, dict[str, Tensor]]] = {}
+    for one in tensors:
+        match = LAYER.fullmatch(one.name) if one.part == MODEL else None
+        if match:
+            layers = stacks.setdefault(match["stack"] or "", {})
+            layers.setdefault(int(match["number"]), {})[match["own"]] = one
+    return [one for layers in stacks.values() for one in _odd(layers)]
+
+
+def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
+    counts = Counter(own for layer in layers.values() for own in layer)
+    common = {own for own, count in counts.items() if count == len(layers) - 1}
+    shapes = {own: one.shape for layer in layers.values() for own, one in layer.items()}
+    for layer in layers.values():
+        lacking, alone = common - layer.keys(), [own for own in layer if counts[own] == 1]
+        if len(lacking) != 1 or len(alone) != 1:
+            continue
+        (wanted,), (found,) = lacking, alone
+        one, is_pair = layer[found], len(layers) < _ENOUGH
+        if one.shape != shapes[wanted] or (is_pair and not _is_bit_apart(wanted, found)):
+            continue
+        what = (
+            f"`{one.name[:80]}` is in no other layer, and `{wanted[:80]}` of "
+            f"{'the other' if is_pair else 'all others'} is not in this one: one of both names "
+            "is wrong, and its tool begins that weight anew"
+        )
+        yield Problem(one.files[0] if one.files else ".", what, LOSES, cure=Remedy.COPY)
+        if is_pair:
+            return  # the other one says the same of this one
+
+
+def _is_bit_apart(one: str, other: str) -> bool:
+    first, second = one.encode(), other.encode()
+    flips = int.from_bytes(first) ^ int.from_bytes(second)
+    return len(first) == len(second) and flips.bit_count() == 1
+
+
+_AGREEMENT = "the agreement of its files"
+_EPOCHS_APART = 0.02
+"""Logs of older versions round the epoch to two digits."""
+_RATES_APART = 1e-6
+_LAMBDAS = "lr_lambdas"
+"""The schedules with it go by what they begin from; others by the rate that a group has."""
+_BASES = "the rates that the schedule begins from"
+_WIDTHS = (
+    *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
+    "dim",
+)
+_DEPTHS = ("n_layer", "num_hidden_layers", "num_layers")
+_EMBEDDINGS = (
+    "wte.weight",
+    "embed_tokens.weight",
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+)
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Those of DistributedDataParallel and of torch.compile."""
+_OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
+_AXES = 2
+
+
+def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
+    """Return where a state contradicts its own log.
+
+    Args:
+        place: its file.
+        state: what is in it.
+    """
+    history = state.get("log_history")
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    step = whole(state.get("global_step"))
+    found = [
+        Problem(place, one, cure=Remedy.NEEDLESS)
+        for one in _in_time(entries, step, decimal(state.get("epoch")))
+    ]
+    found += _unplaced(place, state, entries)
+    best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
+    measured = [
+        decimal(value)
+        for one in entries
+        if at is not None and whole(one.get("step")) == at
+        for name, value in one.items()
+        if isinstance(name, str) and name.startswith("eval_")
+    ]
+    if best is not None and measured and best not in measured:
+        what = (
+            f"its best metric is {best:g}, and its log has no such number at its best step, {at}: "
+            "what is better from now on is decided by it"
+        )
+        found.append(Problem(place, what, "the best checkpoint", cure=Remedy.COPY))
+    return found
+
+
+def epoch_of(state: Mapping[str, Any]) -> float | None:
+    """Return the epoch of a state, from its log where the two contradict; None if nothing says it.
+
+    Transformers counts the place in the data from the step, so a wrong epoch changes no resume of
+    its own.
+
+    Args:
+        state: content of a ``trainer_state.json``.
+    """
+    history = state.get("log_history")
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
+    if step is None or not any(_in_time(entries, step, epoch)):
+        return None if step and epoch is not None and epoch <= 0 else epoch
+    logged = {
+        at: one
+        for entry in entries
+        if (at := whole(entry.get("step"))) and (one := decimal(entry.get("epoch"))) and at <= step
+    }
+    if not logged:
+        return epoch
+    last = max(logged)
+    found = logged[last] * step / last
+    # A log that goes on beyond the step contradicts the step, and not the epoch.
+    return epoch if epoch is not None and abs(found - epoch) <= _EPOCHS_APART else found
+
+
+def _unplaced(
+    place: str, state: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+) -> list[Problem]:
+    """Return the problem of an epoch 0 after some steps that no log corrects."""
+    step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
+    if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
+        return []
+    what = f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
+    return [Problem(place, what, "the place in the data", cure=Remedy.UNKEPT)]
+
+
+def _in_time(
+    entries: Sequence[Mapping[str, Any]], step: int | None, epoch: float | None
+) -> Iterator[str]:
+    """Yield a log of the future, and an epoch that is not that of the log."""
+    logged = [
+        (at, decimal(one.get("epoch")))
+        for one in entries
+        if (at := whole(one.get("step"))) is not None
+    ]
+    if step is None or not logged:
+        return
+    last = max(at for at, _ in logged)
+    if last > step:
+        yield f"its log goes on to step {last}, beyond its own {step}"
+    if epoch is None:
+        return
+    for at, one in logged:
+        is_off = one is not None and (
+            one - epoch > _EPOCHS_APART if at < step else abs(one - epoch) > _EPOCHS_APART
+        )
+        if is_off and at <= step:
+            yield f"its epoch is {epoch:g} at step {step}, and its log has {one:g} at step {at}"
+            return
+
+
+def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
+    """Return what of a schedule's own state cannot be.
+
+    Args:
+        place: its file.
+        value: what is in it.
+    """
+    rates = value.get("base_lrs")
+    for one in rates if isinstance(rates, list) else []:
+        if isinstance(one, float) and not math.isfinite(one):
+            what = f"a rate it begins from is {one}: a step spoils all weights"
+            return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
+    count, last = whole(value.get("_step_count")), value.get("last_epoch")
+    step, told = whole(last), value.get("_last_lr")
+    if _LAMBDAS in value and isinstance(rates, list) and isinstance(told, list):
+        for at, (one, other) in enumerate(zip(rates, told, strict=False)):
+            if decimal(one) == 0 and decimal(other):
+                what = f"group {at} begins from a rate of 0, and its last one was {other:g}"
+                return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
+    if type(last) is int and last < 0 and count:
+        what = f"it is at step {last} after {count} calls: its rates would begin anew"
+        return [Problem(place, what, "the place in the schedule", cure=Remedy.COPY)]
+    if count is None or step is None or count == step + 1 or "_schedulers" in value:
+        return []
+    what = f"it counts {count} calls at step {step}, and each step is one more"
+    return [Problem(place, what, cure=Remedy.NEEDLESS)]
+
+
+def check_update_count(
+    place: str, value: Any, optimizer: Optimizer | None, owner: str = ""
+) -> list[Problem]:
+    """Return whether a schedule is of another number of groups than its optimizer has.
+
+    Args:
+        place: the schedule's file.
+        value: what is in it.
+        optimizer: its numbers.
+        owner: the optimizer's file, if that is another one.
+    """
+    if optimizer is None or not optimizer.groups or not isinstance(value, dict):
+        return []
+    bases, last = value.get("base_lrs"), value.get("_last_lr")
+    if not isinstance(bases, list):
+        what = "it has no `base_lrs`: the rates it begins from would be those of today's arguments"
+        return [Problem(place, what, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
+    count, begun = optimizer.groups, len(bases)
+    told = len(last) if isinstance(last, list) else count
+    stops = Problem(place, "", is_fatal=True, cure=Remedy.COPY)
+    if begun == told != count:
+        what = f"it has {count} groups, and the schedule rates of {told}: torch stops at that"
+        return [replace(stops, place=owner or place, what=what)]
+    if begun != count and (_LAMBDAS in value or told != count):
+        what = f"it has rates of {begun} groups, and the optimizer has {count}"
+        return [replace(stops, what=f"{what}: torch stops at that")]
+    what = f"it tells of {begun} and {told} groups, and the optimizer has {count}"
+    return [] if begun == told else [Problem(place, what, cure=Remedy.NEEDLESS)]
+
+
+def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
+    """Return whether the optimizer's rates are others than its schedule set."""
+    if optimizer is None or schedule is None or len(optimizer.rates) != len(schedule.rates):
+        return []
+    for at, (one, other) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
+        if not math.isclose(one, other, rel_tol=_RATES_APART, abs_tol=1e-30):
+            what = (
+                f"the learning rate of group {at} is {one:g} in the optimizer and {other:g} in the "
+                "schedule: the next step is made with the optimizer's"
+            )
+            return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
+    return []
+
+
+def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> list[Problem]:
+    """Return whether an optimizer made fewer updates than its training made steps.
+
+    Args:
+        optimizer: its numbers.
+        step: of the training.
+        may_skip: whether updates may have been skipped, as a scaler of fp16 does.
+    """
+    if optimizer is None or optimizer.step is None or step is None or optimizer.step >= step:
+        return []
+    if may_skip:
+        return []
+    what = f"the optimizer made {optimizer.step} updates by step {step}, and no scaler skipped any"
+    return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
+
+
+def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
+    """Return whether all weights have the name that a wrapper around the model gives them.
+
+    The Trainer of Transformers saves without; it loads what fits, and the rest stays as it was.
+    """
+    weights = [one for one in tensors if one.part == MODEL]
+    for prefix in _WRAPPERS:
+        if weights and all(one.name.startswith(prefix) for one in weights):
+            what = (
+                f"all its weights are named `{prefix}...`, as of a model in a wrapper: a model "
+                "without one takes none of them, and the Trainer goes on from weights as new"
+            )
+            loses = "the weights, unless the model is in that wrapper"
+            place = weights[0].files[0] if weights[0].files else "."
+            return (Problem(place, what, loses, cure=Remedy.EARLIER),)
+    return ()
+
+
+def check_model_config(
+    place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> list[Problem]:
+    """Return whether a configuration is of another model than the weights.
+
+    A resume takes the model of its script; who loads the folder makes one by its configuration.
+
+    Args:
+        place: its file.
+        config: what is in it.
+        tensors: of the checkpoint.
+    """
+    held = [one for one in tensors if one.part == MODEL]
+    sayings = (*_embedded(config, held), *_layered(config, held))
+    after = "`from_pretrained` of this folder would make another model"
+    return [Problem(place, f"{one}: {after}") for one in sayings]
+
+
+def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
+    one = next((one for one in tensors if one.name.endswith(_EMBEDDINGS)), None)
+    if one is None or len(one.shape) != _AXES:
+        return
+    rows, width = one.shape
+    vocabulary = whole(config.get("vocab_size"))
+    if vocabulary is not None and vocabulary != rows:
+        yield f"its `vocab_size` is {vocabulary}, and `{one.name[:80]}` is {list(one.shape)}"
+    widths = {name: said for name in _WIDTHS if (said := whole(config.get(name))) is not None}
+    if widths and width not in widths.values():
+        name, said = next(iter(widths.items()))
+        yield f"its `{name}` is {said}, and `{one.name[:80]}` is {list(one.shape)}"
+
+
+def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
+    name = next((one for one in _DEPTHS if whole(config.get(one)) is not None), None)
+    stacks: dict[str, int] = {}
+    for one in tensors:
+        if match := LAYER.fullmatch(one.name):
+            stack = match["stack"] or ""
+            stacks[stack] = max(stacks.get(stack, 0), int(match["number"]) + 1)
+    # Of a model with two stacks each has a key of its own.
+    if name is None or len(stacks) != 1 or any(config.get(one) for one in _OTHER_LAYERS):
+        return
+    (count,) = stacks.values()
+    if count != config[name]:
+        yield f"its `{name}` is {config[name]}, and the weights are of {count} layers"
+
+
+_EMPTIED = "it has nothing of any parameter: what it had gathered of each begins anew"
+_REPAIR = "resilient ckpt repair {path}"
+_SCALARS = (
+    *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
+    *("lr_decay", "rho", "lambd"),
+)
+"""Of these a number that is not finite makes every weight NaN; others may have a bound that is."""
+_OPTIONS = set(_SCALARS) - {"initial_lr"}
+_OF_ADAM = {"betas", "eps", "weight_decay"}
+_ADAM_ALONE = {"amsgrad", "maximize", "capturable", "differentiable"}
+"""What the groups of Adam as torch has it say, and nobody else's."""
+_STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+"""What the first step of Adam asks of each state that is not empty."""
+_KEPT_OF_EACH = {
+    *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
+    *("prev", "state1", "exp_avg_sq_row"),
+}
+"""What is kept of every parameter that a gradient reached; L-BFGS keeps all with its first one."""
+_GROUPS_MAX = 4096
+
+
+def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
+    """Return what of ``{state, param_groups}`` no optimizer goes on from as it was.
+
+    Args:
+        place: the file.
+        value: of it.
+        archive: that reads its numbers.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    groups, state = value["param_groups"], value["state"]
+    if not groups or not all(isinstance(one, dict) for one in groups):
+        return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
+    sayings = (
+        *_without(groups[:_GROUPS_MAX], state),
+        *_of_another(groups, state),
+        *_strangers(groups, state),
+        *_not_finite(groups[:_GROUPS_MAX], archive),
+    )
+    return [_fatal(place, one) for one in sayings]
+
+
+def check_optimizer(
+    place: str, value: Any, archive: Archive, *, is_begun: bool = True
+) -> list[Problem]:
+    """Return what of ``{state, param_groups}`` is wrong, and whether nothing is in it.
+
+    Args:
+        place: the file.
+        value: of it.
+        archive: that reads its numbers.
+        is_begun: whether steps were made; before that nothing is gathered yet.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    odd = check_param_groups(place, value, archive)
+    if is_begun and _is_emptied(value, archive):
+        odd.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Remedy.COPY))
+    return [*odd, *_few(place, value)]
+
+
+def _few(place: str, value: Any) -> list[Problem]:
+    """Return whether there are states of some of the parameters alone."""
+    states = [one for one in value["state"].values() if isinstance(one, dict)]
+    held = (one.get("params") for one in value["param_groups"] if isinstance(one, dict))
+    count = sum(len(one) for one in held if isinstance(one, list | tuple))
+    if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
+        return []
+    lacking = count - len(states)
+    what = (
+        f"it has no state of {lacking} of its {count} parameters: unless no gradient ever reached "
+        "them, what it had gathered of each begins anew"
+    )
+    loses = f"the optimizer's state of {lacking} parameters"
+    return [Problem(place, what, loses, cure=Remedy.COPY)]
+
+
+def _is_emptied(value: Any, archive: Archive) -> bool:
+    """Say whether an optimizer that keeps something of each parameter has nothing of any."""
+    first: Any = next(iter(value["param_groups"]), {})
+    if value["state"] or not isinstance(first, dict):
+        return False
+    return "betas" in first or bool(archive.number(first.get("momentum")))
+
+
+def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield a parameter in two places, and a state that is of none."""
+    named = [
+        one
+        for group in groups
+        if isinstance(held := group.get("params"), list | tuple)
+        for one in held
+        if isinstance(one, int | str)
+    ]
+    own = set(named)
+    if len(own) != len(named):
+        twice = Counter(named).most_common(1)[0][0]
+        yield f"parameter `{str(twice)[:80]}` is twice in its groups: another goes on without state"
+    elif own == set(range(len(own))) and named != sorted(named, key=int):
+        yield "the numbers of its parameters are not in order: torch would give them to others"
+    lost = [key for key, held in state.items() if isinstance(held, dict) and key not in own]
+    if own and lost:
+        yield (
+            f"the state of `{str(lost[0])[:80]}` is of no parameter in its groups: whose it was "
+            "goes on without"
+        )
+
+
+def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield the first option that a group lacks and its optimizer does not put in by itself."""
+    keys = [{one for one in group if isinstance(one, str)} for group in groups]
+    is_adam = any(isinstance(one, dict) and "exp_avg_sq" in one for one in state.values())
+    for at, own in enumerate(keys):
+        wanted = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
+        for other in keys:
+            # Groups of an optimizer that does with some as another one does differ both ways.
+            wanted |= (other & _OPTIONS) if own < other else set()
+        if lacking := sorted(wanted - own):
+            yield f"its group {at} has no `{lacking[0]}`: the first step stops at that"
+            return
+
+
+def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield the first state that lacks what the groups' optimizer asks of it: torch's Adam."""
+    if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
+        return
+    for key, held in state.items():
+        lacking = [one for one in _STATE_OF_ADAM if one not in held] if _is_full(held) else []
+        if lacking:
+            yield (
+                f"its groups are of Adam, and the state of `{str(key)[:80]}` has no "
+                f"`{lacking[0]}`: the first step stops at that"
+            )
+            return
+
+
+def _is_full(held: Any) -> bool:
+    return isinstance(held, dict) and bool(held)
+
+
+def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]:
+    for at, group in enumerate(groups):
+        for name in _SCALARS:
+            held = group.get(name)
+            for one in held if isinstance(held, list | tuple) else (held,):
+                number = archive.number(one) if isinstance(one, TensorRef | float) else None
+                if number is not None and not math.isfinite(number):
+                    yield f"`{name}` of its group {at} is {number}: a step spoils all weights"
+                    return
+
+
+def _fatal(place: str, what: str) -> Problem:
+    return Problem(place, what, is_fatal=True, help=_REPAIR)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""What an optimizer keeps in the shape of its parameter."""
+_PAIR = {"exp_avg", "exp_avg_sq"}
+_FLAT = "rank "
+"""What the names of parts begin with that are cut over ranks; their shapes say nothing."""
+_OWNER = re.compile(r"(?P<of>.*?)(?:^|(?<=\.))state\.(?P<name>.+)")
+_ANOTHER = "the optimizer is of another model"
+_Shape = tuple[int, ...]
+
+
+def check_optimizer_fits(
+    tensors: Sequence[Tensor], *, is_lenient: bool = False, is_hurt: bool = False
+) -> tuple[Problem, ...]:
+    """Return what says that the optimizer belongs to other weights, or is not whole.
+
+    Args:
+        tensors: of the whole checkpoint.
+        is_lenient: whether its tool goes on where weights are lost.
+        is_hurt: whether files are known to be broken; what they had is then not missed again.
+    """
+    weights = [one for one in tensors if one.part == MODEL]
+    moments = [
+        one
+        for one in tensors
+        if one.part == OPTIMIZER and one.name.endswith(_MOMENTS) and not one.name.startswith(_FLAT)
+    ]
+    if not weights:
+        return tuple(_halved(moments))
+    found = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
+    # A file of weights that cannot be read was told already.
+    found = [one for one in found if not (is_hurt and one.loses)]
+    return (*found[:1], *_halved(moments))
+
+
+def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
+    """Yield the parameters whose moments have not all one shape."""
+    first: dict[str, Tensor] = {}
+    for one in moments:
+        owner, _, slot = one.name.rpartition(".")
+        other = first.setdefault(owner, one)
+        if other.shape != one.shape:
+            what = (
+                f"`{owner[:80]}` has `{other.name.rpartition('.')[2]}` of the shape "
+                f"{list(other.shape)} and `{slot}` of {list(one.shape)}: the first step stops"
+            )
+            yield Problem(_place(one), what, is_fatal=True)
+
+
+def _misshapen(
+    weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
+) -> Iterator[Problem]:
+    """Yield the optimizers that have a parameter which no weight is, or more than there are."""
+    named = {one.name.removeprefix("model."): one.shape for one in weights}
+    owners: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for one in moments:
+        match = _OWNER.fullmatch(one.name.rpartition(".")[0])
+        if match:
+            owners.setdefault((_place_of(one), match["of"]), {})[match["name"]] = one
+    for of_one in owners.values():
+        for name, one in of_one.items():
+            shape = named.get(name.removeprefix("model."), one.shape)
+            if shape != one.shape:
+                what = (
+                    f"`{one.name[:80]}` has the shape {list(one.shape)}, its weight {list(shape)}"
+                )
+                yield Problem(_place(one), f"{what}: {_ANOTHER}", is_fatal=True)
+        counts = Counter(one.shape for one in weights)
+        held = Counter(one.shape for one in of_one.values())
+        if odd := [one for one in of_one.values() if held[one.shape] > counts[one.shape]]:
+            # Positions do not say which weight is whose.
+            yield (
+                _beyond(counts, held, odd[0])
+                if counts - held
+                else _lost(weights, held, odd[0], is_lenient=is_lenient)
+            )
+
+
+def _beyond(weights: Counter[_Shape], held: Counter[_Shape], odd: Tensor) -> Problem:
+    """Return that an optimizer has more moments of a shape than there are weights."""
+    count = weights[odd.shape]
+    of = f"{count} weights have it, and {held[odd.shape]} moments" if count else "no weight has it"
+    what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, and {of}: {_ANOTHER}"
+    return Problem(_place(odd), what, is_fatal=True)
+
+
+def _lost(
+    weights: Sequence[Tensor], held: Counter[_Shape], odd: Tensor, *, is_lenient: bool
+) -> Problem:
+    """Return that there are moments of weights that are not there, and all others have theirs."""
+    lost, places = held.total() - len(weights), {_place(one) for one in weights}
+    follows = "begins those anew" if is_lenient else "stops at that"
+    what = (
+        f"the optimizer has the state of {held.total()} weights, and {lost} of them are not here, "
+        f"one of the shape {list(odd.shape)} among them: its tool {follows}"
+    )
+    place = places.pop() if len(places) == 1 else "."
+    loses = f"{lost} of {held.total()} weights"
+    return Problem(place, what, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
+
+
+def _halved(moments: Sequence[Tensor]) -> list[Problem]:
+    """Return the first parameter that has one moment of Adam where others have both."""
+    held: dict[str, dict[str, Tensor]] = {}
+    for one in moments:
+        owner, _, slot = one.name.rpartition(".")
+        held.setdefault(owner, {})[slot] = one
+    if not any(_PAIR <= set(one) for one in held.values()):
+        return []
+    for owner, slots in held.items():
+        lacking = _PAIR - set(slots)
+        if len(lacking) == 1:
+            place = _place(next(iter(slots.values())))
+            what = f"`{owner[:80]}` has no `{lacking.pop()}`, as others have"
+            return [Problem(place, what, is_fatal=True)]
+    return []
+
+
+def _place(tensor: Tensor) -> str:
+    return tensor.files[0] if tensor.files else "."
+
+
+def _place_of(tensor: Tensor) -> str:
+    """Return the file of one that is in one; those cut over files are of one optimizer."""
+    return tensor.files[0] if len(tensor.files) == 1 and "/" not in tensor.files[0] else ""

@@ -1,0 +1,431 @@
+"""Torch distributed checkpoints.
+
+Distributed checkpoints of torch (DCP): one index that is a pickle, slices in a file per rank.
+
+Source: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x. Each slice is a
+whole file of torch's, so its checksums hold for it.
+
+Distributed checkpoints of torch in safetensors: each rank's boxes in a file of its own.
+
+Source: ``torch.distributed.checkpoint.hf_storage`` of torch 2.13. There is no index: each header
+says where in the whole tensor its boxes begin. The files may lie in ``sharded`` beside whole ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.format.regions import Region
+from resilient.layouts.json_files import decimal, read_header, whole
+from resilient.layouts.model import (
+    MODEL,
+    OPTIMIZER,
+    Optimizer,
+    Piece,
+    Problem,
+    Remedy,
+    StorageFormat,
+    Tensor,
+    Unreadable,
+)
+from resilient.layouts.pickle_names import dtype_of, rebuild, shape_of
+from resilient.layouts.pickle_reader import BYTES_MAX, PickledCall, PickledGlobal, read_pickle
+from resilient.layouts.torch_zip import open_archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.storage.folder import DirectoryListing, Folder
+
+INDEX = ".metadata"
+SLICES = ".distcp"
+_OF_METADATA = {"torch.distributed.checkpoint.metadata"}
+_HOMES: Mapping[str, set[str]] = {
+    **dict.fromkeys(
+        (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            "_MEM_FORMAT_ENCODING",
+            *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+        ),
+        _OF_METADATA,
+    ),
+    "_StorageInfo": {"torch.distributed.checkpoint.filesystem"},
+}
+"""Where torch keeps what an index is made of; a name elsewhere is a damaged one."""
+_ROOTS = {"torch", "builtins", "collections", "pathlib", "copyreg", "_codecs", "numpy", "datetime"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a piece of a value is: a file and a range of its bytes.
+
+    Attributes:
+        file: the file.
+        start: where it begins, in bytes.
+        size_bytes: how long it is.
+        offsets: of a piece of a tensor, where in it the piece begins.
+        is_plain: whether it lies there as torch saves it, and not compressed.
+    """
+
+    file: str
+    start: int
+    size_bytes: int
+    offsets: tuple[int, ...] | None = None
+    is_plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an index says.
+
+    Attributes:
+        tensors: all of them, as they are on no rank alone.
+        slices: where the pieces of each name are; of a value that is no tensor there is one.
+        values: the names that are no tensors.
+        version: of the format; empty in old files.
+        ranks: how many files there are for ranks, by the highest of their numbers.
+        problems: what is missing or contradicts itself.
+        paths: Keys of nested dicts that torch's planner made each name of.
+    """
+
+    tensors: tuple[Tensor, ...]
+    slices: Mapping[str, tuple[Slice, ...]]
+    values: frozenset[str]
+    version: str
+    ranks: int | None
+    problems: tuple[Problem, ...]
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+
+
+def read_index(
+    folder: Folder, listing: DirectoryListing, prefix: str = "", part: str = ""
+) -> Index:
+    """Return what the index of a distributed checkpoint says, held against what is there.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        prefix: the folder in it, with a ``/`` at its end.
+        part: of all tensors; if not given, their names say which.
+
+    Raises:
+        Unreadable: the index is missing, damaged or hostile.
+        StoreError: it could not be read.
+    """
+    name = f"{prefix}{INDEX}"
+    if name not in listing.sizes:
+        raise Unreadable(listing.why_unread(name))
+    if listing.sizes[name] > BYTES_MAX:
+        raise Unreadable(f"an index of {listing.sizes[name]} bytes")
+    pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
+    value = pickled.value
+    strange = sorted(one.dotted for one in pickled.names if _is_strange(one))
+    if strange:
+        raise Unreadable(f"it names `{strange[0][:80]}`, which torch has not")
+    entries = value.get("state_dict_metadata") if isinstance(value, PickledCall) else None
+    if not isinstance(entries, dict):
+        raise Unreadable("it is no index of a distributed checkpoint")
+    slices, problems = _slices(value.get("storage_data"), listing, prefix)
+    tensors = tuple(
+        _tensor(key, one, part or part_of(key), slices.get(key, ()))
+        for key, one in entries.items()
+        if isinstance(key, str) and isinstance(one, PickledCall) and _is_tensor(one)
+    )
+    found = {key for key in entries if isinstance(key, str)}
+    version = value.get("version")
+    return Index(
+        tensors,
+        slices,
+        frozenset(found - {one.name for one in tensors}),
+        version if isinstance(version, str) else "",
+        _ranks(listing, prefix, slices),
+        (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
+        _paths(value.get("planner_data")),
+    )
+
+
+def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
+    """Return the path of each name, as torch's default planner writes it."""
+    return {
+        name: tuple(path)
+        for name, path in (told.items() if isinstance(told, dict) else ())
+        if isinstance(name, str)
+        and isinstance(path, tuple | list)
+        and path
+        and all(isinstance(one, str | int) for one in path)
+    }
+
+
+def _is_strange(name: PickledGlobal) -> bool:
+    """Say whether a name is no other's than torch's, and not as torch has it."""
+    homes = _HOMES.get(name.name)
+    if homes is not None:
+        return name.module not in homes
+    return name.module in _HOMES["Metadata"] or name.module.partition(".")[0] not in _ROOTS
+
+
+def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str) -> Any:
+    """Return a value of a checkpoint that is no tensor, or one number of a tensor; None without.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    pieces = index.slices.get(name, ())
+    if len(pieces) != 1:
+        return None
+    try:
+        found = open_archive(folder, listing, pieces[0].file, pieces[0].start, pieces[0].size_bytes)
+        number = found.number(found.value)
+    except Unreadable:
+        return None
+    return found.value if number is None else number
+
+
+def optimizer_at(
+    folder: Folder, listing: DirectoryListing, index: Index, root: str
+) -> Optimizer | None:
+    """Return the numbers of an optimizer whose names begin with ``root``, None without any.
+
+    The names are those of ``get_optimizer_state_dict``: ``state.<parameter>.<slot>`` and
+    ``param_groups.<group or parameter>.<option>``.
+    """
+    state = f"{root}state."
+    names = [one.name for one in index.tensors if one.name.startswith(state)]
+    names += [one for one in index.values if one.startswith(state)]
+    if not names and not any(one.startswith(root) for one in index.values):
+        return None
+    slots = dict.fromkeys(sorted(one.rpartition(".")[2] for one in names))
+    params = {one.rpartition(".")[0] for one in names}
+    step = next((one for one in sorted(names) if one.endswith(".step")), "")
+    rates = sorted(
+        one
+        for one in index.values
+        if one.startswith(f"{root}param_groups.") and one.endswith(".lr")
+    )
+    groups = {one.split(".")[len(root.split("."))] for one in rates}
+    found = (decimal(value_at(folder, listing, index, one)) for one in rates[:8])
+    return Optimizer(
+        whole(value_at(folder, listing, index, step)) if step else None,
+        len(params),
+        len(params),
+        len(groups),
+        tuple(one for one in found if one is not None),
+        tuple(slots),
+    )
+
+
+def _is_tensor(entry: PickledCall) -> bool:
+    return entry.kind.endswith(".TensorStorageMetadata")
+
+
+def part_of(key: str) -> str:
+    """Return which part of a training state a name is of."""
+    return OPTIMIZER if key.startswith(("optim", "opt.")) or ".optim" in key else MODEL
+
+
+def _tensor(key: str, entry: PickledCall, part: str, slices: tuple[Slice, ...]) -> Tensor:
+    properties = entry.get("properties")
+    state = properties.state if isinstance(properties, PickledCall) else None
+    dtype = state[0] if isinstance(state, tuple) and state else None
+    if isinstance(properties, PickledCall) and dtype is None:
+        dtype = properties.get("dtype")
+    files = tuple(sorted({one.file for one in slices}))
+    pieces = _pieces(entry, slices)
+    return Tensor(key, part, dtype_of(dtype), shape_of(entry.get("size")), files, pieces)
+
+
+def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
+    """Return where the boxes of a tensor are; none if one of them cannot be read by ranges."""
+    lengths = {
+        shape_of(one.get("offsets")): shape_of(one.get("sizes"))
+        for one in entry.get("chunks") or ()
+        if isinstance(one, PickledCall)
+    }
+    found = tuple(
+        Piece(
+            Region(one.offsets, lengths[one.offsets]),
+            one.file,
+            one.start,
+            one.size_bytes,
+            StorageFormat.ARCHIVE,
+        )
+        for one in slices
+        if one.is_plain and one.offsets in lengths and one.offsets is not None
+    )
+    return found if len(found) == len(slices) else ()
+
+
+def _slices(
+    stored: Any, listing: DirectoryListing, prefix: str
+) -> tuple[dict[str, tuple[Slice, ...]], list[Problem]]:
+    """Return where everything is, and what is not where it should be."""
+    found: dict[str, list[Slice]] = defaultdict(list)
+    lacking: dict[str, str] = {}
+    for key, info in stored.items() if isinstance(stored, dict) else ():
+        name, piece = _slice(key, info, prefix)
+        found[name].append(piece)
+        size_bytes = listing.sizes.get(piece.file)
+        if size_bytes is None:
+            lacking[piece.file] = listing.why_unread(piece.file)
+        elif piece.start + piece.size_bytes > size_bytes:
+            lacking[piece.file] = f"it ends too early, with {size_bytes} bytes"
+    problems = [Problem(file, why, is_fatal=True) for file, why in sorted(lacking.items())]
+    return {name: tuple(pieces) for name, pieces in found.items()}, problems
+
+
+def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
+    if not isinstance(key, PickledCall) or not isinstance(info, PickledCall):
+        raise Unreadable("its places are not what torch writes")
+    name, file = key.get("fqn"), info.get("relative_path")
+    start, length = whole(info.get("offset")), whole(info.get("length"))
+    if not isinstance(name, str) or not isinstance(file, str) or start is None or length is None:
+        raise Unreadable("its places are not what torch writes")
+    offset = key.get("offset")
+    offsets = shape_of(offset) if isinstance(offset, tuple) else None
+    is_plain = not info.get("transform_descriptors")
+    return name, Slice(f"{prefix}{file}", start, length, offsets, is_plain)
+
+
+def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
+    """Return the tensors whose pieces have not as many elements as they have."""
+    problems = []
+    for key, entry in entries.items():
+        if not isinstance(entry, PickledCall) or not _is_tensor(entry):
+            continue
+        chunks = entry.get("chunks")
+        sizes = [
+            math.prod(shape_of(one.get("sizes")))
+            for one in (chunks if isinstance(chunks, list) else [])
+            if isinstance(one, PickledCall)
+        ]
+        if sum(sizes) != math.prod(shape_of(entry.get("size"))):
+            what = f"the pieces of `{str(key)[:80]}` do not make it whole"
+            problems.append(Problem(f"{prefix}{INDEX}", what, is_fatal=True))
+    return problems[:8]
+
+
+def _orphans(
+    listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
+) -> list[Problem]:
+    used = {one.file for pieces in slices.values() for one in pieces}
+    return [
+        Problem(name, "the index knows nothing of it; it may be of an earlier save")
+        for name in sorted(_files(listing, prefix))
+        if name not in used
+    ]
+
+
+def _files(listing: DirectoryListing, prefix: str) -> list[str]:
+    return [
+        one
+        for one in listing.sizes
+        if one.startswith(prefix) and one.endswith(SLICES) and "/" not in one[len(prefix) :]
+    ]
+
+
+def _ranks(
+    listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
+) -> int | None:
+    """Return how many ranks wrote it; a file that the index does not name is of another save."""
+    used = {one.file for pieces in slices.values() for one in pieces}
+    files = [one for one in _files(listing, prefix) if one in used]
+    numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in files]
+    ranks = [int(one) for one in numbers if one.isascii() and one.isdigit() and len(one) < 8]  # noqa: PLR2004
+    return max(ranks) + 1 if ranks else None
+
+
+TITLE = "a distributed checkpoint of torch, in safetensors"
+RESUME = (
+    "torch.distributed.checkpoint.load(state, storage_reader="
+    "torch.distributed.checkpoint.HuggingFaceStorageReader('{path}'))"
+)
+_SHARD = re.compile(r"(?:sharded/)?shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
+_PLACES, _VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
+_OFFSETS = "saved_offsets"
+_GAPS_MAX = 8
+
+
+def is_sliced(listing: DirectoryListing) -> bool:
+    """Say whether a folder has such files, and no whole ones beside them."""
+    is_whole = any(one.startswith("model") and "/" not in one for one in listing.sizes)
+    return not is_whole and any(_SHARD.fullmatch(one) for one in listing.sizes)
+
+
+def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
+    """Return what the headers say together.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    boxes: dict[str, list[Tensor]] = {}
+    problems: list[Problem] = []
+    version, numbers = "", set()
+    for name in sorted(listing.sizes):
+        match = _SHARD.fullmatch(name)
+        if match is None:
+            continue
+        numbers.add(int(match[1]))
+        try:
+            tensors, meta = read_header(folder, listing, name)
+            version = version or str(meta.get(_VERSION, ""))[:40]
+            for one in _placed(tensors, meta):
+                boxes.setdefault(one.name, []).append(one)
+        except Unreadable as error:
+            problems.append(Problem(name, str(error), is_fatal=True, cure=Remedy.COPY))
+    lost = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)[:_GAPS_MAX]
+    for number in lost:
+        what = f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
+        problems.append(Problem(".", what, is_fatal=True, cure=Remedy.COPY))
+    whole = tuple(_joined(one) for one in boxes.values())
+    problems += [] if problems else _safe_slices_untiled(whole)
+    ranks = max(numbers, default=0) or None
+    return Index(whole, {}, frozenset(), version, ranks, tuple(problems))
+
+
+def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the boxes of one file, each with where in its tensor it is.
+
+    Raises:
+        Unreadable: the header does not say it.
+    """
+    try:
+        places = json.loads(str(meta.get(_PLACES, "")))
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"its header has no `{_PLACES}` that is JSON") from error
+    for one in tensors:
+        said = places.get(one.name) if isinstance(places, dict) else None
+        offsets = said.get(_OFFSETS) if isinstance(said, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != len(one.shape):
+            raise Unreadable(f"its header does not say where `{one.name[:80]}` begins")
+        region = Region(shape_of(offsets), one.shape)
+        pieces = (Piece(region, piece.file, piece.start, piece.size_bytes) for piece in one.pieces)
+        yield Tensor(one.name, part_of(one.name), one.dtype, one.shape, one.files, tuple(pieces))
+
+
+def _joined(boxes: list[Tensor]) -> Tensor:
+    """Return a tensor out of its boxes; it ends where the last of them does."""
+    pieces = tuple(piece for one in boxes for piece in one.pieces)
+    ends = [
+        [at + length for at, length in zip(one.region.offsets, one.region.lengths, strict=True)]
+        for one in pieces
+        if len(one.region.lengths) == len(boxes[0].shape)
+    ]
+    shape = tuple(max(axis) for axis in zip(*ends, strict=True))
+    files = tuple(dict.fromkeys(file for one in boxes for file in one.files))
+    return Tensor(boxes[0].name, boxes[0].part, boxes[0].dtype, shape, files, pieces)
+
+
+def _safe_slices_untiled(tensors: tuple[Tensor, ...]) -> list[Problem]:
+    """Return the tensors whose boxes have not as many elements as they have."""
+    return [
+        Problem(
+            one.files[0], f"the pieces of `{one.name[:80]}` do not make it whole", is_fatal=True
+        )
+        for one in tensors
+        if sum(math.prod(piece.region.lengths) for piece in one.pieces) != one.elements
+    ][:_GAPS_MAX]

@@ -1,0 +1,268 @@
+"""Whole tensors out of what the ranks of a DeepSpeed engine hold, as places and not as bytes.
+
+Source: DeepSpeed 0.19 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
+and 2 lay the parameters of a group end to end and cut the line in equal parts; ZeRO 3 cuts each
+parameter in equal parts, and each rank lays its own end to end. ``param_shapes`` says names and
+shapes in that order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.format.regions import flat_regions
+from resilient.layouts.deepspeed import MODEL_STATES, OPTIMIZER_STATES, shapes_in
+from resilient.layouts.json_files import whole
+from resilient.layouts.model import MODEL, OPTIMIZER, Tensor, Unreadable
+from resilient.layouts.pickle_reader import TensorRef
+from resilient.layouts.torch_zip import Archive, open_archive, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from resilient.layouts.model import Piece
+    from resilient.storage.folder import DirectoryListing, Folder
+
+_CUT_EACH = 3
+"""The stage of ZeRO from which each parameter is cut by itself."""
+_OTHERWISE = ("round_robin_gradients", "elastic_checkpoint")
+MASTER = "fp32"
+"""What the weights in full precision are called beside the moments."""
+_Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Vector:
+    """A flat vector that one rank holds."""
+
+    archive: Archive
+    tensor: TensorRef
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Elements of one parameter, in their order: from where in the parameter, and where they are.
+
+    Attributes:
+        start: the first of them, in the parameter laid out row-major.
+        vectors: laid end to end.
+        place: where in these the run begins.
+        count: how many there are.
+    """
+
+    start: int
+    vectors: Sequence[_Vector]
+    place: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What one tag of an engine says of itself."""
+
+    models: tuple[Archive, ...]
+    parts: tuple[Mapping[Any, Any], ...]
+    archives: tuple[Archive, ...]
+    groups: tuple[_Shapes, ...]
+    stage: int
+
+    @property
+    def flat(self) -> str:
+        """The name of the weights in full precision."""
+        cut_each = self.stage == _CUT_EACH
+        return "fp32_flat_groups" if cut_each else "single_partition_of_fp32_groups"
+
+    def states(self, rank: int) -> list[Mapping[Any, Any]]:
+        """Return the states of a rank's vectors, in their order."""
+        name = "optimizer_state_dict" if self.stage == _CUT_EACH else "base_optimizer_state"
+        base = self.parts[rank].get(name)
+        state = base.get("state") if isinstance(base, dict) else None
+        if not isinstance(state, dict) or not all(type(one) is int for one in state):
+            raise Unreadable("its optimizer's state is not kept by parameter group")
+        found = [state[number] for number in sorted(state)]
+        return [one if isinstance(one, dict) else {} for one in found]
+
+
+def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Tensor, ...]:
+    """Return the weights and the optimizer's state of an engine, each tensor whole.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        prefix: the tag's folder in it, with a ``/`` at its end; empty for the folder itself.
+
+    Raises:
+        Unreadable: a file is damaged, a rank is missing, or it is cut in a way that is not known.
+        StoreError: it could not be read.
+    """
+    engine = _engine(folder, listing, prefix)
+    weights = tensors_in(engine.models[0], _field(engine.models[0].value, "module"), MODEL)
+    if not engine.stage:
+        held = _field(engine.models[0].value, "optimizer")
+        return (*weights, *tensors_in(engine.models[0], held, OPTIMIZER))
+    vectors = [_vectors(engine, r, engine.parts[r].get(engine.flat)) for r in _ranks(engine)]
+    if engine.stage == _CUT_EACH:
+        whole_ones = tuple(one for one in weights if one.elements)
+        masters = tuple(_cut(engine, vectors, MODEL, "{name}"))
+        return (*whole_ones, *masters, *_frozen(engine), *_moments(engine))
+    masters = tuple(_cut(engine, vectors, OPTIMIZER, f"state.{{name}}.{MASTER}"))
+    return (*weights, *_moments(engine), *masters)
+
+
+def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
+    names = sorted(one for one in listing.sizes if one.startswith(prefix))
+    names = [one for one in names if "/" not in one[len(prefix) :]]
+    files = {
+        int(match[1]): one
+        for one in names
+        if (match := OPTIMIZER_STATES.fullmatch(one[len(prefix) :])) and int(match[2]) == 0
+    }
+    if any("mp_rank_01" in one or "expert" in one for one in names):
+        raise Unreadable("its layers were cut over ranks as well")
+    models = [one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :])]
+    opened = tuple(open_archive(folder, listing, one) for one in models)
+    if not opened:
+        raise Unreadable("the engine's model states are missing")
+    told = opened[0].value
+    config = _field(_field(told, "ds_config"), "zero_optimization")
+    odd = [one for one in _OTHERWISE if _field(config, one)]
+    if odd:
+        raise Unreadable(f"it was saved with `{odd[0]}`, which lays its parts out otherwise")
+    stage = whole(_field(config, "stage")) or 0
+    ranks = whole(_field(told, "dp_world_size")) or len(files)
+    if stage and (not files or ranks != len(files) or max(files) + 1 != ranks):
+        raise Unreadable(f"it has the parts of {len(files)} ranks, and not of all")
+    archives = tuple(open_archive(folder, listing, files[rank]) for rank in sorted(files))
+    parts = tuple(_dict(_field(one.value, "optimizer_state_dict")) for one in archives)
+    shapes = _field(told, "param_shapes")
+    listed = shapes if isinstance(shapes, list) else [shapes]
+    return _Engine(opened, parts, archives, tuple(dict(shapes_in(one)) for one in listed), stage)
+
+
+def _moments(engine: _Engine) -> Iterator[Tensor]:
+    """Yield what the optimizer keeps for each parameter."""
+    states = [engine.states(rank) for rank in _ranks(engine)]
+    kinds = dict.fromkeys(kind for one in states[0] for kind in one if isinstance(kind, str))
+    for kind in kinds:
+        if any(_is_flat(one.get(kind)) for one in states[0]):
+            found = [[one.get(kind) for one in rank] for rank in states]
+            held = [_vectors(engine, rank, one) for rank, one in enumerate(found)]
+            yield from _cut(engine, held, OPTIMIZER, f"state.{{name}}.{kind}")
+            continue
+        for nth, group in enumerate(engine.groups):
+            # Of several vectors all count the same steps.
+            one = states[0][min(nth, len(states[0]) - 1)].get(kind)
+            if isinstance(one, TensorRef):
+                names = [f"state.{name}.{kind}" for name in group]
+                yield from (_single(engine.archives[0], one, name) for name in names)
+
+
+def _single(archive: Archive, found: TensorRef, name: str) -> Tensor:
+    pieces = archive.pieces(found)
+    return Tensor(name, OPTIMIZER, found.dtype, found.shape, (archive.name,), pieces)
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, TensorRef) and len(value.shape) > 0
+
+
+def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
+    """Return a rank's vectors of one kind; which is one for each group, but with ZeRO 3."""
+    held = found if isinstance(found, list | tuple) else []
+    vectors = [_Vector(engine.archives[rank], one) for one in held if isinstance(one, TensorRef)]
+    if len(vectors) != len(held) or not vectors:
+        raise Unreadable(f"`{engine.archives[rank].name}` lacks a part of its optimizer's state")
+    if engine.stage != _CUT_EACH and len(vectors) != len(engine.groups):
+        raise Unreadable(f"`{engine.archives[rank].name}` has other groups than the model")
+    return vectors
+
+
+def _cut(
+    engine: _Engine, held: Sequence[Sequence[_Vector]], part: str, named: str
+) -> Iterator[Tensor]:
+    """Yield the parameters out of what each rank holds of one kind."""
+    place = 0
+    for nth, group in enumerate(engine.groups):
+        place = place if engine.stage == _CUT_EACH else 0
+        for name, shape in group.items():
+            count = math.prod(shape)
+            if engine.stage == _CUT_EACH:
+                width = math.ceil(count / len(held))
+                runs = list(_shares(held, place, width, count))
+            else:
+                width = count
+                runs = [_Run(0, [ranks[nth] for ranks in held], place, count)]
+            yield _whole(named.replace("{name}", name), part, shape, runs)
+            place += width
+
+
+def _shares(
+    held: Sequence[Sequence[_Vector]], place: int, width: int, count: int
+) -> Iterator[_Run]:
+    """Yield the run of each rank; the last ranks may hold nothing but what fills their part."""
+    for rank, vectors in enumerate(held):
+        own = min(width, count - rank * width)
+        if own > 0:
+            yield _Run(rank * width, vectors, place, own)
+
+
+def _whole(name: str, part: str, shape: tuple[int, ...], runs: Iterable[_Run]) -> Tensor:
+    pieces = [piece for run in runs for piece in _pieces(name, shape, run)]
+    files = tuple(dict.fromkeys(one.file for one in pieces))
+    dtypes = {one.tensor.dtype for run in runs for one in run.vectors}
+    if len(dtypes) != 1:
+        raise Unreadable(f"`{name[:80]}` is of a different dtype on each rank")
+    return Tensor(name, part, dtypes.pop(), shape, files, tuple(pieces))
+
+
+def _pieces(name: str, shape: tuple[int, ...], run: _Run) -> Iterator[Piece]:
+    start, place, left = run.start, run.place, run.count
+    for vector in run.vectors:
+        here = min(left, vector.elements - place)
+        if here > 0:
+            yield from _boxes(shape, start, vector, place, here)
+            start, left = start + here, left - here
+        place = max(0, place - vector.elements)
+    if left:
+        raise Unreadable(f"its parts end before `{name[:80]}`")
+
+
+def _boxes(
+    shape: tuple[int, ...], start: int, vector: _Vector, place: int, count: int
+) -> Iterator[Piece]:
+    """Yield the boxes that a run of elements is, each of them dense where it lies."""
+    held = vector.archive.pieces(vector.tensor)
+    if not held:
+        raise Unreadable(f"`{vector.archive.name}` lacks its bytes")
+    for box in flat_regions(shape, start, count):
+        yield replace(held[0], region=box, first=held[0].first + place, strides=None)
+        place += box.size
+
+
+def _frozen(engine: _Engine) -> Iterator[Tensor]:
+    """Yield what is not trained, of which each rank holds a part (ZeRO 3)."""
+    for name, shape in shapes_in(_field(engine.models[0].value, "frozen_param_shapes")):
+        fragments = [
+            (one, _field(_field(one.value, "frozen_param_fragments"), name))
+            for one in engine.models
+        ]
+        vectors = [_Vector(one, held) for one, held in fragments if isinstance(held, TensorRef)]
+        yield _whole(name, MODEL, shape, [_Run(0, vectors, 0, math.prod(shape))])
+
+
+def _ranks(engine: _Engine) -> range:
+    return range(len(engine.parts))
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _dict(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,270 @@
+"""Universal checkpoints of DeepSpeed: a folder for each parameter, with its state in files.
+
+Source: ``deepspeed.checkpoint.ds_to_universal`` and ``.universal_checkpoint`` (0.19). The weights
+and moments are whole, whatever number of ranks wrote them; the model's states of the engine that
+was converted lie beside them, with the counters and the schedule.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.format.regions import whole as whole_of
+from resilient.layouts.deepspeed import MODEL_STATES, model_of, shapes_in
+from resilient.layouts.json_files import decimal, read_text, whole
+from resilient.layouts.model import (
+    MODEL,
+    OPTIMIZER,
+    Contents,
+    Optimizer,
+    Problem,
+    Remedy,
+    Tensor,
+    Unreadable,
+)
+from resilient.layouts.pickle_reader import TensorRef
+from resilient.layouts.torch_zip import Archive, open_archive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.storage.folder import DirectoryListing, Folder
+
+LATEST = "latest_universal"
+STATE = "zero/optimizer_state.pt"
+WEIGHTS = "fp32"
+_PIECE = re.compile(r"zero/(.+)/([^/]+)\.pt")
+_TITLE = "a universal checkpoint of DeepSpeed"
+_RESUME = "engine.load_checkpoint('{path}/..')"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def is_universal(listing: DirectoryListing, prefix: str = "") -> bool:
+    """Say whether a folder is of this layout, its tag's folder or the one around it."""
+    if any(_PIECE.fullmatch(one[len(prefix) :]) for one in listing.sizes if one.startswith(prefix)):
+        return True
+    return not prefix and bool(tag_in(listing))
+
+
+def tag_in(listing: DirectoryListing) -> list[str]:
+    """Return the folders of tags in a folder."""
+    heads = {one.partition("/")[0] + "/" for one in listing.sizes if "/" in one}
+    return sorted(one for one in heads if one != "zero/" and is_universal(listing, one))
+
+
+def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
+    """Return what a universal checkpoint holds; of a folder of them, the one that is the latest.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    prefix = "" if _is_directly(listing) else _latest(folder, listing)
+    if prefix is None:
+        told = read_text(folder, listing, LATEST)[:80]
+        what = f"it names `{told}`, which is not there" if told else "it names no tag"
+        help_ = "resilient ckpt inspect {path}/" + tag_in(listing)[-1].rstrip("/")
+        problem = Problem(LATEST, what, is_fatal=True, help=help_)
+        return Contents("deepspeed-universal", _TITLE, problems=(problem,))
+    pieces = _pieces(listing, prefix)
+    tensors, steps, broken = _tensors(folder, listing, pieces)
+    found, shapes, lost = _engine(folder, listing, prefix)
+    optimizer, odd = _optimizer(folder, listing, prefix, pieces, steps)
+    tensors = tuple(_shaped(one, shapes) for one in tensors)
+    return replace(
+        found,
+        layout="deepspeed-universal",
+        title=_TITLE,
+        resume=_RESUME if not prefix else _RESUME.replace("/..", ""),
+        tensors=tensors,
+        optimizer=optimizer,
+        problems=(
+            *lost,
+            *broken,
+            *odd,
+            *_lacking(prefix, pieces, shapes),
+            *_misshapen(tensors, shapes),
+            *_disagreements(prefix, found, steps),
+            Problem(
+                ".", "DeepSpeed keeps no random states", "the random state", cure=Remedy.UNKEPT
+            ),
+        ),
+    )
+
+
+def _is_directly(listing: DirectoryListing) -> bool:
+    """Say whether a folder is one of a tag itself."""
+    return any(_PIECE.fullmatch(one) for one in listing.sizes)
+
+
+def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
+    tags = tag_in(listing)
+    told = read_text(folder, listing, LATEST)
+    return f"{told}/" if f"{told}/" in tags else None
+
+
+def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]:
+    """Return the files of each parameter by what they hold."""
+    found: dict[str, dict[str, str]] = {}
+    for one in listing.sizes:
+        match = _PIECE.fullmatch(one[len(prefix) :]) if one.startswith(prefix) else None
+        if match:
+            found.setdefault(match[1], {})[match[2]] = one
+    return found
+
+
+def _tensors(
+    folder: Folder, listing: DirectoryListing, pieces: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[Tensor, ...], dict[str, int], list[Problem]]:
+    """Return the tensors, the step of each parameter, and which files cannot be read."""
+    tensors: list[Tensor] = []
+    steps: dict[str, int] = {}
+    problems = []
+    for name, files in sorted(pieces.items()):
+        for kind, file in sorted(files.items()):
+            try:
+                archive = open_archive(folder, listing, file)
+                step = whole(archive.number(archive.value)) if kind == "step" else None
+                if step is not None:
+                    steps[name] = step
+                else:
+                    tensors.append(_tensor(archive, name, kind))
+            except Unreadable as error:
+                problems.append(Problem(file, str(error), is_fatal=True))
+    return tuple(tensors), steps, problems
+
+
+def _tensor(archive: Archive, name: str, kind: str) -> Tensor:
+    value = archive.value.get("param") if isinstance(archive.value, dict) else archive.value
+    if not isinstance(value, TensorRef):
+        raise Unreadable("it holds no tensor")
+    is_weight = kind == WEIGHTS
+    return Tensor(
+        name if is_weight else f"state.{name}.{kind}",
+        MODEL if is_weight else OPTIMIZER,
+        value.dtype,
+        value.shape,
+        (archive.name,),
+        archive.pieces(value),
+    )
+
+
+def _engine(
+    folder: Folder, listing: DirectoryListing, prefix: str
+) -> tuple[Contents, dict[str, tuple[int, ...]], list[Problem]]:
+    """Return what the model's states of the engine say, and the shapes of its parameters."""
+    names = [one for one in listing.sizes if one.startswith(prefix)]
+    models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
+    empty = Contents("", "")
+    if not models:
+        what = "the engine's model states are missing"
+        return empty, {}, [Problem(prefix or ".", what, is_fatal=True)]
+    try:
+        archive = open_archive(folder, listing, models[0])
+        return model_of(archive), _shapes(archive), []
+    except Unreadable as error:
+        return empty, {}, [Problem(models[0], str(error), is_fatal=True)]
+
+
+def _optimizer(
+    folder: Folder,
+    listing: DirectoryListing,
+    prefix: str,
+    pieces: Mapping[str, Mapping[str, str]],
+    steps: Mapping[str, int],
+) -> tuple[Optimizer | None, list[Problem]]:
+    name = f"{prefix}{STATE}"
+    try:
+        archive = open_archive(folder, listing, name)
+    except Unreadable as error:
+        return None, [Problem(name, str(error), is_fatal=True)]
+    groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
+    held = [one for one in (groups if isinstance(groups, list) else []) if isinstance(one, dict)]
+    rates = (decimal(archive.number(one.get("lr"))) for one in held)
+    slots = dict.fromkeys(sorted({kind for files in pieces.values() for kind in files}))
+    params = [one for one in pieces.values() if set(one) - {WEIGHTS}]
+    told = Optimizer(
+        max(steps.values(), default=None),
+        len(params),
+        len(pieces),
+        len(held),
+        tuple(one for one in rates if one is not None),
+        tuple(one for one in slots if one != WEIGHTS),
+    )
+    return told, []
+
+
+def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
+    value = archive.value if isinstance(archive.value, dict) else {}
+    return dict(shapes_in(value.get("param_shapes")))
+
+
+def _lacking(
+    prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
+) -> list[Problem]:
+    """Return which parameters, or which parts of them, are not there."""
+    lost = [one for one in shapes if one not in pieces]
+    found = [
+        Problem(f"{prefix}zero/{one[:200]}", "the parameter is missing", is_fatal=True)
+        for one in lost[:8]
+    ]
+    for name, files in sorted(pieces.items()):
+        kinds = [WEIGHTS, *(_MOMENTS if any(one in files for one in _MOMENTS) else ())]
+        found += [
+            Problem(f"{prefix}zero/{name[:200]}/{kind}.pt", "it is missing", is_fatal=True)
+            for kind in kinds
+            if kind not in files
+        ]
+    bare = [one for one in shapes if one in pieces and not set(_MOMENTS) & set(pieces[one])]
+    if bare and any(set(_MOMENTS) & set(one) for one in pieces.values()):
+        what = f"`{bare[0][:80]}` has weights and no moments"
+        found.append(
+            Problem(
+                f"{prefix}zero/{bare[0][:200]}",
+                what,
+                "a part of the optimizer's state",
+                cure=Remedy.COPY,
+            )
+        )
+    return found[:32]
+
+
+def _shaped(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Return a tensor in the shape of its parameter; ZeRO 3 leaves flat what is whole."""
+    shape = shapes.get(_owner(tensor))
+    if shape is None or len(tensor.shape) != 1 or math.prod(shape) != tensor.elements:
+        return tensor
+    if any(one.strides not in (None, (1,)) for one in tensor.pieces):
+        return tensor
+    pieces = tuple(replace(one, region=whole_of(shape), strides=None) for one in tensor.pieces)
+    return replace(tensor, shape=shape, pieces=pieces)
+
+
+def _owner(tensor: Tensor) -> str:
+    if tensor.part == MODEL:
+        return tensor.name
+    return tensor.name.removeprefix("state.").rpartition(".")[0]
+
+
+def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
+    """Return what has another size than its parameter."""
+    problems = []
+    for one in tensors:
+        name = _owner(one)
+        if name in shapes and one.elements != math.prod(shapes[name]):
+            what = f"it has {one.elements} elements, and the parameter {math.prod(shapes[name])}"
+            problems.append(Problem(one.files[0], what, is_fatal=True))
+    return problems[:8]
+
+
+def _disagreements(prefix: str, found: Contents, steps: Mapping[str, int]) -> list[Problem]:
+    said = sorted(set(steps.values()))
+    if len(said) > 1:
+        what = f"its parameters speak of different steps, {said[0]} and {said[-1]}"
+        return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
+    if said and found.step is not None and said[0] > found.step:
+        what = f"the optimizer made {said[0]} updates by step {found.step}"
+        return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
+    return []

@@ -1,0 +1,618 @@
+"""Detect the layout; list a run's checkpoints.
+
+Whose checkpoint a folder is, by the names in it; and what it holds.
+
+The checkpoints of another tool's run, by the names in its folder; no checkpoint is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts import (
+    accelerate,
+    dcp,
+    deepspeed,
+    deepspeed_universal,
+    hf_trainer,
+    lightning,
+    megatron,
+    neighbours,
+    single_file,
+    torchtitan,
+)
+from resilient.layouts.consistency import check_layer_names, check_optimizer_fits
+from resilient.layouts.incomplete import SENTINEL, is_cut_short, pointers, saved_name, unfinished
+from resilient.layouts.json_files import POINTER, pointers_in, read_json, read_text, whole
+from resilient.layouts.majorities import Witnesses, odd_dtypes, odd_weight
+from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
+from resilient.layouts.torch_zip import open_archive
+from resilient.layouts.weights import SAFE, STEMS, TORCH
+from resilient.storage.folder import DirectoryListing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from resilient.layouts.model import Optimizer
+    from resilient.storage.folder import Folder
+
+_STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
+# What a part of a training state is called, whoever calls it -> what it is.
+_WANTED = {
+    r"(?i)sched": "the schedule",
+    r"(?i)rng|random": "the random state",
+    r"(?i)data|sampler|train_state|step$": "the place in the data",
+}
+_DCP_TITLE = "a distributed checkpoint of torch"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutReader:
+    """One layout: its name, how it is told from others, and who reads it."""
+
+    name: str
+    is_it: Callable[[DirectoryListing], bool]
+    read: Callable[[Folder, DirectoryListing], Contents]
+
+
+def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
+    """Return what a distributed checkpoint of torch holds.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    resume = "torch.distributed.checkpoint.load(state, checkpoint_id='{path}')"
+    try:
+        index = dcp.read_index(folder, listing)
+    except Unreadable as error:
+        problem = Problem(dcp.INDEX, str(error), is_fatal=True)
+        return Contents("dcp", _DCP_TITLE, problems=(problem,))
+    if torchtitan.is_step(index):
+        return torchtitan.read_step(folder, listing, index)
+    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
+    lacking = _lacking(index, optimizer, resume)
+    return Contents(
+        "dcp",
+        _DCP_TITLE,
+        resume,
+        index.tensors,
+        world=index.ranks,
+        optimizer=optimizer,
+        versions={"metadata": index.version} if index.version else {},
+        facts={"values that are no tensors": len(index.values)} if index.values else {},
+        problems=(*index.problems, *lacking),
+    )
+
+
+def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
+    index = dcp.read_slices(folder, listing)
+    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
+    return Contents(
+        "dcp-safetensors",
+        dcp.TITLE,
+        dcp.RESUME,
+        index.tensors,
+        world=index.ranks,
+        optimizer=optimizer,
+        versions={"metadata": index.version} if index.version else {},
+        problems=(*index.problems, *_lacking(index, optimizer, dcp.RESUME)),
+    )
+
+
+def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
+    """Return what a training would want and no name in the index speaks of."""
+    names = {one.name for one in index.tensors} | index.values
+    found = (
+        []
+        if optimizer
+        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
+    )
+    # The step in an optimizer's state is of one parameter.
+    names = {one for one in names if not one.startswith("optim")}
+    for word, what in _WANTED.items():
+        if not any(re.search(word, one) for one in names):
+            found.append(
+                Problem(".", f"nothing in it is named like {what}", what, cure=Remedy.UNKEPT)
+            )
+    is_alone = not any(one.part == OPTIMIZER for one in index.tensors)
+    if len(found) > len(_WANTED) and index.tensors and is_alone:
+        return [Problem(".", single_file.ALONE, single_file.WEIGHTS_ONLY, is_fatal=True, help=load)]
+    return found
+
+
+def _has(index: dcp.Index, root: str) -> bool:
+    return any(one.name.startswith(root) for one in index.tensors) or any(
+        one.startswith(root) for one in index.values
+    )
+
+
+def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
+    if deepspeed.is_engine(listing):
+        return deepspeed.read_engine(folder, listing, "")
+    tag = deepspeed.tag_of(folder, listing)
+    found = deepspeed.read_engine(folder, listing, tag)
+    told = read_text(folder, listing, deepspeed.LATEST)
+    if f"{told}/" == tag:
+        return found
+    what = f"it names `{told[:80]}`, which is not there" if told else "it names no tag"
+    help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
+    pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
+    return replace(found, problems=(pointer, *found.problems))
+
+
+def _is_engine(listing: DirectoryListing) -> bool:
+    return any(deepspeed.MODEL_STATES.search(one) and one.count("/") <= 1 for one in listing.sizes)
+
+
+def _is_distributed(listing: DirectoryListing) -> bool:
+    slices = any(one.endswith(dcp.SLICES) and "/" not in one for one in listing.sizes)
+    return dcp.INDEX in listing.sizes or slices
+
+
+def _is_model(listing: DirectoryListing) -> bool:
+    ends = (SAFE, ".bin", f"{SAFE}.index.json", ".bin.index.json")
+    return any(f"{stem}{end}" in listing.sizes for stem in STEMS for end in ends)
+
+
+LAYOUTS = (
+    LayoutReader("hf-trainer", hf_trainer.is_trainer, hf_trainer.read_trainer),
+    LayoutReader("accelerate", accelerate.is_state, accelerate.read_saved_state),
+    LayoutReader("megatron", megatron.is_megatron, megatron.read_megatron),
+    LayoutReader("lightning", lightning.is_sharded, lightning.read_sharded),
+    LayoutReader(
+        "deepspeed-universal", deepspeed_universal.is_universal, deepspeed_universal.read_universal
+    ),
+    LayoutReader("dcp", _is_distributed, read_distributed),
+    LayoutReader("deepspeed", _is_engine, _read_engine),
+    LayoutReader("dcp-safetensors", dcp.is_sliced, _read_safe_slices),
+    LayoutReader("hf-model", _is_model, single_file.read_model_folder),
+)
+"""In the order in which they are tried; a folder may have files of several."""
+
+
+def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
+    """Return what a checkpoint holds, whoever wrote it; None of what is no checkpoint.
+
+    Args:
+        folder: the folder, or the one file.
+        listing: what is there.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    contents = _read(folder, listing)
+    if contents is None:
+        return None
+    problems = unfinished(folder.url, listing, _fitted(folder, listing, contents).problems)
+    found = pointers_in(folder, listing)
+    told = pointers(folder.url, listing, problems, found, POINTER)
+    return replace(contents, problems=tuple(told))
+
+
+def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
+    if not listing.is_file:
+        found = next((one for one in LAYOUTS if one.is_it(listing)), None)
+        is_model = found is None or found.name == "hf-model"
+        if is_model and is_cut_short(folder.url, listing):
+            return hf_trainer.read_trainer(folder, listing)
+        return found.read(folder, listing) if found else None
+    name = next(iter(listing.sizes), "")
+    if name.endswith(SAFE):
+        return single_file.read_safetensors(folder, listing, name)
+    return _read_torch(folder, listing, name) if name.endswith(TORCH) else None
+
+
+def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Contents:
+    files = {file for one in contents.tensors for file in one.files}
+    is_sliced = any(one.endswith(dcp.SLICES) for one in files)
+    is_lenient = contents.layout == "hf-trainer" and not is_sliced
+    is_hurt = any(one.is_fatal for one in contents.problems)
+    held, known = contents.problems, _witnesses(folder, listing, contents)
+    blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
+    if blamed is not None:
+        # The configuration and the optimizer are right, and were told of for this weight alone.
+        held = tuple(one for one in held if one.place != neighbours.CONFIG)
+        misfits: tuple[Problem, ...] = (blamed,)
+    else:
+        misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
+    odd = (
+        *misfits,
+        *check_layer_names(contents.tensors),
+        *(odd_dtypes(contents.tensors, known) if known else ()),
+        *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
+    )
+    return replace(contents, problems=(*held, *odd))
+
+
+def _is_trainer(contents: Contents) -> bool:
+    return contents.layout == "hf-trainer"
+
+
+def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
+    """Return what other files say of the weights; None where the weights are cut up."""
+    files = {file for one in contents.tensors if one.part == MODEL for file in one.files}
+    if not _is_trainer(contents) or not files or any("/" in one for one in files):
+        return None
+    documents: list[dict[str, Any]] = []
+    for name in (neighbours.CONFIG, "model.safetensors.index.json"):
+        try:
+            documents.append(read_json(folder, listing, name))
+        except Unreadable:
+            documents.append({})
+    config, index = documents
+    meta = index.get("metadata")
+    total = whole(meta.get("total_size")) if isinstance(meta, dict) else None
+    beside = neighbours.weights_beside(folder.url)
+    return Witnesses(config, total, beside)
+
+
+def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
+    """Return what a file of torch's holds; Lightning's say of themselves what they are."""
+    try:
+        archive = open_archive(folder, listing, name)
+        if lightning.is_run(archive.value):
+            return lightning.read_run(archive)
+        if single_file.is_module(archive.value) or single_file.is_program(archive):
+            return single_file.read_module(archive)
+        return single_file.read_state(archive, "torch", single_file.TORCH_TITLE)
+    except Unreadable as error:
+        problem = Problem(name, str(error), is_fatal=True)
+        return Contents("torch", single_file.TORCH_TITLE, problems=(problem,))
+
+
+def checkpoints_in(listing: DirectoryListing) -> list[str]:
+    """Return the folders in a folder that look like checkpoints by their names, newest first."""
+    found = {
+        match[1]: int(match[2])
+        for one in listing.sizes
+        if (match := _STEP_FOLDER.match(one)) and not saved_name(match[1])
+    }
+    return sorted(found, key=lambda one: (-found[one], one))
+
+
+WEIGHTS = "hf-model"
+FILE = "file"
+_REPAIRED = "repaired"
+_DEPTH_MAX = 4
+_DIGITS_MAX = 12
+_RUNS_MAX = 16
+"""Runs in a folder whose trackers and states are read."""
+_POINTERS = (deepspeed.LATEST, megatron.TRACKER)
+_FILES = (".ckpt", ".pt", ".pth")
+_STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model")
+"""What files of a script's own are called that are checkpoints, and not data or part of one."""
+_PARTS = re.compile(r"args|loader|optim|random|rng|scaler|sched")
+_STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d|[_-]\d)")
+_NUMBER = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
+_METRIC = re.compile(r"\d+\.\d+")
+_LAST = re.compile(r"last(?:-v(\d{1,6}))?\.ckpt")
+"""The name of the newest checkpoint of Lightning: ``ckpt_path="last"`` resumes from it."""
+_LAST_READ_MAX = 16
+_REST = "meta.pt"
+REPORTS = ("repaired.json", "rebuilt.json")
+"""Reports of our repairs; a folder with one is a copy of the checkpoint that was repaired."""
+_REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheckpoint:
+    """One checkpoint of a run.
+
+    Attributes:
+        name: where it is in the run's folder.
+        step: by its name; None of one that says none.
+        order: the step, or else the numbers in its name; those of a run are ordered by it.
+        layout: as ``Contents.layout`` mostly is, which is known only when it is read.
+        size_bytes: of its files.
+        files: how many.
+        changed: when the last of them was written, seconds since 1970; None where nobody tells.
+        is_unfinished: Whether its save never ended, by its name or the mark in it.
+        is_repaired: Whether our repair wrote it beside the damaged one.
+    """
+
+    name: str
+    step: int | None
+    order: tuple[int, ...]
+    layout: str
+    size_bytes: int
+    files: int
+    changed: float | None = None
+    is_unfinished: bool = False
+    is_repaired: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The folder that it is in, empty for the run's own."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def base(self) -> str:
+        """Its name in that folder."""
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """What runs say of their checkpoints.
+
+    Attributes:
+        latest: the names of those that a tracker names.
+        best: of those that a Trainer calls its best.
+        stale: each tracker that names what is not there, and what that is.
+    """
+
+    latest: frozenset[str]
+    best: frozenset[str]
+    stale: Mapping[str, str]
+
+
+def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
+    """Return the checkpoints below a folder, newest first; those without any number are last.
+
+    A folder of weights is one, and may hold others: so a finished run looks. One that is a
+    checkpoint itself holds none.
+
+    Args:
+        listing: of the run's folder.
+    """
+    folders = _folders(listing)
+    layouts = {name: _layout(sizes) for name, sizes in folders.items()}
+    own = _layout(listing.sizes)
+    if own not in ("", WEIGHTS, *layouts.values()):
+        return []
+    holders = _holders(layouts)
+    taken: set[str] = set()
+    found = []
+    for name in sorted(folders, key=lambda one: (one.count("/"), one)):
+        layout = layouts[name]
+        if not layout or _is_below(name, taken) or (name, layout) in holders:
+            continue
+        if layout != WEIGHTS:
+            taken.add(name)
+        paths = (f"{name}/{one}" for one in folders[name])
+        found.append(_kept(name, layout, folders[name], _last(listing, paths)))
+    for name, size_bytes in listing.sizes.items():
+        if _is_state(name) and not _is_below(name, taken):
+            found.append(_kept(name, FILE, {name: size_bytes}, _last(listing, [name])))
+    by_name = sorted(found, key=lambda one: one.name)
+    return sorted(_with_repaired(by_name), key=lambda one: one.order, reverse=True)
+
+
+def _with_repaired(found: list[RunCheckpoint]) -> list[RunCheckpoint]:
+    """Note which checkpoints a repair wrote into a folder below those of the run."""
+    own = {one.folder for one in found if not one.is_repaired}
+    below = [
+        replace(one, is_repaired=one.is_repaired and bool(own.intersection(_above(one.folder))))
+        for one in found
+    ]
+    names = {one.name for one in found}
+    return [
+        replace(one, is_repaired=True) if one.layout == FILE and _repaired_file(one, names) else one
+        for one in below
+    ]
+
+
+def _repaired_file(one: RunCheckpoint, names: set[str]) -> bool:
+    """Return True for a file in ``repaired/`` beside the damaged file of the same name."""
+    above, _, last = one.folder.rpartition("/")
+    return last == _REPAIRED and f"{above}/{one.base}".removeprefix("/") in names
+
+
+def _above(folder: str) -> list[str]:
+    """Return the folders that a folder is in; the run's own is the empty name."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:depth]) for depth in range(len(parts))]
+
+
+def with_last(
+    folder: Folder, listing: DirectoryListing, found: Sequence[RunCheckpoint]
+) -> list[RunCheckpoint]:
+    """Return the checkpoints of a run with the steps of Lightning's ``last.ckpt``, newest first.
+
+    The name of ``last.ckpt`` says no step, so its own state is read.
+
+    Args:
+        folder: The folder of the runs.
+        listing: The files in the folder.
+        found: The checkpoints.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    lasts = [one for one in found if _LAST.fullmatch(one.base) and one.step is None]
+    steps = {one.name: _step_inside(folder, listing, one) for one in lasts[:_LAST_READ_MAX]}
+    read = [
+        replace(one, step=step, order=(step,)) if (step := steps.get(one.name)) is not None else one
+        for one in found
+    ]
+    return sorted(read, key=lambda one: (one.order, one.name in steps), reverse=True)
+
+
+def _step_inside(folder: Folder, listing: DirectoryListing, kept: RunCheckpoint) -> int | None:
+    name = kept.name if kept.layout == FILE else f"{kept.name}/{_REST}"
+    try:
+        value = open_archive(folder, listing, name).value
+    except Unreadable:
+        return None
+    return whole(value.get("global_step")) if isinstance(value, dict) else None
+
+
+def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
+    """Return the ``last.ckpt`` that Lightning resumes from: the one that was written last."""
+    numbered = [(match, one) for one in run if (match := _LAST.fullmatch(one.base))]
+    newest = sorted(numbered, key=lambda one: (one[1].changed or 0.0, int(one[0][1] or 0)))
+    return newest[-1][1] if newest else None
+
+
+def pointed_at(
+    folder: Folder, listing: DirectoryListing, found: Sequence[RunCheckpoint]
+) -> Pointers:
+    """Return what trackers name beside the checkpoints, and the best of Transformers' Trainer.
+
+    Args:
+        folder: of the runs.
+        listing: what is in it.
+        found: the checkpoints, newest first.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    latest, best, stale = set(), set(), {}
+    for place, run in list(_by_folder(found).items())[:_RUNS_MAX]:
+        beside = {one.base: one for one in run}
+        head = f"{place}/" if place else ""
+        for pointer in _POINTERS:
+            told = read_text(folder, listing, f"{head}{pointer}")
+            tag = told.rstrip("/").removeprefix("./")
+            names = (tag, _iteration(tag), *(f"{tag}{end}" for end in _FILES))
+            one = next((beside[name] for name in names if name in beside), None)
+            if one is not None:
+                latest.add(one.name)
+            elif tag and not _is_any_there(listing, head, names):
+                stale[f"{head}{pointer}"] = tag[:80]
+        last = _last_of(run)
+        if last is not None:
+            latest.add(last.name)
+        named = beside.get(_best(folder, listing, beside.values()))
+        if named is not None:
+            best.add(named.name)
+    return Pointers(frozenset(latest), frozenset(best), stale)
+
+
+def referred(
+    reference: str, found: Sequence[RunCheckpoint], latest: Collection[str] = ()
+) -> list[RunCheckpoint]:
+    """Return what ``latest``, ``latest~2``, ``step:500`` or a name means: one for each run.
+
+    Args:
+        reference: one of these.
+        found: the checkpoints, newest first.
+        latest: what trackers name; a run without one has its newest.
+    """
+    named = [one for one in found if reference in (one.name, one.base)]
+    match = _REFERENCE.fullmatch(reference)
+    if named or match is None:
+        return named
+    if match[2] is not None:
+        return [one for one in found if one.step == int(match[2])]
+    states = [
+        one
+        for one in found
+        if one.layout != WEIGHTS and not one.is_unfinished and not one.is_repaired
+        if one.order or one.name in latest
+    ]
+    runs = _by_folder(states).values()
+    back = int(match[1] or 0)
+    return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
+
+
+def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunCheckpoint]:
+    at = next((nth for nth, one in enumerate(run) if one.name in latest), 0)
+    if not run or not _LAST.fullmatch(run[at].base):
+        return run[at:]
+    # Lightning writes the newest checkpoint twice: as last.ckpt and under its own name.
+    step = run[at].step
+    return [run[at], *(one for one in run[at + 1 :] if one.step is None or one.step != step)]
+
+
+def _is_any_there(listing: DirectoryListing, head: str, names: Iterable[str]) -> bool:
+    """Say whether there is anything under one of the names, be it a checkpoint or not."""
+    wanted = {f"{head}{one}" for one in names if one}
+    starts = tuple(f"{one}/" for one in wanted)
+    return any(one in wanted or one.startswith(starts) for one in listing.sizes)
+
+
+def _iteration(tag: str) -> str:
+    """Return the folder of a tracker's number, as Megatron calls it."""
+    return f"iter_{int(tag):07d}" if tag.isdecimal() and len(tag) < _DIGITS_MAX else ""
+
+
+def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpoint]) -> str:
+    newest = next((one for one in beside if one.layout == "hf-trainer"), None)
+    if newest is None:
+        return ""
+    try:
+        state = read_json(folder, listing, f"{newest.name}/{hf_trainer.STATE}")
+    except Unreadable:
+        return ""
+    best = state.get("best_model_checkpoint")
+    return best.replace("\\", "/").rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
+
+
+def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
+    """Return when the last of some files was written, None where nobody tells."""
+    return max((listing.changed[one] for one in names if one in listing.changed), default=None)
+
+
+def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> RunCheckpoint:
+    base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
+    said = _STEP.findall(base)
+    # accelerate counts its saves.
+    step = int(said[-1]) if said and layout != "accelerate" else None
+    order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
+    return RunCheckpoint(
+        name,
+        step,
+        order,
+        layout,
+        sum(sizes.values()),
+        len(sizes),
+        changed,
+        is_unfinished=SENTINEL in sizes or bool(saved_name(name)),
+        is_repaired=any(one in sizes for one in REPORTS),
+    )
+
+
+def _is_state(name: str) -> bool:
+    """Say whether a file may be a checkpoint by its name."""
+    parts = name.split("/")
+    is_hidden = any(one.startswith(".") for one in parts)
+    base = parts[-1].lower()
+    is_own = _STATES.search(base) is not None and _PARTS.search(base) is None
+    is_named = name.endswith(_FILES[0]) or is_own
+    return name.endswith(_FILES) and is_named and not is_hidden and len(parts) <= _DEPTH_MAX + 1
+
+
+def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, size_bytes in listing.sizes.items():
+        parts = name.split("/")
+        if any(one.startswith(".") for one in parts[:-1]):
+            continue
+        for depth in range(1, min(len(parts), _DEPTH_MAX + 1)):
+            found["/".join(parts[:depth])]["/".join(parts[depth:])] = size_bytes
+    return found
+
+
+def _layout(sizes: Mapping[str, int]) -> str:
+    inside = DirectoryListing(sizes)
+    return next((one.name for one in LAYOUTS if one.is_it(inside)), "")
+
+
+def _is_below(name: str, taken: set[str]) -> bool:
+    parts = name.split("/")
+    return any("/".join(parts[:depth]) in taken for depth in range(1, len(parts)))
+
+
+def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
+    """Return each folder with each layout of what is below it.
+
+    One that has the layout of what it holds only looks like a checkpoint.
+    """
+    found = set()
+    for name, layout in layouts.items():
+        parts = name.split("/")
+        found |= {("/".join(parts[:depth]), layout) for depth in range(1, len(parts))}
+    return found
+
+
+def _by_folder(found: Iterable[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
+    runs: dict[str, list[RunCheckpoint]] = defaultdict(list)
+    for one in found:
+        runs[one.folder].append(one)
+    return runs

@@ -1,0 +1,391 @@
+"""Names in pickles: rebuild data, effects, how torch would load.
+
+The names in pickles of torch and NumPy that only rebuild data, understood without either.
+
+What the names in a pickle would do, if somebody unpickled it (pure).
+
+A pickle may name anything that can be imported and called. A few names only rebuild data; some
+are known to run commands; of the rest nobody knows but who reads their code.
+
+Which call of torch loads a file, by the names in its pickle (pure).
+
+Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.model import Unreadable
+from resilient.layouts.pickle_reader import PickledCall, PickledGlobal, StorageRef, TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+AXES_MAX = 64
+_ELEMENTS_MAX = 1 << 60
+_DEVICE_CHARACTERS_MAX = 16
+
+_BY_TORCH = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+    "complex32": "C32", "complex64": "C64", "complex128": "C128",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "double": "F64", "float": "F32", "half": "F16", "long": "I64", "int": "I32", "short": "I16",
+}  # fmt: skip
+_BY_STORAGE = {
+    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+    "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8",
+    "ByteStorage": "U8", "BoolStorage": "BOOL", "ComplexFloatStorage": "C64",
+    "ComplexDoubleStorage": "C128", "UntypedStorage": "U8",
+}  # fmt: skip
+_NUMPY_SCALARS = {
+    "f8": "<d", "f4": "<f", "i8": "<q", "i4": "<i", "u8": "<Q", "u4": "<I", "b1": "<?",
+}  # fmt: skip
+# What may be in a checkpoint without anybody's worry: it rebuilds data and does nothing.
+_DATA_MODULES = {
+    *("torch", "torch._utils", "torch._tensor", "torch.nn.parameter", "torch.serialization"),
+    *("torch.storage", "torch.torch_version", "collections", "numpy", "numpy.dtypes"),
+    *("numpy.core.multiarray", "numpy._core.multiarray", "numpy.random._pickle"),
+    *("numpy.core.numeric", "numpy._core.numeric", "datetime", "uuid"),
+    *("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
+    *("torch.distributed._shard.sharded_tensor.metadata", "torch.distributed.tensor"),
+}
+_DATA_NAMES = {
+    *("_codecs.encode", "builtins.set", "builtins.frozenset", "builtins.complex"),
+    *("builtins.bytearray", "builtins.slice", "builtins.range", "builtins.dict", "builtins.list"),
+    *("__builtin__.set", "__builtin__.dict", "copyreg._reconstructor", "builtins.object"),
+    *("copy_reg._reconstructor", "__builtin__.object"),
+    *("argparse.Namespace", "functools.partial"),
+    *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.Path"),
+    *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+}
+_NO_DATA = {"torch.load", "torch.save", "torch.hub.load", "torch._utils.os", "numpy.load"}
+
+
+def is_data(name: PickledGlobal) -> bool:
+    """Say whether what a pickle would import can do no more than rebuild data."""
+    if name.dotted in _NO_DATA or "." in name.name:
+        return False
+    if name.module == "torch":
+        known = name.name in _BY_STORAGE or name.name in _BY_TORCH
+        return known or name.name in ("Size", "Tensor", "device", "dtype", "Generator", "layout")
+    return name.module in _DATA_MODULES or name.dotted in _DATA_NAMES
+
+
+def rebuild(made: PickledCall) -> Any:
+    """Return the value that a pickle would make by a call, where its name is known."""
+    if made.name == "persistent":
+        return _stored(made.args)
+    if not isinstance(made.args, tuple):
+        raise Unreadable("a call whose arguments are no tuple")
+    known = _KNOWN.get(made.kind)
+    return made if known is None else known(made)
+
+
+def dtype_of(value: Any) -> str:
+    """Return the name of a dtype of torch, or what it is called there."""
+    if isinstance(value, PickledGlobal) and value.module == "torch":
+        return _BY_TORCH.get(value.name, value.name)
+    return "?"
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return a shape.
+
+    Raises:
+        Unreadable: it is none that any tensor could have.
+    """
+    if not isinstance(value, tuple | list) or len(value) > AXES_MAX:
+        raise Unreadable("a shape that is none")
+    elements = 1
+    for axis in value:
+        if type(axis) is not int or not 0 <= axis < _ELEMENTS_MAX:
+            raise Unreadable("a shape with an axis that is none")
+        elements *= max(axis, 1)
+        if elements > _ELEMENTS_MAX:
+            raise Unreadable("a tensor larger than any memory")
+    return tuple(value)
+
+
+def _stored(found: Any) -> Any:
+    """Return a storage from its persistent id: ("storage", type, key, device, elements)."""
+    if not isinstance(found, tuple) or len(found) < 5 or found[0] != "storage":  # noqa: PLR2004
+        return PickledCall("persistent", found)
+    kind, key, elements = found[1], found[2], found[4]
+    if not isinstance(kind, PickledGlobal) or not isinstance(key, str):
+        raise Unreadable("a storage without a type or a key")
+    if type(elements) is not int or not 0 <= elements <= _ELEMENTS_MAX:
+        raise Unreadable("a storage of impossible length")
+    device = found[3][:_DEVICE_CHARACTERS_MAX] if isinstance(found[3], str) else ""
+    return StorageRef(_BY_STORAGE.get(kind.name, "?"), key, elements, device)
+
+
+def _tensor(made: PickledCall) -> TensorRef:
+    storage, offset, shape = made.args[:3]
+    dtype = made.args[6] if made.kind.endswith("_v3") and len(made.args) > 6 else None  # noqa: PLR2004
+    if not isinstance(storage, StorageRef) or type(offset) is not int or offset < 0:
+        raise Unreadable("a tensor without its storage")
+    name = storage.dtype if dtype is None else dtype_of(dtype)
+    strides = shape_of(made.args[3]) if len(made.args) > 3 else None  # noqa: PLR2004
+    found = TensorRef(name, shape_of(shape), storage, offset, strides)
+    if strides is not None and len(strides) != len(found.shape):
+        raise Unreadable("a tensor whose strides are none")
+    return found
+
+
+def _parameter(made: PickledCall) -> Any:
+    return made.args[0] if isinstance(made.args[0], TensorRef) else made
+
+
+def _typed(made: PickledCall) -> Any:
+    """Return the tensor of ``_rebuild_from_type_v2(function, type, arguments, state)``."""
+    function, _, args = made.args[:3]
+    if not isinstance(function, PickledGlobal) or function.dotted not in _TENSORS:
+        return made
+    return _tensor(PickledCall(function, args))
+
+
+def _meta(made: PickledCall) -> TensorRef:
+    """Return a tensor that has a shape and no bytes."""
+    dtype, shape = made.args[:2]
+    return TensorRef(dtype_of(dtype), shape_of(shape))
+
+
+def _size(made: PickledCall) -> tuple[int, ...]:
+    return shape_of(made.args[0] if made.args else ())
+
+
+def _ordered(made: PickledCall) -> Any:
+    return {} if not made.args else made
+
+
+def _encoded(made: PickledCall) -> Any:
+    text = made.args[0]
+    if not isinstance(text, str):
+        raise Unreadable("bytes that are no text")
+    return text.encode("latin1", "replace")
+
+
+def _path(made: PickledCall) -> str:
+    return "/".join(one for one in made.args if isinstance(one, str))
+
+
+def _scalar(made: PickledCall) -> Any:
+    """Return a scalar of NumPy as a number."""
+    dtype, data = made.args[:2]
+    code = dtype.args[0] if isinstance(dtype, PickledCall) and dtype.args else ""
+    layout = _NUMPY_SCALARS.get(code) if isinstance(code, str) else None
+    if layout is None or not isinstance(data, bytes) or len(data) != struct.calcsize(layout):
+        return made
+    return struct.unpack(layout, data)[0]
+
+
+_TENSORS = {f"torch._utils._rebuild_tensor{one}" for one in ("", "_v2", "_v3")}
+_KNOWN = {
+    **dict.fromkeys(_TENSORS, _tensor),
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch._tensor._rebuild_from_type_v2": _typed,
+    "torch.Size": _size,
+    "collections.OrderedDict": _ordered,
+    "collections.defaultdict": lambda _: {},
+    "_codecs.encode": _encoded,
+    **dict.fromkeys((one for one in _DATA_NAMES if "pathlib" in one), _path),
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+}
+
+
+class Effect(StrEnum):
+    """What unpickling a name can do."""
+
+    REBUILDS = "rebuilds data"
+    LIBRARY = "a library's class"
+    UNKNOWN = "unknown code"
+    RUNS = "runs code"
+
+
+_REBUILDS = {
+    "_codecs": {"encode"},
+    "builtins": {"bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int",
+                 "list", "object", "range", "set", "slice", "str", "tuple"},
+    "collections": {"OrderedDict", "defaultdict", "deque", "Counter"},
+    "datetime": {"date", "datetime", "timedelta", "timezone"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"},
+    "torch": {"Size", "Tensor", "device", "dtype", "layout", "Generator"},
+    "torch._tensor": {"_rebuild_from_type_v2"},
+    "torch._utils": {
+        "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
+        "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor", "_rebuild_parameter",
+        "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_csr_tensor",
+        "_rebuild_sparse_tensor", "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3",
+        "_rebuild_wrapper_subclass",
+    },
+    "torch.nn.parameter": {"Parameter"},
+    "torch.serialization": {"_get_layout"},
+    # Not its `_load_from_bytes`, which unpickles bytes that are not seen here.
+    "torch.storage": {"TypedStorage", "UntypedStorage"},
+}  # fmt: skip
+_TORCH_TYPES = ("Storage",)
+_DTYPES = {
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("quint8", "qint8", "qint32", "strided", "sparse_coo", "per_tensor_affine"),
+}
+_LIBRARIES = {
+    *(
+        "transformers.training_args",
+        "transformers.trainer_utils",
+        "transformers.training_args_seq2seq",
+    ),
+    *("transformers.integrations.deepspeed", "transformers.trainer_pt_utils"),
+    *("accelerate.state", "accelerate.utils.dataclasses", "accelerate.utils.deepspeed"),
+    *("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
+    *("torch.distributed.fsdp.api", "torch.distributed._shard.sharding_spec.api"),
+    *("torch.distributed._shard.metadata", "torch.distributed._tensor.placement_types"),
+    *("torch.distributed.tensor.placement_types", "torch.distributed.tensor._dtensor_spec"),
+    *(
+        "deepspeed.runtime.zero.config",
+        "deepspeed.runtime.fp16.loss_scaler",
+    ),
+    *(
+        "argparse",
+        "omegaconf.dictconfig",
+        "omegaconf.listconfig",
+        "omegaconf.base",
+        "omegaconf.nodes",
+    ),
+    *("lightning.fabric.utilities.data", "lightning.pytorch.utilities.parsing"),
+    *("lightning_utilities.core.enums", "enum", "typing", "uuid"),
+}
+_LIBRARY_TUPLES = {("deepspeed.utils.tensor_fragment", "fragment_address")}
+_RUNS_ALL = {
+    *("os", "posix", "nt", "posixpath", "ntpath", "subprocess", "pty", "commands", "shutil", "sys"),
+    *("socket", "ssl", "http", "urllib", "requests", "httplib", "ftplib", "smtplib", "telnetlib"),
+    *(
+        "runpy",
+        "importlib",
+        "pkgutil",
+        "imp",
+        "zipimport",
+        "code",
+        "codeop",
+        "bdb",
+        "pdb",
+        "timeit",
+    ),
+    *("cProfile", "profile", "trace", "doctest", "unittest", "pip", "venv", "ensurepip", "idlelib"),
+    *("ctypes", "_ctypes", "cffi", "mmap", "gc", "inspect", "types", "marshal", "webbrowser"),
+    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "torch.hub"),
+    *("asyncio", "multiprocessing", "threading", "_thread", "signal", "atexit", "concurrent"),
+    *(
+        "tempfile",
+        "fileinput",
+        "glob",
+        "linecache",
+        "io",
+        "_io",
+        "operator",
+        "_operator",
+        "functools",
+    ),
+    *(
+        "numpy.testing",
+        "numpy.f2py",
+        "numpy.distutils",
+        "torch._inductor",
+        "torch.utils.cpp_extension",
+    ),
+    *(
+        "torch.package",
+        "torch.jit",
+        "torch.fx",
+        "torch._dynamo",
+        "logging.config",
+        "xmlrpc",
+        "sqlite3",
+    ),
+}
+_BUILTINS = ("builtins", "__builtin__")
+
+
+def effect_of(name: PickledGlobal) -> Effect:
+    """Return what unpickling can do that names this; a dot in a name is a way to anything."""
+    module, attribute = name.module, name.name
+    if "." not in attribute and _rebuilds(module, attribute):
+        return Effect.REBUILDS
+    if module in _BUILTINS or _is_in(module, _RUNS_ALL) or "__" in attribute:
+        return Effect.RUNS
+    if (module, attribute) in _LIBRARY_TUPLES:
+        return Effect.LIBRARY
+    # No identifier is text that somebody may paste as it is shown.
+    if module in _LIBRARIES and attribute.isidentifier() and attribute.lstrip("_")[:1].isupper():
+        return Effect.LIBRARY
+    return Effect.UNKNOWN
+
+
+def _rebuilds(module: str, attribute: str) -> bool:
+    if module in ("__builtin__", "builtins"):
+        return attribute in _REBUILDS["builtins"]
+    if module in ("torch", "torch.cuda") and attribute.endswith(_TORCH_TYPES):
+        return attribute.removesuffix("Storage").isalnum()
+    if module == "torch" and attribute in _DTYPES:
+        return True
+    return attribute in _REBUILDS.get(module, ())
+
+
+def _is_in(module: str, modules: set[str]) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[: end + 1]) in modules for end in range(len(parts)))
+
+
+LOAD = "torch.load('{path}', weights_only=True)"
+_LOAD_ALL = "torch.load('{path}', weights_only=False)"
+_LOAD_NAMED = "torch.serialization.add_safe_globals([{names}]); " + LOAD
+_NAMED_MAX = 4
+_ALLOWED = {
+    *("collections.OrderedDict", "collections.Counter", "_codecs.encode"),
+    *("builtins.bytearray", "builtins.set", "builtins.complex"),
+    *("__builtin__.bytearray", "__builtin__.set", "__builtin__.complex"),
+}
+_REFUSED = {
+    *("torch.layout", "torch.dtype", "torch.Generator"),
+    "torch._utils._rebuild_sparse_csr_tensor",
+}
+
+
+def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
+    """Return the call that loads a file, and what the safe one says no to; empty where it does not.
+
+    Of code that nobody knows, or that is known to run commands, the safe call stays.
+
+    Args:
+        names: what its pickle would import.
+    """
+    stops = {one.dotted: effect_of(one) for one in names if not _is_allowed(one)}
+    if not stops:
+        return LOAD, ""
+    shown = sorted(stops)
+    more = f" and {len(shown) - 1} more" if shown[1:] else ""
+    what = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` stops at it"
+    effects = set(stops.values())
+    if effects == {Effect.LIBRARY} and len(shown) <= _NAMED_MAX:
+        return _LOAD_NAMED.replace("{names}", ", ".join(shown)), what
+    return _LOAD_ALL if effects <= {Effect.LIBRARY, Effect.REBUILDS} else LOAD, what
+
+
+def _is_allowed(name: PickledGlobal) -> bool:
+    is_torch = name.module.partition(".")[0] == "torch" and effect_of(name) is Effect.REBUILDS
+    return name.dotted in _ALLOWED or (is_torch and name.dotted not in _REFUSED)

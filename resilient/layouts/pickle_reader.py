@@ -1,0 +1,394 @@
+"""Pickles decoded as data, nothing imported or called.
+
+What a pickle holds that plain values cannot say: names, calls, and tensors kept elsewhere.
+
+Pickles as data: the opcodes are walked, nothing is imported, nothing is called.
+
+What a pickle would call is kept as a value that says so (:class:`Made`). A few names that only
+rebuild data (tensors, ordered dicts, sizes) are understood here; any other stays as it is named,
+which is enough to see what a file is and what it would do. Source of the opcodes: ``pickletools``
+of the standard library, which also decodes their arguments.
+
+Bounded: the bytes, the opcodes, and what may be a key of a dict, for hashing a tuple of tuples of
+tuples takes time without end. Values share what the pickle shares, so memory grows with the
+opcodes alone; whoever walks a value must bound the walk (:func:`leaves`).
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.model import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class PickledGlobal:
+    """What a pickle would import."""
+
+    module: str
+    name: str
+
+    @property
+    def dotted(self) -> str:
+        """Both parts with a dot between."""
+        return f"{self.module}.{self.name}"
+
+
+class Unordered(list[Any]):
+    """The elements of a set, in no order that means anything."""
+
+
+@dataclass(slots=True, eq=False)
+class PickledCall:
+    """What a pickle would call, and what it would put into the result."""
+
+    name: Any
+    args: Any = ()
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The dotted name of what would be called."""
+        return self.name.dotted if isinstance(self.name, PickledGlobal) else ""
+
+    def get(self, attribute: str, default: Any = None) -> Any:
+        """Return an attribute that the state would set."""
+        for one in self.state if isinstance(self.state, tuple) else (self.state,):
+            if isinstance(one, dict) and attribute in one:
+                return one[attribute]
+        return default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StorageRef:
+    """A reference to bytes beside the pickle: what torch calls a storage.
+
+    ``device`` is where it was when it was saved, as ``cuda:0``.
+    """
+
+    dtype: str
+    key: str
+    elements: int
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRef:
+    """A tensor whose bytes are elsewhere; ``offset`` and ``strides`` in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: StorageRef | None = None
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+
+
+BYTES_MAX = 64 << 20
+"""A pickle beside tensors has some kilobytes; an index of 100,000 tensors some 20 MB."""
+OPCODES_MAX = 4_000_000
+LEAVES_MAX = 1_000_000
+DEPTH_MAX = 64
+_KEY_INT_MAX = 1 << 60  # beyond it all multiples of 2^61-1 have one hash
+_MARK = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A value, and every name that the pickle would import to make it."""
+
+    value: Any
+    names: frozenset[PickledGlobal]
+
+
+def read_pickle(
+    source: bytes | io.BytesIO, rebuild: Callable[[PickledCall], Any] = lambda made: made
+) -> Pickled:
+    """Return what a pickle holds, as data.
+
+    Args:
+        source: the pickle, or a stream that stands before one and is left behind it.
+        rebuild: turns what it would call into a value, where it knows the name.
+
+    Raises:
+        Unreadable: it is broken, larger than the bounds, or uses what no checkpoint needs.
+    """
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    if stream.getbuffer().nbytes > BYTES_MAX:
+        raise Unreadable(f"a pickle of more than {BYTES_MAX} bytes")
+    machine = _Machine(rebuild)
+    _walk(machine, stream)
+    return Pickled(machine.result(), frozenset(machine.names))
+
+
+def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
+    """Return what one pickle would import, and why it cannot be read to its end, or nothing.
+
+    What was named before a pickle breaks is returned too: an interpreter would have called it.
+
+    Args:
+        stream: stands before the pickle, and is left behind it.
+    """
+    machine = _Machine(lambda made: made)
+    try:
+        _walk(machine, stream)
+    except Unreadable as error:
+        return frozenset(machine.names), str(error)
+    return frozenset(machine.names), ""
+
+
+def _walk(machine: _Machine, stream: io.BytesIO) -> None:
+    """Take a machine through one pickle, to its end.
+
+    Raises:
+        Unreadable: it is broken, larger than the bounds, or uses what no checkpoint needs.
+    """
+    try:
+        with warnings.catch_warnings():
+            # An odd escape in a text is no news for whoever looks at a damaged file.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+                if count >= OPCODES_MAX:
+                    raise Unreadable(f"a pickle of more than {OPCODES_MAX} opcodes")
+                if opcode.name == "STOP":
+                    machine.result()
+                    return
+                machine.step(opcode.name, argument)
+    except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
+        raise Unreadable(f"not a whole pickle ({str(error)[:120]})") from error
+    raise Unreadable("a pickle without an end")
+
+
+def leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield what is inside dicts and lists, with its path, within bounds.
+
+    Raises:
+        Unreadable: it is deeper, or has more, than any checkpoint.
+    """
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    for _ in range(LEAVES_MAX):
+        if not waiting:
+            return
+        path, one = waiting.pop()
+        if isinstance(one, dict | list | tuple):
+            if len(path) >= DEPTH_MAX:
+                raise Unreadable(f"values in values, more than {DEPTH_MAX} deep")
+            if len(one) + len(waiting) > LEAVES_MAX:
+                break
+            pairs = list(one.items() if isinstance(one, dict) else enumerate(one))
+            waiting += [((*path, key), inner) for key, inner in reversed(pairs)]
+        else:
+            yield path, one
+    raise Unreadable(f"more than {LEAVES_MAX} values")
+
+
+_PUSHES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": Unordered,
+}  # fmt: skip
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class _Machine:
+    """The stack and the memo of a pickle that is walked."""
+
+    def __init__(self, rebuild: Callable[[PickledCall], Any]) -> None:
+        self.stack: list[Any] = []
+        self.names: set[PickledGlobal] = set()
+        self._memo: dict[int, Any] = {}
+        self._rebuild = rebuild
+
+    def step(self, opcode: str, argument: Any) -> None:
+        """Do what one opcode says, as far as it is about data."""
+        if opcode in _PUSHES:
+            self.stack.append(argument)
+        elif opcode in _CONSTANTS:
+            self.stack.append(_CONSTANTS[opcode])
+        elif opcode in _EMPTY:
+            self.stack.append(_EMPTY[opcode]())
+        elif opcode in _TUPLES:
+            self._gather(_TUPLES[opcode])
+        elif opcode not in ("PROTO", "FRAME"):
+            handler = _HANDLERS.get(opcode)
+            if handler is None:
+                raise Unreadable(f"the opcode {opcode}, which no checkpoint needs")
+            handler(self, argument)
+
+    def result(self) -> Any:
+        """Return what is on the stack, which must be a value."""
+        if self.stack[-1] is _MARK:
+            raise ValueError("it ends at a mark")
+        return self.stack[-1]
+
+    def _gather(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise ValueError("too little on the stack")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+
+    def _since_mark(self) -> list[Any]:
+        for at in range(len(self.stack) - 1, -1, -1):
+            if self.stack[at] is _MARK:
+                found = self.stack[at + 1 :]
+                del self.stack[at:]
+                return found
+        raise ValueError("no mark")
+
+    def mark(self, _: Any) -> None:
+        self.stack.append(_MARK)
+
+    def pop(self, _: Any) -> None:
+        self.stack.pop()
+
+    def pop_mark(self, _: Any) -> None:
+        self._since_mark()
+
+    def duplicate(self, _: Any) -> None:
+        self.stack.append(self.stack[-1])
+
+    def put(self, index: int) -> None:
+        self._memo[index] = self.stack[-1]
+
+    def memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self.stack[-1]
+
+    def get(self, index: int) -> None:
+        self.stack.append(self._memo[index])
+
+    def as_tuple(self, _: Any) -> None:
+        self.stack.append(tuple(self._since_mark()))
+
+    def as_list(self, _: Any) -> None:
+        self.stack.append(self._since_mark())
+
+    def as_dict(self, _: Any) -> None:
+        found = self._since_mark()
+        self.stack.append({})
+        self._set(found)
+
+    def append(self, _: Any) -> None:
+        value = self.stack.pop()
+        _extend(self.stack[-1], [value])
+
+    def appends(self, _: Any) -> None:
+        found = self._since_mark()
+        _extend(self.stack[-1], found)
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+
+    def set_items(self, _: Any) -> None:
+        self._set(self._since_mark())
+
+    def _set(self, flat: list[Any]) -> None:
+        target = self.stack[-1]
+        if len(flat) % 2:
+            raise ValueError("a key without a value")
+        if isinstance(target, dict):
+            for key, value in zip(flat[::2], flat[1::2], strict=True):
+                target[_as_key(key)] = value
+        elif isinstance(target, PickledCall):
+            target.items += flat
+        else:
+            raise TypeError("items of what has none")
+
+    def import_name(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self._named(module, name)
+
+    def import_stacked(self, _: Any) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise TypeError("a name that is no text")
+        self._named(module, name)
+
+    def _named(self, module: str, name: str) -> None:
+        found = PickledGlobal(module, name)
+        self.names.add(found)
+        self.stack.append(found)
+
+    def reduce(self, _: Any) -> None:
+        args, name = self.stack.pop(), self.stack.pop()
+        self.stack.append(self._rebuild(PickledCall(name, args)))
+
+    def new(self, _: Any) -> None:
+        args, name = self.stack.pop(), self.stack.pop()
+        self.stack.append(PickledCall(name, args))
+
+    def new_with_names(self, _: Any) -> None:
+        named, args, name = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.stack.append(PickledCall(name, args, named))
+
+    def instance(self, argument: str) -> None:
+        args = tuple(self._since_mark())
+        self.import_name(argument)
+        self.stack.append(PickledCall(self.stack.pop(), args))
+
+    def as_object(self, _: Any) -> None:
+        found = self._since_mark()
+        self.stack.append(PickledCall(found[0], tuple(found[1:])))
+
+    def build(self, _: Any) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], PickledCall):
+            self.stack[-1].state = state
+
+    def stored(self, argument: Any) -> None:
+        found = self.stack.pop() if argument is None else argument
+        self.stack.append(self._rebuild(PickledCall("persistent", found)))
+
+    def frozen(self, _: Any) -> None:
+        self.stack.append(Unordered(self._since_mark()))
+
+
+def _as_key(key: Any) -> Any:
+    """Return what may be hashed in little time: plain values, and flat tuples of them."""
+    if isinstance(key, tuple):
+        if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):
+            raise Unreadable("a tuple of what is not plain as a key")
+        return key
+    if _is_plain(key) or isinstance(key, PickledCall | PickledGlobal):
+        return key
+    raise Unreadable(f"a {type(key).__name__} as a key")
+
+
+def _is_plain(key: Any) -> bool:
+    if isinstance(key, int):
+        return -_KEY_INT_MAX < key < _KEY_INT_MAX
+    return key is None or isinstance(key, str | bytes | float)
+
+
+def _extend(target: Any, values: list[Any]) -> None:
+    if isinstance(target, PickledCall):
+        target.items += values
+    elif isinstance(target, list):
+        target += values
+    else:
+        raise TypeError("an item of what is no list")
+
+
+_HANDLERS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": _Machine.mark, "POP": _Machine.pop, "POP_MARK": _Machine.pop_mark,
+    "DUP": _Machine.duplicate, "MEMOIZE": _Machine.memoize,
+    "PUT": _Machine.put, "BINPUT": _Machine.put, "LONG_BINPUT": _Machine.put,
+    "GET": _Machine.get, "BINGET": _Machine.get, "LONG_BINGET": _Machine.get,
+    "TUPLE": _Machine.as_tuple, "LIST": _Machine.as_list, "DICT": _Machine.as_dict,
+    "APPEND": _Machine.append, "APPENDS": _Machine.appends,
+    "SETITEM": _Machine.set_item, "SETITEMS": _Machine.set_items, "ADDITEMS": _Machine.appends,
+    "FROZENSET": _Machine.frozen, "GLOBAL": _Machine.import_name,
+    "STACK_GLOBAL": _Machine.import_stacked, "REDUCE": _Machine.reduce, "NEWOBJ": _Machine.new,
+    "NEWOBJ_EX": _Machine.new_with_names, "INST": _Machine.instance, "OBJ": _Machine.as_object,
+    "BUILD": _Machine.build, "PERSID": _Machine.stored, "BINPERSID": _Machine.stored,
+}  # fmt: skip

@@ -1,0 +1,163 @@
+"""Can training go on, and what to do.
+
+The judge of checkpoints of other tools: can training continue from this one, and at what cost?
+
+A pure function from the facts of a checkpoint (:class:`~resilient.layouts.model.Contents`) to a
+:class:`~resilient.layouts.model.Resumability`. The Trainer's import, ``ckpt import``, ``ckpt inspect``,
+``ckpt verify``, ``ckpt repair`` and the agent's restart policy ask this function and no other.
+
+What to do about each thing that is wrong with a checkpoint of another tool (pure).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from resilient.layouts.model import Remedy, Resumability
+from resilient.layouts.single_file import ALONE
+from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from resilient.layouts.model import Contents, Problem
+
+OURS = "resilient train SCRIPT --resume {path}"
+REPAIR = "resilient ckpt repair {path}"
+_IMPORTED = "hf-trainer"
+_NAMED_MAX = 4
+_TRAINED = ("optimizer", "schedule", "weights", "agreement")
+"""Words of losses that change what is trained; of other losses a run recovers by itself."""
+
+
+class Outcome(Enum):
+    """Result of a planned repair."""
+
+    UNKNOWN = "unknown"
+    """No repair was planned."""
+    LOSSLESS = "lossless"
+    """The repair restores everything."""
+    LOSSY = "lossy"
+    """The result is resumable, and something is lost."""
+    NONE = "none"
+    """The repair restores nothing that a resume needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Other ways to continue a run than from the checkpoint as it is.
+
+    Attributes:
+        sibling: path of another checkpoint of the run that is resumable; empty without one.
+        repair: result of a planned repair.
+    """
+
+    sibling: str = ""
+    repair: Outcome = Outcome.UNKNOWN
+
+
+def assess_resumability(
+    contents: Contents, path: str, others: Alternatives | None = None
+) -> Resumability:
+    """Return the verdict of a checkpoint.
+
+    Args:
+        contents: Facts of the checkpoint, and problems of its bytes where those were read.
+        path: Place of the checkpoint.
+        others: Other ways to continue the run.
+    """
+    others = others or Alternatives()
+    fatal = [one for one in contents.problems if one.is_fatal]
+    if fatal:
+        return Resumability("no", reasons(fatal), _way_out(fatal, path, others))
+    lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
+    command = filled(_resume(contents), path)
+    if lost:
+        return Resumability("partly", lost, _better(lost, path, others) or command)
+    return Resumability("yes", (), command)
+
+
+def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """Return the first few problems, each with its place."""
+    named = problems[:_NAMED_MAX]
+    return tuple(one.what if one.place == "." else f"{one.place}: {one.what}" for one in named)
+
+
+def filled(command: str, path: str) -> str:
+    """Return a command with the place of the checkpoint in it."""
+    return command.replace("{path}", path if "'" in command else shell_quote(path))
+
+
+def _resume(contents: Contents) -> str:
+    """Return the command that resumes: ours if the Trainer imports the checkpoint."""
+    is_ours = contents.layout == _IMPORTED and not contents.not_imported
+    return OURS if is_ours else contents.resume
+
+
+def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
+    """Return the best command for a checkpoint that is not resumable; empty without one.
+
+    A lossless repair is better than another step, another step is better than a lossy repair.
+    """
+    if others.repair is Outcome.LOSSLESS:
+        return filled(REPAIR, path)
+    # A command that helps against one problem does not help against the others.
+    helps = {one.help for one in fatal}
+    named = helps.pop() if len(helps) == 1 else ""
+    is_vain = named == REPAIR and others.repair is not Outcome.UNKNOWN
+    if named and not (is_vain and (others.sibling or others.repair is Outcome.NONE)):
+        return filled(named, path)
+    if others.sibling:
+        return f"resilient ckpt inspect {shell_quote(others.sibling)}"
+    # A repair restores nothing of what was saved in that state.
+    is_saved_so = all(one.cure is Remedy.EARLIER for one in fatal)
+    if others.repair is Outcome.LOSSY:
+        return filled(REPAIR, path)
+    return "" if is_saved_so or others.repair is Outcome.NONE else filled(REPAIR, path)
+
+
+def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
+    """Return a command that is better than a resume with a loss; empty without one."""
+    if others.repair is Outcome.LOSSLESS:
+        return filled(REPAIR, path)
+    if others.sibling and any(word in one for one in lost for word in _TRAINED):
+        return f"resilient ckpt inspect {shell_quote(others.sibling)}"
+    return ""
+
+
+_FIXES = {
+    Remedy.REPAIR: "resilient ckpt repair {path}",
+    Remedy.COPY: "resilient ckpt repair {path} --from COPY",
+    Remedy.EARLIER: "none: it was saved like that, so a step before is what can be gone on from",
+    Remedy.UNKEPT: "none: what saved it keeps none, so each resume goes on without",
+    Remedy.NEEDLESS: "none is needed: no resume goes by it",
+}
+
+
+def is_costly(problems: Iterable[Problem]) -> bool:
+    """Return True if a resume stops, or loses a state that the tool saves.
+
+    A state that the tool never saves is no damage of the checkpoint.
+    """
+    return any(
+        one.is_fatal or (one.loses and one.cure is not Remedy.UNKEPT)
+        for one in problems
+        if one.what != ALONE
+    )
+
+
+def remedy(problem: Problem, path: str, sibling: str = "") -> str:
+    """Return what helps: a command, or a sentence that begins with ``none``.
+
+    Args:
+        problem: what is wrong.
+        path: where the checkpoint is.
+        sibling: where another one of the same run is that training can go on from.
+    """
+    if problem.help:
+        return filled(problem.help, path)
+    if problem.cure is Remedy.EARLIER and sibling:
+        return f"resilient ckpt inspect {shell_quote(sibling)}"
+    return filled(_FIXES[problem.cure], path)

@@ -1,0 +1,364 @@
+"""What could harm whoever loads or lists a checkpoint.
+
+Names and texts inside a checkpoint that talk to the terminal of whoever lists them.
+
+Control characters move its cursor and change its title, and marks of direction let a text read as
+another one than it is. Looked at is what readers show: names of tensors and of files, and what a
+Trainer's state and a configuration say. The words of a tokenizer may have any characters.
+
+What could harm whoever loads a checkpoint: found by reading, with nothing run or followed.
+
+Looked for: pickles that call code, links and names that lead out of the folder, archives that
+swell, headers and documents that no library should be given, code that comes with a model, and
+names that talk to a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+import zipfile
+import zlib
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from lzma import LZMAError
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import KeyNotFound
+from resilient.layouts.dcp import INDEX, SLICES, read_index
+from resilient.layouts.json_files import read_header, read_json
+from resilient.layouts.model import MODEL, Unreadable
+from resilient.layouts.pickle_names import Effect, effect_of
+from resilient.layouts.pickle_reader import BYTES_MAX, read_names
+from resilient.layouts.torch_zip import RangeReader, open_archive
+from resilient.layouts.weights import SAFE, TORCH
+from resilient.storage.folder import LINK, leads_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from resilient.layouts.pickle_reader import PickledGlobal
+    from resilient.storage.folder import DirectoryListing, Folder
+
+_TALKING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Classes of Unicode: controls, marks of direction and joiners, halves, ends of lines."""
+_DOCUMENTS = ("trainer_state.json", "config.json")
+_INDEX = ".index.json"
+_SHOWN_MAX = 80
+_DEPTH_MAX = 4
+
+
+def has_control_chars(text: str) -> bool:
+    """Say whether a text has characters that a terminal obeys, or that hide what it says."""
+    return any(unicodedata.category(one) in _TALKING for one in text)
+
+
+def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> tuple[str, int]:
+    """Return the first text in a file that talks, harmless, and how many there are.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    found = [one for one in _texts(folder, listing, name) if has_control_chars(one)]
+    first = found[0].encode("unicode_escape").decode("ascii")[:_SHOWN_MAX] if found else ""
+    return first, len(found)
+
+
+def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str]:
+    base = name.rpartition("/")[2]
+    found: Iterable[str] = ()
+    # That a file cannot be read is told by who looks at what it is.
+    with suppress(Unreadable):
+        if base.endswith(SAFE):
+            tensors, meta = read_header(folder, listing, name)
+            found = [*(one.name for one in tensors), *map(str, meta), *map(str, meta.values())]
+        elif base == INDEX:
+            index = read_index(folder, listing, name.removesuffix(INDEX))
+            found = [*(one.name for one in index.tensors), *index.values]
+        elif base.endswith(_INDEX) or base in _DOCUMENTS:
+            found = list(_strings(read_json(folder, listing, name)))
+        elif base.endswith(TORCH):
+            found = [one.name for one in open_archive(folder, listing, name).tensors(MODEL)]
+    return found
+
+
+def _strings(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the texts of a document, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict) and depth < _DEPTH_MAX:
+        for key, one in value.items():
+            yield str(key)
+            yield from _strings(one, depth + 1)
+    elif isinstance(value, list) and depth < _DEPTH_MAX:
+        for one in value:
+            yield from _strings(one, depth + 1)
+
+
+_PICKLES = (*TORCH, ".pickle", INDEX, ".joblib", ".dill", ".npy", ".npz")
+_TEXTS = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".log", SAFE)
+_ZIP_MAGIC = b"PK\x03\x04"
+_NPY_MAGIC = b"\x93NUMPY"
+_PICKLE_MAGIC = tuple(bytes((0x80, version)) for version in range(2, 6))
+_HEAD_BYTES = 64
+_MEMBERS_MAX = 200_000
+_SWELLS = 100
+_SWELLS_FROM_BYTES = 64 << 20
+_NAMES_SHOWN = 5
+_SLICES_MAX = 100_000
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, LZMAError, OSError, ValueError, KeyNotFound, EOFError),
+    RuntimeError,  # encrypted, or packed in a way that is not known
+)
+
+
+class Risk(StrEnum):
+    """How bad a finding is."""
+
+    DANGER = "danger"
+    """Loading it the usual way runs code, or reads or writes elsewhere."""
+    WARNING = "warning"
+    """Nobody can say what loading it does, or it breaks readers."""
+    NOTE = "note"
+    """It needs a library's classes, or code that has to be allowed by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFinding:
+    """Something in a checkpoint that could harm.
+
+    Attributes:
+        risk: how bad it is.
+        file: where it is, relative to the folder.
+        what: what was found.
+        consequence: what it can do, and to whom.
+    """
+
+    risk: Risk
+    file: str
+    what: str
+    consequence: str
+
+
+def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
+    """Return everything in a folder that could harm, the worst first.
+
+    Crash: reads only; memory is bounded by the largest pickle that is read whole (64 MiB).
+
+    Raises:
+        StoreError: the folder could not be read.
+    """
+    found = [*_outside(listing), *_names(listing)]
+    if not listing.is_whole:
+        found.append(
+            ScanFinding(
+                Risk.WARNING, "", "more files than are listed", "the rest was not looked at"
+            )
+        )
+    for name in sorted(listing.sizes):
+        found += _file(folder, listing, name)
+        found += _talking(folder, listing, name)
+    found += _slices(folder, listing)
+    order = list(Risk)
+    return sorted(found, key=lambda one: (order.index(one.risk), one.file))
+
+
+def _outside(listing: DirectoryListing) -> Iterator[ScanFinding]:
+    for name in listing.outside:
+        what = listing.kinds.get(name, LINK)
+        yield ScanFinding(Risk.DANGER, name, what, "who opens it reads or writes something else")
+
+
+def _names(listing: DirectoryListing) -> Iterator[ScanFinding]:
+    for name in (*listing.sizes, *listing.outside):
+        if has_control_chars(name):
+            what = "a name with control characters"
+            yield ScanFinding(Risk.WARNING, name, what, "a terminal that lists it obeys them")
+
+
+def _talking(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
+    first, count = find_control_chars(folder, listing, name)
+    if count:
+        more = f" and {count - 1} more" if count > 1 else ""
+        what = f"control characters or marks of direction in `{first}`{more}"
+        yield ScanFinding(Risk.WARNING, name, what, "a terminal that shows it obeys them")
+
+
+def _file(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
+    base = name.rpartition("/")[2]
+    if base.endswith(SAFE):
+        yield from _header(folder, listing, name)
+    elif base.endswith(".json"):
+        yield from _document(folder, listing, name)
+    elif base.endswith((".py", ".pyc", ".so", ".pyd", ".dll")):
+        what = "code that comes with the checkpoint"
+        yield ScanFinding(
+            Risk.NOTE, name, what, "runs when trust_remote_code=True, or when imported"
+        )
+    elif base.endswith(SLICES):
+        return  # each slice is a zip of its own: the index says where
+    elif not base.endswith(_TEXTS):
+        yield from _binary(folder, listing, name, is_expected=base.endswith(_PICKLES))
+
+
+def _header(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
+    try:
+        read_header(folder, listing, name)
+    except Unreadable as error:
+        yield ScanFinding(
+            Risk.WARNING, name, str(error), "readers fail on it, or read something else"
+        )
+
+
+def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
+    try:
+        found = read_json(folder, listing, name)
+    except Unreadable as error:
+        # A list or a number is JSON as well, and harms nobody.
+        if "no JSON object" not in str(error):
+            yield ScanFinding(Risk.WARNING, name, str(error), "readers fail on it")
+        return
+    if name.endswith(_INDEX):
+        yield from _index(name, found.get("weight_map"))
+    if "auto_map" in found:
+        what = "it names code of its own (auto_map)"
+        yield ScanFinding(Risk.NOTE, name, what, "runs when trust_remote_code=True")
+
+
+def _index(name: str, weight_map: Any) -> Iterator[ScanFinding]:
+    if not isinstance(weight_map, dict):
+        return
+    files = {str(one) for one in weight_map.values()}
+    for one in sorted(filter(leads_out, files))[:_NAMES_SHOWN]:
+        what = f"it names a file outside: `{one[:80]}`"
+        yield ScanFinding(Risk.DANGER, name, what, "a loader that follows it reads another file")
+
+
+def _binary(
+    folder: Folder, listing: DirectoryListing, name: str, *, is_expected: bool
+) -> Iterator[ScanFinding]:
+    size_bytes = listing.sizes[name]
+    head = folder.read(name, 0, _HEAD_BYTES)
+    if _ZIP_MAGIC in head[:4]:
+        yield from _archive(folder, name, size_bytes)
+    elif head.startswith(_NPY_MAGIC):
+        if b"|O" in folder.read(name, 0, 4096):
+            what = "an array of objects, which is a pickle"
+            yield ScanFinding(Risk.WARNING, name, what, "numpy.load(allow_pickle=True) runs it")
+    elif is_expected or head.startswith(_PICKLE_MAGIC):
+        if size_bytes > BYTES_MAX and not head.startswith(_PICKLE_MAGIC):
+            return
+        data = folder.read(name, 0, min(size_bytes, BYTES_MAX))
+        yield from _pickles(name, data, is_whole=size_bytes <= BYTES_MAX)
+
+
+def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
+    """Yield what is wrong with the slices of torch's distributed checkpoints."""
+    indexed: set[tuple[str, int, int]] = set()
+    for name in listing.sizes:
+        if name.rpartition("/")[2] == INDEX:
+            prefix = name.removesuffix(INDEX)
+            try:
+                found = read_index(folder, listing, prefix)
+            except Unreadable as error:
+                yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not looked at")
+                continue
+            pieces = {one for some in found.slices.values() for one in some}
+            indexed |= {(one.file, one.start, one.size_bytes) for one in pieces}
+    if len(indexed) > _SLICES_MAX:
+        what = f"{len(indexed)} slices"
+        yield ScanFinding(Risk.WARNING, "", what, f"only the first {_SLICES_MAX} were looked at")
+    for file, start, size_bytes in sorted(indexed)[:_SLICES_MAX]:
+        yield from _archive(folder, file, size_bytes, start)
+    lost = {name for name in listing.sizes if name.endswith(SLICES)} - {one[0] for one in indexed}
+    for name in sorted(lost):
+        yield ScanFinding(Risk.WARNING, name, "no index says what is in it", "it was not looked at")
+
+
+def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iterator[ScanFinding]:
+    """Yield what is wrong with a zip, and with the pickles in it."""
+    broken = ""
+    try:
+        with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
+            members = opened.infolist()
+            yield from _members(name, members, size_bytes)
+            for one in members if len(members) <= _MEMBERS_MAX else ():
+                try:
+                    yield from _member(opened, name, one)
+                except _BROKEN as error:
+                    # Behind it may be what it is to hide.
+                    broken = broken or str(error)
+    except _BROKEN as error:
+        broken = str(error)
+    if broken:
+        what = f"a zip that cannot be read ({broken[:120]})"
+        yield ScanFinding(Risk.WARNING, name, what, "readers differ in what they take it for")
+
+
+def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iterator[ScanFinding]:
+    for one in members:
+        if leads_out(one.filename):
+            what = f"a member that leads out: `{one.filename[:80]}`"
+            yield ScanFinding(Risk.DANGER, name, what, "unpacking it writes elsewhere")
+    doubles = [
+        path for path, count in Counter(one.filename for one in members).items() if count > 1
+    ]
+    if doubles:
+        what = f"`{doubles[0][:80]}` stands in it twice"
+        yield ScanFinding(Risk.DANGER, name, what, "two readers can see two different contents")
+    unpacked = sum(one.file_size for one in members)
+    if unpacked > max(_SWELLS * size_bytes, _SWELLS_FROM_BYTES):
+        what = f"{size_bytes} bytes that unpack to {unpacked}"
+        yield ScanFinding(Risk.DANGER, name, what, "unpacking it fills memory or disk")
+
+
+def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterator[ScanFinding]:
+    """Yield what is wrong with a pickle in a zip; other members are left alone."""
+    is_pickle = info.filename.endswith((".pkl", ".pickle"))
+    with opened.open(info) as file:
+        head = file.read(_HEAD_BYTES)
+        if not is_pickle and not head.startswith(_PICKLE_MAGIC):
+            return
+        # Never more than the bound, whatever the directory claims of its size.
+        data = head + file.read(BYTES_MAX - len(head))
+    found = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
+    # Tensors may begin like a pickle by chance: those name nothing.
+    yield from (one for one in found if is_pickle or one.risk is Risk.DANGER)
+
+
+def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]:
+    """Yield what the pickles name that stand one behind the other in some bytes."""
+    stream = io.BytesIO(data)
+    names: set[PickledGlobal] = set()
+    why = "" if is_whole else f"more than {BYTES_MAX} bytes"
+    while stream.tell() < len(data):
+        at = stream.tell()
+        if at and not data[at : at + 2].startswith(_PICKLE_MAGIC):
+            break
+        found, broken = read_names(stream)
+        names |= found
+        if broken:
+            why = why or broken
+            break
+    yield from _effects(name, names)
+    if why:
+        what = f"a pickle that cannot be read to its end: {why}"
+        yield ScanFinding(Risk.WARNING, name, what, "what it does behind that place is not known")
+
+
+_SAID = {
+    Effect.RUNS: (Risk.DANGER, "unpickling it runs code"),
+    Effect.UNKNOWN: (Risk.WARNING, "unpickling it runs code that is not known here"),
+    Effect.LIBRARY: (Risk.NOTE, "reading it needs that library: weights_only=True refuses it"),
+}
+
+
+def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
+    for effect, (risk, consequence) in _SAID.items():
+        found = sorted(one.dotted for one in names if effect_of(one) is effect)
+        if found:
+            more = f" and {len(found) - _NAMES_SHOWN} more" if len(found) > _NAMES_SHOWN else ""
+            shown = ", ".join(f"`{one[:80]}`" for one in found[:_NAMES_SHOWN])
+            yield ScanFinding(risk, name, f"a pickle that names {shown}{more}", consequence)

@@ -1,0 +1,284 @@
+"""One file: weights, state or a whole module.
+
+Models that were saved whole, with the code of their classes or as TorchScript, as data.
+
+Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``. To load a module runs
+what its pickle names, and a program of TorchScript is code; their weights are as plain as others.
+
+One file of weights, or one file of torch's with whatever a script put into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.json_files import decimal, read_header, whole
+from resilient.layouts.model import (
+    MODEL,
+    OPTIMIZER,
+    OTHER,
+    Contents,
+    Optimizer,
+    Problem,
+    Remedy,
+    Schedule,
+    Unreadable,
+)
+from resilient.layouts.pickle_names import how_to_load
+from resilient.layouts.pickle_reader import DEPTH_MAX, LEAVES_MAX, PickledCall, TensorRef
+from resilient.layouts.torch_zip import tensors_in
+from resilient.layouts.training_state import ahead, optimizer_of, schedule_of
+from resilient.layouts.weights import read_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.layouts.model import Tensor
+    from resilient.layouts.torch_zip import Archive
+    from resilient.storage.folder import DirectoryListing, Folder
+
+_PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"
+_PROGRAM = "__torch__"
+_CONSTANTS = "constants.pkl"
+_IN_CODE = "it is the module itself, and to load it runs what its pickle names: `{}` and others"
+_AS_PROGRAM = "it is a program of TorchScript, to run a model and not to train it on"
+_SCAN = "resilient ckpt scan {path}"
+_LOAD_PROGRAM = "torch.jit.load('{path}')"
+_WEIGHTS = "the optimizer, the schedule, the random state and the place in the data"
+
+
+def is_module(value: Any) -> bool:
+    """Say whether a value of an archive is a module of torch's."""
+    if not isinstance(value, PickledCall) or not isinstance(value.state, dict):
+        return False
+    return {_PARAMETERS, _BUFFERS, _MODULES} <= set(value.state)
+
+
+def is_program(archive: Archive) -> bool:
+    """Say whether an archive is one of TorchScript."""
+    value = archive.value
+    is_made = isinstance(value, PickledCall) and value.kind.startswith(_PROGRAM)
+    return is_made and _CONSTANTS in archive.members
+
+
+def read_module(archive: Archive) -> Contents:
+    """Return what a module or a program holds: its weights, and that no training goes on from it.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+    """
+    value = archive.value
+    if is_program(archive):
+        problem = Problem(archive.name, _AS_PROGRAM, _WEIGHTS, is_fatal=True, help=_LOAD_PROGRAM)
+        title, layout, resume = "a program of TorchScript", "torchscript", _LOAD_PROGRAM
+    else:
+        what = _IN_CODE.format(value.kind[:80] or "its class")
+        problem = Problem(archive.name, what, _WEIGHTS, is_fatal=True, help=_SCAN)
+        title, layout, resume = "a module of torch, saved whole", "torch-module", _SCAN
+    return Contents(
+        layout,
+        title,
+        resume,
+        tensors_of(archive, value),
+        facts={"class": value.kind[:200]} if value.kind else {},
+        problems=(problem,),
+    )
+
+
+def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, ...]:
+    """Return the parameters and buffers of a module by the names its state would give them.
+
+    Args:
+        archive: it is in.
+        module: the module.
+        root: before each name.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+    """
+    named: dict[str, TensorRef] = {}
+    waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
+    seen = 0
+    while waiting:
+        prefix, depth, one = waiting.pop()
+        seen += 1
+        if depth > DEPTH_MAX or seen > LEAVES_MAX:
+            raise Unreadable("modules in modules without an end")
+        fields = _fields(one)
+        named |= {f"{prefix}{key}": each for key, each in fields if isinstance(each, TensorRef)}
+        inside = [(key, each) for key, each in fields if isinstance(each, PickledCall)]
+        waiting += [(f"{prefix}{key}.", depth + 1, each) for key, each in reversed(inside)]
+    return tensors_in(archive, named, MODEL)
+
+
+def _fields(module: Any) -> list[tuple[Any, Any]]:
+    """Return the tensors and the modules that a module names."""
+    state = module.state if isinstance(module, PickledCall) else None
+    if not isinstance(state, dict):
+        return []
+    if not is_module(module):
+        # A program keeps all of its attributes side by side.
+        return list(state.items()) if module.kind.startswith(_PROGRAM) else []
+    parts = (state[one] for one in (_PARAMETERS, _BUFFERS, _MODULES))
+    return [pair for one in parts if isinstance(one, dict) for pair in one.items()]
+
+
+TORCH_TITLE = "one file of torch"
+WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
+ALONE = "it holds weights alone, to begin a new training from"
+_LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
+_FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
+_WANTED = {
+    ("rng", "random"): "the random state",
+    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the place in the data",
+}
+_STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
+_EPOCHS = ("epoch", "current_epoch", "epochs_trained")
+_OPTIMIZER_NAMES = ("optim", "opt")
+_LISTED_MAX = 16
+"""Optimizers in a list that are looked at."""
+_SCHEDULE_NAMES = ("sched", "lr_sched")
+
+
+def read_safetensors(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
+    """Return what a file of safetensors holds."""
+    title = "one file of safetensors"
+    try:
+        tensors, meta = read_header(folder, listing, name)
+    except Unreadable as error:
+        return Contents("safetensors", title, problems=(Problem(name, str(error), is_fatal=True),))
+    return Contents(
+        "safetensors",
+        title,
+        _LOAD_FILE,
+        tensors,
+        facts={str(key)[:80]: str(value)[:200] for key, value in list(meta.items())[:16]},
+        problems=(Problem(name, ALONE, WEIGHTS_ONLY, is_fatal=True, help=_LOAD_FILE),),
+    )
+
+
+def read_state(archive: Archive, layout: str, title: str) -> Contents:
+    """Return what a script's own dictionary holds: by type where it tells, by name elsewhere.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+        StoreError: it could not be read.
+    """
+    value = archive.value
+    named = value if isinstance(value, dict) else {}
+    optimizer, schedule = _optimizer(named, archive), _schedule(named, archive)
+    tensors = _tensors(archive)
+    problems = [] if tensors else [Problem(archive.name, "there is no tensor in it", is_fatal=True)]
+    lacking = [
+        *(("the optimizer's state",) if optimizer is None else ()),
+        *(("the schedule",) if schedule is None else ()),
+    ]
+    words = [key.lower() for key in named if isinstance(key, str)]
+    for wanted, what in _WANTED.items():
+        if not any(part in word for part in wanted for word in words):
+            lacking.append(what)
+    load, stops = how_to_load(archive.names)
+    if optimizer is None and schedule is None and tensors:
+        problems = [Problem(archive.name, ALONE, is_fatal=True, help=load)]
+    problems += [
+        Problem(archive.name, f"it has no {one[4:]}", one, cure=Remedy.UNKEPT) for one in lacking
+    ]
+    for key, _ in _modules(archive):
+        what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` stops at it"
+        problems.append(Problem(archive.name, what, cure=Remedy.NEEDLESS))
+    if stops and not _modules(archive):
+        problems.append(Problem(archive.name, stops, cure=Remedy.NEEDLESS))
+    step = _first(named, _STEPS, whole)
+    problems += ahead(archive.name, optimizer, step)
+    is_begun = bool(step or (schedule and schedule.step))
+    for one in _states(named):
+        problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)
+    states = [one for one in named.values() if schedule_of(one) is not None]
+    if len(states) == 1 and len(list(_states(named))) == 1:
+        problems += check_update_count(archive.name, states[0], optimizer)
+    return Contents(
+        layout,
+        title,
+        load,
+        tensors,
+        step=step,
+        epoch=_first(named, _EPOCHS, decimal),
+        optimizer=optimizer,
+        schedule=schedule,
+        facts={"keys": ", ".join(str(one)[:40] for one in list(named)[:12])} if optimizer else {},
+        problems=tuple(problems),
+    )
+
+
+def read_model_folder(folder: Folder, listing: DirectoryListing) -> Contents:
+    """Return what a folder of weights in the names of Transformers holds."""
+    tensors, problems = read_weights(folder, listing)
+    problems.append(Problem(".", ALONE, WEIGHTS_ONLY, is_fatal=True, help=_FROM_PRETRAINED))
+    return Contents(
+        "hf-model",
+        "a model as `save_pretrained` writes it",
+        _FROM_PRETRAINED,
+        tensors,
+        problems=tuple(problems),
+    )
+
+
+def _tensors(archive: Archive) -> tuple[Tensor, ...]:
+    """Return the tensors, those of optimizers told apart by where they are."""
+    found = archive.tensors(MODEL)
+    for key, value in _modules(archive):
+        found += tensors_of(archive, value, f"{key}.")
+    named = archive.value if isinstance(archive.value, dict) else {}
+    parts = {key: _part(key, value) for key, value in named.items()}
+    by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
+    return tuple(replace(one, part=by_text.get(_head(one.name, by_text), MODEL)) for one in found)
+
+
+def _modules(archive: Archive) -> list[tuple[str, Any]]:
+    """Return the modules that a script put into its dictionary as they are."""
+    named = archive.value if isinstance(archive.value, dict) else {}
+    return [(str(key)[:80], one) for key, one in named.items() if is_module(one)]
+
+
+def _head(name: str, known: dict[str, str]) -> str:
+    """Return which of the known first keys a path begins with; keys may have dots themselves."""
+    head = name.partition(".")[0]
+    return head if head in known else name
+
+
+def _part(key: Any, value: Any) -> str:
+    if isinstance(key, str) and key.lower().startswith(_OPTIMIZER_NAMES):
+        return OPTIMIZER
+    if optimizer_of(value, None) is not None:
+        return OPTIMIZER
+    is_state = isinstance(key, str) and ("rng" in key.lower() or "random" in key.lower())
+    return OTHER if is_state else MODEL
+
+
+def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
+    first = next(_states(named), None)
+    return None if first is None else optimizer_of(first, archive)
+
+
+def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the optimizers' states: the value itself, its fields, and what those list."""
+    for value in (named, *named.values()):
+        for one in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
+            if optimizer_of(one, None) is not None:
+                yield one
+
+
+def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
+    for value in (named, *named.values()):
+        one = value[0] if isinstance(value, list) and value else value
+        found = schedule_of(one, archive)
+        if found is not None:
+            return found
+    return None
+
+
+def _first(named: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
+    found = (read(named[one]) for one in names if one in named)
+    return next((one for one in found if one is not None), None)

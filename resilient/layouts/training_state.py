@@ -1,0 +1,340 @@
+"""Optimizer, scheduler and RNG state of torch.
+
+Whether a random state is one that its generator takes (pure).
+
+Source: ``random.setstate``, ``numpy.random.set_state`` and ``torch.random.set_rng_state``, which
+raise at anything else.
+
+Optimizers, schedules and random states, as torch and those around it keep them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from resilient.layouts.json_files import decimal, whole
+from resilient.layouts.model import Optimizer, Problem, RandomStates, Remedy, Schedule, Unreadable
+from resilient.layouts.pickle_reader import PickledCall, TensorRef
+from resilient.layouts.torch_zip import Archive, open_archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from resilient.storage.folder import DirectoryListing, Folder
+
+WANTED = ("python", "numpy", "cpu")
+"""What the Trainer of Transformers takes from each file without asking whether it is there."""
+_PYTHON_VERSION, _PYTHON_NUMBERS = 3, 625
+_NUMPY_WORDS = 624
+_NUMPY_FIELDS = (3, 5)
+_CPU_BYTES = 5056
+_CPU_WORDS = 624
+_CPU_HEAD = struct.Struct("<QiiQ")
+"""The seed, how many words are left, whether it was seeded, and which word is next."""
+OF_DEVICES = "the random state of CUDA"
+"""What is lost with it: dropout on a GPU draws other numbers. CPUs take none of it."""
+_DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
+_DEVICE_BYTES = ((16,), (8,))
+"""A seed and how far it was drawn, or the seed alone."""
+_OLDER_BYTES = 816
+"""The state of a GPU before torch 2.1: 800 bytes of no use, the seed, and how far it was drawn."""
+OLDER = "its state of CUDA has 816 bytes, as torch before 2.1 writes it: torch from 2.1 refuses it"
+OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 takes it"
+
+
+def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
+    """Return which state in a file no generator takes; empty when all are taken.
+
+    Args:
+        value: of the file.
+        kinds: which generator each of its keys is for.
+    """
+    for name, state in value.items():
+        kind = kinds.get(name, "") if isinstance(name, str) else ""
+        takes = _TAKEN.get(kind)
+        if takes and not takes(state):
+            return f"its `{name}` is no state that the generator of {_OWNERS[kind]} takes"
+    return ""
+
+
+def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str:
+    """Return which state of torch's generator it refuses for what is in it; empty when none.
+
+    Source: ``at::mt19937::is_valid``, and ``CPUGeneratorImplStateLegacy`` of ATen for the layout.
+
+    Args:
+        value: of the file; ``misfit`` finds nothing.
+        kinds: which generator each of its keys is for.
+        archive: that reads the bytes.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    for name, state in value.items():
+        if not isinstance(name, str) or kinds.get(name) != "cpu":
+            continue
+        head = archive.head(state, _CPU_HEAD.size)
+        if len(head) != _CPU_HEAD.size:
+            continue
+        _, left, is_seeded, drawn = _CPU_HEAD.unpack(head)
+        if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and drawn <= _CPU_WORDS):
+            return f"its `{name}` is no state that the generator of torch takes: it was never set"
+    return ""
+
+
+def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[str, str]]:
+    """Yield each file whose states of CUDA are lost or none, and why; tools log it and go on.
+
+    Args:
+        states: of each file.
+        is_alone: whether one device is kept, and not a list of all that a process sees.
+    """
+    held = {name: _of_devices(one) for name, one in states.items()}
+    for name, (key, state) in held.items():
+        if not key:
+            if others := [other for other, (its, _) in held.items() if its]:
+                yield name, f"it has no state of CUDA, and {others[0]} has one"
+            continue
+        devices = [state] if is_alone else state
+        is_taken = isinstance(devices, list | tuple) and all(map(_is_device, devices))
+        if not is_taken or not devices:
+            kept = "one device" if is_alone else "a list of devices"
+            yield name, f"its `{key}` is no state of {kept}, as this many ranks keep it"
+
+
+def has_devices(state: Any) -> bool:
+    """Say whether a file has states of CUDA."""
+    return bool(_of_devices(state)[0])
+
+
+def has_older_devices(state: Any) -> bool:
+    """Return True for a file whose states of CUDA torch before 2.1 wrote."""
+    found = _of_devices(state)[1]
+    devices = found if isinstance(found, list | tuple) else [found]
+    return any(isinstance(one, TensorRef) and one.shape == (_OLDER_BYTES,) for one in devices)
+
+
+def _of_devices(state: Any) -> tuple[str, Any]:
+    value = state if isinstance(state, dict) else {}
+    key = next((one for one in _DEVICE_KEYS if one in value), "")
+    return key, value.get(key)
+
+
+def _is_device(state: Any) -> bool:
+    return isinstance(state, TensorRef) and state.dtype == "U8" and state.shape in _DEVICE_BYTES
+
+
+def _is_python(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) != 3 or state[0] != _PYTHON_VERSION:  # noqa: PLR2004
+        return False
+    numbers = state[1]
+    is_row = isinstance(numbers, tuple) and all(type(one) is int for one in numbers)
+    return is_row and len(numbers) == _PYTHON_NUMBERS and 0 <= numbers[-1] < _PYTHON_NUMBERS
+
+
+def _is_numpy(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) not in _NUMPY_FIELDS or state[0] != "MT19937":
+        return False
+    shape = _shape(state[1])
+    return shape is None or shape == (_NUMPY_WORDS,)
+
+
+def _shape(array: Any) -> Any:
+    """Return the shape of an array, None where this is kept in another way."""
+    if isinstance(array, list | tuple):
+        return (len(array),)
+    state = array.state if isinstance(array, PickledCall) else None
+    return state[1] if isinstance(state, tuple) and len(state) > 1 else None
+
+
+def _is_cpu(state: Any) -> bool:
+    return isinstance(state, TensorRef) and state.dtype == "U8" and state.shape == (_CPU_BYTES,)
+
+
+_TAKEN = {"python": _is_python, "numpy": _is_numpy, "cpu": _is_cpu}
+_OWNERS = {"python": "Python", "numpy": "NumPy", "cpu": "torch"}
+
+_Found = TypeVar("_Found")
+RANKS_OPENED_MAX = 32
+"""Files of random states that are opened; of the others the listing must do."""
+_RANKS_MAX = 1 << 20
+_GAPS_MAX = 8
+"""Ranks without a state that are named."""
+_NUMBERED_LEAST = 2
+"""Ranks of a Trainer that numbers their files: one rank alone does not."""
+_REPAIR = "resilient ckpt repair {path}"
+_BY_METRIC = {"best", "num_bad_epochs", "patience"}
+"""Kept by the schedules that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
+_KINDS = {
+    "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
+    "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
+    "torch_cuda_manual_seed": "cuda", "torch.cuda": "cuda", "xpu": "xpu", "npu": "npu",
+}  # fmt: skip
+
+
+def required(found: _Found | None, what: str) -> _Found:
+    """Return what was found.
+
+    Raises:
+        Unreadable: there is nothing.
+    """
+    if found is None:
+        raise Unreadable(f"it is no state of {what}")
+    return found
+
+
+def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
+    """Return the numbers of ``{state, param_groups}``, None of anything else."""
+    state, groups = _field(value, "state"), _field(value, "param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return None
+    states = [one for one in state.values() if isinstance(one, dict)]
+    steps = [one["step"] for one in states[:1] if "step" in one]
+    step = archive.number(steps[0]) if archive and steps else steps[0] if steps else None
+    slots = dict.fromkeys(str(name)[:80] for one in states[:1] for name in one)
+    return Optimizer(
+        whole(step),
+        len(states),
+        sum(len(_list(_field(one, "params"))) for one in groups),
+        len(groups),
+        _rates([_field(one, "lr") for one in groups], archive),
+        tuple(slots),
+    )
+
+
+def device_of(value: Any) -> str:
+    """Return where the state of an optimizer was when it was saved; empty where none says it.
+
+    A counter of steps may be elsewhere: any part on a device of CUDA counts.
+    """
+    states = _field(value, "state")
+    found = {
+        one.storage.device
+        for of in (states.values() if isinstance(states, dict) else ())
+        for one in (of.values() if isinstance(of, dict) else ())
+        if isinstance(one, TensorRef) and one.storage is not None
+    }
+    return next((one for one in sorted(found) if one.startswith("cuda")), "")
+
+
+def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
+    """Return whether an optimizer made more updates than its training made steps."""
+    if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
+        return []
+    what = f"the optimizer made {optimizer.step} updates by step {step}"
+    return [Problem(place, what, "the agreement of its files", cure=Remedy.COPY)]
+
+
+def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
+    numbers = (archive.number(one) if archive else one for one in found)
+    return tuple(rate for one in numbers if (rate := decimal(one)) is not None)
+
+
+def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
+    """Return where a schedule of torch, or of DeepSpeed, is; None of anything else."""
+    names = ("last_epoch", "last_batch_iteration")
+    name = next((one for one in names if isinstance(value, dict) and one in value), None)
+    if name is None:
+        return None
+    rates = _rates(_list(value.get("_last_lr")), archive)
+    if value.keys() >= _BY_METRIC:
+        return Schedule(None, rates, whole(value[name]))
+    return Schedule(whole(value[name]), rates)
+
+
+def read_random(
+    folder: Folder,
+    listing: DirectoryListing,
+    pattern: str,
+    *,
+    world: int | None = None,
+    stops: bool = False,
+    device: str = "",
+) -> tuple[RandomStates | None, list[Problem]]:
+    """Return the random states of all ranks, and which cannot be read.
+
+    Args:
+        folder: where they are.
+        listing: what is there.
+        pattern: of the file names; its group is the rank, none: there is one rank.
+        world: ranks there were at least, where something else tells.
+        stops: whether it is the Trainer of Transformers, which stops at one that is broken, though
+            not at one that is missing, and numbers the files of two ranks or more.
+        device: where the optimizer was, where that is known.
+    """
+    found: dict[int, str] = {}
+    for name in (*listing.sizes, *listing.outside):
+        if match := re.fullmatch(pattern, name):
+            found[int(match[1] or 0)] = name
+    values: dict[str, Any] = {}
+    problems = []
+    for _, name in sorted(found.items())[:RANKS_OPENED_MAX]:
+        values[name], why = _opened(folder, listing, name, WANTED if stops else ())
+        if why:
+            help_ = _REPAIR if stops else ""
+            problems.append(Problem(name, why, "random state", is_fatal=stops, help=help_))
+    if not found:
+        return None, [Problem(".", "no random states are saved", "random state", cure=Remedy.COPY)]
+    last = max(found) + 1
+    if stops and _is_numbered(pattern, found.values()):
+        last = max(last, _NUMBERED_LEAST)
+    last = max(last, world) if world and world < _RANKS_MAX else last
+    gaps = list(islice((rank for rank in range(last) if rank not in found), _GAPS_MAX))
+    if gaps:
+        what = f"ranks without a random state: {', '.join(map(str, gaps))}"
+        problems.append(Problem(".", what, "random state", cure=Remedy.COPY))
+    is_alone = stops and not _is_numbered(pattern, found.values())
+    problems += _progress_of_devices(values, device, is_alone=is_alone)
+    return RandomStates(tuple(sorted(found)), _kinds(values[found[min(found)]])), problems
+
+
+def _progress_of_devices(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
+    """Return where states of CUDA are lost: all of them where the optimizer was on one."""
+    whole_ones = {name: one for name, one in values.items() if isinstance(one, dict)}
+    if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
+        what = f"no random states of CUDA are saved, and the optimizer was on {device}"
+        return [Problem(".", what, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
+    old = [name for name, one in whole_ones.items() if has_older_devices(one)]
+    found = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
+    odd = check_rng_devices(whole_ones, is_alone=is_alone)
+    rest = (
+        Problem(name, why, OF_DEVICES, cure=Remedy.COPY) for name, why in odd if name not in old
+    )
+    return [*found, *rest]
+
+
+def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
+    return any((match := re.fullmatch(pattern, one)) and match[1] for one in names)
+
+
+def _opened(
+    folder: Folder, listing: DirectoryListing, name: str, wanted: tuple[str, ...]
+) -> tuple[Any, str]:
+    """Return what a file of random states holds, and why it is none; empty where it is one."""
+    try:
+        archive = open_archive(folder, listing, name)
+    except Unreadable as error:
+        return None, str(error)
+    value = archive.value
+    if not isinstance(value, dict) or not any(one in value for one in _KINDS):
+        return value, "it holds no random states"
+    lacking = [one for one in wanted if one not in value]
+    if lacking:
+        return value, f"it has no `{lacking[0]}`"
+    return value, check_rng_state(value, _KINDS) or unset(value, _KINDS, archive)
+
+
+def _kinds(value: Any) -> tuple[str, ...]:
+    names = value if isinstance(value, dict) else {}
+    return tuple(dict.fromkeys(_KINDS[one] for one in names if one in _KINDS))
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else []

@@ -1,0 +1,418 @@
+"""Differences between a checkpoint and the live objects that a load would not report.
+
+torch takes the state of another scheduler class, narrows weights to another dtype, and leaves out
+saved parts without an object. The run then goes on with other numbers than it was meant to. A
+resume compares the two before anything is loaded. It reports each difference, and refuses those
+after which the result cannot be what was meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from resilient.errors import IncompatibleCheckpoint, UnsavableState
+from resilient.events import Event, Level
+from resilient.format.manifest import TensorEntry
+from resilient.state_dict.capture_cache import fast_state_dict
+from resilient.state_dict.flatten import flatten
+from resilient.state_dict.sharding import DTYPE_NAMES, TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from resilient.format.manifest import Manifest
+    from resilient.state_dict.snapshot import Part
+
+SETUP = "objects"
+"""Field of a manifest's ``config`` that describes optimizers and schedulers as they were made."""
+
+ALL = "all"
+_SHOWN_MAX = 3
+_SCALARS = (bool, int, float, str, type(None))
+_COUNTERS = frozenset(
+    {
+        *("last_epoch", "base_lrs", "lr_lambdas", "num_bad_epochs", "cooldown_counter", "best"),
+        *("optimizer", "mode_worse", "last_lr"),
+    }
+)
+_COMMON = frozenset({"base_lrs", "last_epoch", "verbose"})
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """One difference.
+
+    Attributes:
+        part: the part, as ``resume_changes`` names it.
+        text: both values and what follows.
+        is_refused: whether the run may go on only if ``resume_changes`` has the part.
+        is_fresh: whether the part starts fresh if it is allowed.
+    """
+
+    part: str
+    text: str
+    is_refused: bool = False
+    is_fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(Event):
+    """The live objects differ from those that saved the checkpoint."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    changes: tuple[StateChange, ...]
+
+    def line(self) -> str:
+        """Name each part with both values and what follows, one to a line."""
+        shown = (f"\n  {one.part}: {one.text}" for one in self.changes)
+        return f"objects differ from those of {self.checkpoint}:{''.join(shown)}"
+
+
+def _always(_: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _nothing(_: Iterable[str]) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePolicy:
+    """Differences that a resume reports and allows.
+
+    Attributes:
+        allowed: names of parts that may differ, or ``all``.
+        compares_options: returns whether options of optimizers and schedulers are compared, from
+            the saved configuration.
+        lost: returns the saved parts, of all names given, for which there is no object.
+        hint: instruction for a refusal, with ``{names}`` for the list of parts.
+        prefix: prefix of a part's name in ``allowed`` and in the hint.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    compares_options: Callable[[Mapping[str, Any]], bool] = _always
+    lost: Callable[[Iterable[str]], tuple[str, ...]] = _nothing
+    hint: str = "resume with the objects that saved it"
+    prefix: str = ""
+
+    def allows(self, part: str) -> bool:
+        """Return whether a part may differ."""
+        return f"{self.prefix}{part}" in self.allowed or ALL in self.allowed
+
+
+class ResumeCheck:
+    """Compares a checkpoint with the live objects before the first part is loaded.
+
+    Args:
+        setup: of this run, from :func:`setup_of`.
+        policy: differences that are allowed.
+        emit: takes the event.
+        examine: hears the saved configuration first; may refuse it.
+    """
+
+    def __init__(
+        self,
+        setup: Mapping[str, Any],
+        policy: ChangePolicy,
+        emit: Callable[[Event], None],
+        examine: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._setup = setup
+        self._policy = policy
+        self._emit = emit
+        self.examine = examine
+
+    def fresh_parts(
+        self, manifest: Manifest, trees: Mapping[str, Any], parts: Mapping[str, Part]
+    ) -> frozenset[str]:
+        """Return the parts that are not to be loaded, because the user allowed a difference.
+
+        Args:
+            manifest: of the checkpoint.
+            trees: saved state by part, as :func:`resilient.state_dict.flatten.flatten` made it.
+            parts: the live objects.
+
+        Raises:
+            IncompatibleCheckpoint: a difference is refused; nothing was loaded.
+        """
+        policy, saved = self._policy, manifest.config.get(SETUP, {})
+        compares = policy.compares_options(manifest.config)
+        found = [*_setup_changes(saved, self._setup, options=compares)]
+        found += _scheduler_changes(trees, parts, known=saved.keys())
+        found += _model_changes(manifest.tensors, trees, parts)
+        lost = policy.lost(entry.name for entry in manifest.parts)
+        found += (
+            StateChange(one, "saved, and not given to this run: it would be lost", is_refused=True)
+            for one in lost
+        )
+        refused = [one for one in found if one.is_refused and not policy.allows(one.part)]
+        if refused:
+            raise self._refusal(manifest, refused)
+        told = tuple(one for one in found if one.part not in lost)
+        if told:
+            self._emit(StateChanged(manifest.checkpoint.folder, told))
+        return frozenset(one.part for one in found if one.is_fresh)
+
+    def _refusal(self, manifest: Manifest, refused: list[StateChange]) -> IncompatibleCheckpoint:
+        lines = "; ".join(f"`{one.part}`: {one.text}" for one in refused)
+        parts = dict.fromkeys(one.part for one in refused)
+        names = ", ".join(f'"{self._policy.prefix}{name}"' for name in parts)
+        return IncompatibleCheckpoint(
+            f"cannot resume {manifest.checkpoint} with other objects: {lines}; nothing was loaded",
+            hint=self._policy.hint.format(names=names),
+        )
+
+
+def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """Describe optimizers and schedulers as they were made. Call it before anything is loaded.
+
+    Returns:
+        By part: ``class``, and the ``options`` that are numbers, texts, or lists of those.
+    """
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        stateful: Any = part.stateful
+        scheduler = scheduler_in(stateful)
+        optimizer = getattr(stateful, "optimizer", None)
+        if scheduler is not None:
+            found[name] = {"class": class_of(scheduler), "options": _options(vars(scheduler))}
+        elif isinstance(stateful, torch.optim.Optimizer):
+            found[name] = _optimizer_setup(stateful)
+        elif isinstance(optimizer, torch.optim.Optimizer):
+            found[name] = _optimizer_setup(optimizer)
+    return found
+
+
+def class_of(thing: Any) -> str:
+    """Return the class of an object with its module, and the classes of schedulers inside it."""
+    name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    inner = getattr(thing, "_schedulers", None) if isinstance(thing, LRScheduler) else None
+    return f"{name}({', '.join(map(class_of, inner))})" if inner else name
+
+
+def scheduler_in(stateful: Any) -> Any:
+    """Return a scheduler of torch, or the one that a stateful holds; None without one."""
+    for one in (stateful, getattr(stateful, "scheduler", None)):
+        if isinstance(one, LRScheduler | ReduceLROnPlateau):
+            return one
+    return None
+
+
+def _optimizer_setup(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    options: dict[str, Any] = {"groups": len(optimizer.param_groups)}
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in _options(group).items():
+            # Options that most groups have from the optimizer are named once.
+            if number == 0 or options.get(key) != value:
+                options[f"{key} of group {number}" if number else key] = value
+    return {"class": class_of(optimizer), "options": options}
+
+
+def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values that are numbers, texts, or lists of those."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str) or key.startswith("_") or key in _COUNTERS or key == "params":
+            continue
+        plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if isinstance(plain, list | tuple) and len(plain) <= _SHOWN_MAX:
+            plain = [*plain]
+        many = plain if isinstance(plain, list) else [plain]
+        if key != "param_names" and all(type(one) in _SCALARS for one in many):
+            found[key] = [_finite(one) for one in many] if plain is many else _finite(plain)
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as JSON has it; a manifest holds no NaN and no infinity."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _setup_changes(
+    saved: Mapping[str, Any], own: Mapping[str, Any], *, options: bool
+) -> Iterator[StateChange]:
+    """Compare two setups; what one of them lacks is not judged."""
+    for name in [one for one in own if one in saved]:
+        old, new = saved[name], own[name]
+        if old["class"] != new["class"]:
+            is_scheduler = "groups" not in new["options"]
+            follows = (
+                "the rate would follow neither schedule"
+                if is_scheduler
+                else "its saved state goes on with the new class"
+            )
+            text = f"class {old['class']} -> {new['class']}: {follows}"
+            yield StateChange(name, text, is_refused=is_scheduler, is_fresh=is_scheduler)
+        elif options:
+            yield from _option_changes(name, old["options"], new["options"])
+
+
+def _option_changes(
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[StateChange]:
+    shown = [
+        f"{key} {old[key]!r} -> {value!r}"
+        for key, value in new.items()
+        if key in old and old[key] != value
+    ]
+    if shown:
+        follows = "the checkpoint's go on: they are part of its state"
+        yield StateChange(name, f"{', '.join(shown)}: {follows}")
+
+
+def _scheduler_changes(
+    trees: Mapping[str, Any], parts: Mapping[str, Part], known: Collection[str]
+) -> Iterator[StateChange]:
+    """Find schedulers with other groups, and by their keys those of another class."""
+    for name, tree in trees.items():
+        scheduler = scheduler_in(parts[name].stateful)
+        if scheduler is None or not isinstance(tree, dict):
+            continue
+        if scheduler is parts[name].stateful:
+            yield from _rate_changes(name, tree, scheduler)
+        if name in known:
+            continue
+        own = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
+        saved = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
+        if own - saved and saved - own:
+            text = (
+                f"saved by a scheduler with {_listed(saved - own)}, and "
+                f"{type(scheduler).__name__} has {_listed(own - saved)}: "
+                "the rate would follow neither schedule"
+            )
+            yield StateChange(name, text, is_refused=True, is_fresh=True)
+
+
+def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterator[StateChange]:
+    """Find schedulers of another number of groups: torch would leave groups without a rate."""
+    saved, own = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
+    if isinstance(saved, list) and own is not None and len(saved) != len(own):
+        text = f"saved rates of {len(saved)} groups, and the optimizer has {len(own)} groups"
+        yield StateChange(name, text, is_refused=True, is_fresh=True)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{one}`" for one in sorted(names)[:_SHOWN_MAX])
+
+
+def refused_changes(
+    saved: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
+) -> tuple[StateChange, ...]:
+    """Return the differences for which a resume would refuse state that is not stored yet.
+
+    Schedulers are compared by their keys, modules by dtypes and by tied tensors of the saved side.
+
+    Args:
+        saved: parts that are about to be stored.
+        live: objects of this run, by the names of their parts.
+        policy: differences that are allowed.
+    """
+    trees: dict[str, Any] = {}
+    entries: list[TensorEntry] = []
+    for name in live.keys() & saved.keys():
+        trees[name], tensors = flatten(name, fast_state_dict(saved[name].stateful))
+        entries += (
+            TensorEntry(path, name, DTYPE_NAMES[one.dtype], tuple(one.shape), ())
+            for path, one in tensors.items()
+        )
+    found = [
+        *_scheduler_changes(trees, live, known=()),
+        *_model_changes(entries, trees, live),
+    ]
+    return tuple(one for one in found if one.is_refused and not policy.allows(one.part))
+
+
+def _model_changes(
+    tensors: Iterable[TensorEntry], trees: Mapping[str, Any], parts: Mapping[str, Part]
+) -> Iterator[StateChange]:
+    entries = {entry.name: entry for entry in tensors}
+    for name, tree in trees.items():
+        model = parts[name].stateful
+        if not isinstance(model, nn.Module) or parts[name].scope != "replicated":
+            continue
+        try:
+            live, own_tensors = flatten(name, fast_state_dict(model))
+        except UnsavableState:
+            # Parameters that have no memory yet have no dtype to compare.
+            continue
+        saved, own = _names(tree), _names(live)
+        pairs = [
+            (path, entries[saved[path]], own_tensors[own[path]])
+            for path in own
+            if path in saved and saved[path] in entries
+        ]
+        yield from _dtype_changes(name, pairs)
+        yield from _tie_changes(name, saved, own, entries)
+
+
+def _names(tree: Any) -> dict[str, str]:
+    """Return the name of the tensor at each key of a model's tree; tied keys have one name."""
+    pairs = tree.get("$odict", tree.items()) if isinstance(tree, dict) else ()
+    return {
+        key: one["$tensor"] for key, one in pairs if isinstance(one, dict) and [*one] == ["$tensor"]
+    }
+
+
+def _dtype_changes(
+    name: str, pairs: Iterable[tuple[str, TensorEntry, torch.Tensor]]
+) -> Iterator[StateChange]:
+    found: dict[tuple[torch.dtype, torch.dtype], list[str]] = defaultdict(list)
+    for path, entry, tensor in pairs:
+        saved = TORCH_DTYPES[entry.dtype]
+        if saved != tensor.dtype:
+            found[saved, tensor.dtype].append(path)
+    for (saved, own), paths in found.items():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        is_narrower = not _holds(own, saved)
+        follows = "digits would be lost" if is_narrower else "the numbers stay same"
+        text = f"dtype {saved} -> {own} of `{paths[0]}`{more}: {follows}"
+        yield StateChange(name, text, is_refused=is_narrower)
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Return whether a dtype has every value of another one."""
+    try:
+        return torch.promote_types(wide, narrow) == wide
+    except RuntimeError:
+        # torch promotes no float8: each of them fits in bfloat16 and wider.
+        return wide.is_floating_point and wide.itemsize > narrow.itemsize
+
+
+def _tie_changes(
+    name: str,
+    saved: Mapping[str, str],
+    own: Mapping[str, str],
+    entries: Mapping[str, TensorEntry],
+) -> Iterator[StateChange]:
+    """Find weights that were one tensor and are several here, and the reverse."""
+    for paths in _tied(saved, own):
+        if len({own[path] for path in paths}) > 1:
+            text = f"{_listed(paths)} were one tied tensor, and are several here"
+            yield StateChange(name, f"{text}: they would be trained apart", is_refused=True)
+    for paths in _tied(own, saved):
+        stored = {saved[path] for path in paths}
+        content = {
+            tuple((one.region, one.digest) for one in entries[tensor].regions)
+            for tensor in stored
+            if tensor in entries
+        }
+        if len(content) > 1:
+            text = f"{_listed(paths)} were separate tensors, and are one tied tensor here"
+            yield StateChange(name, f"{text}: all values but one would be lost", is_refused=True)
+
+
+def _tied(names: Mapping[str, str], others: Mapping[str, str]) -> list[list[str]]:
+    """Return the keys that share a tensor, as far as the other side has them."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for path, tensor in names.items():
+        if path in others:
+            groups[tensor].append(path)
+    return [paths for paths in groups.values() if len(paths) > 1]

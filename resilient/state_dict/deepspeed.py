@@ -1,0 +1,517 @@
+"""DeepSpeed engine as parts.
+
+Where a DeepSpeed engine keeps the weights that it trains: each parameter's home, by name.
+
+Source: DeepSpeed 0.19.8. ZeRO 1 and 2 lay the parameters of a group end to end and cut the line
+in equal partitions, wherever that is; ``param._hp_mapping`` says what of a parameter a rank holds.
+ZeRO 3 cuts each parameter in equal partitions; ``optimizer.grad_position`` says where one begins.
+Without ZeRO, half-precision training keeps whole copies in full precision. In every case these
+full-precision weights are the state; those that the model computes with are rounded from them.
+
+A DeepSpeed engine as parts: what ZeRO partitions, by parameter name, in the words of torch.
+
+A rank's partitions are runs of elements of named tensors and are written where they lie; nothing
+is gathered, and what pads a partition is not stored. A model is stored by its full-precision
+weights, from which those that it computes with are rounded. So a checkpoint of any ZeRO stage is
+like any other: DDP, FSDP and single processes load it, and it loads theirs.
+``tests/process/test_zero_resharding.py`` proves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError, UnsavableState
+from resilient.state_dict.flatten import escape
+from resilient.state_dict.optimizer import (
+    group_sizes,
+    matched_groups,
+    require_all_named,
+    require_compatible_optimizer,
+    require_same_names,
+)
+from resilient.state_dict.sharding import FlatShard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterLocation:
+    """Where this rank keeps its part of one trained parameter.
+
+    Attributes:
+        name: of the parameter in the model.
+        group: its parameter group's number.
+        shape: of the whole parameter.
+        flat: what the inner optimizer trains and keeps its state by.
+        start: first element of the whole parameter that is kept here.
+        offset: where in ``flat`` that one lies.
+        count: elements kept here; may be 0.
+        is_whole: every rank keeps all of it.
+    """
+
+    name: str
+    group: int
+    shape: tuple[int, ...]
+    flat: torch.Tensor
+    start: int
+    offset: int
+    count: int
+    is_whole: bool = False
+
+    def part_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the parameter's part of a tensor that is laid out as ``self.flat``."""
+        if self.is_whole:
+            return flat.detach()
+        memory = flat.detach().reshape(-1).narrow(0, self.offset, self.count)
+        return FlatShard(self.shape, self.start, memory)
+
+
+def stage_of(engine: Any) -> int:
+    """Return which ZeRO stage an engine trains in, 0 for none."""
+    return int(engine.zero_optimization_stage())
+
+
+def inner_optimizer(engine: Any) -> torch.optim.Optimizer:
+    """Return the optimizer that makes the steps, inside DeepSpeed's own."""
+    return engine.basic_optimizer  # type: ignore[no-any-return]  # DeepSpeed is untyped
+
+
+def parameter_locations(engine: Any) -> list[ParameterLocation]:
+    """Return the homes of all parameters that the engine trains, group by group.
+
+    Raises:
+        ConfigError: it keeps them in a way that is not known here.
+    """
+    optimizer = engine.optimizer
+    names = {id(one): name for name, one in engine.module.named_parameters()}
+    for find in _FINDERS:
+        found = find(optimizer, names)
+        if found is not None:
+            _refuse_model_parallel(engine)
+            return list(found)
+    raise ConfigError(
+        f"DeepSpeed's {type(optimizer).__qualname__} keeps its state in a way that is not known",
+        hint="use ZeRO 0 to 3 with an optimizer of torch",
+    )
+
+
+def _refuse_model_parallel(engine: Any) -> None:
+    if engine.dp_world_size != torch.distributed.get_world_size() or engine.has_moe_layers:
+        raise ConfigError(
+            f"DeepSpeed spreads this model over {engine.dp_world_size} ranks of "
+            f"{torch.distributed.get_world_size()}: only plain data parallelism can be saved",
+            hint="use ZeRO without model, pipeline, sequence or expert parallelism",
+        )
+
+
+Names = dict[int, str]
+
+
+def _bare(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+    """Find parameters that are trained as they are (ZeRO 0 in fp32)."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return None
+    return (
+        _whole(names[id(one)], number, one)
+        for number, group in enumerate(optimizer.param_groups)
+        for one in group["params"]
+    )
+
+
+def _copied(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+    """Find whole full-precision copies (ZeRO 0 in bf16 or fp16)."""
+    copies = getattr(optimizer, "fp32_groups", None)
+    if copies is None:
+        return None
+    return (
+        _whole(names[id(low)], number, full)
+        for number, pair in enumerate(zip(optimizer.fp16_groups, copies, strict=True))
+        for low, full in zip(*pair, strict=True)
+    )
+
+
+def _whole(name: str, group: int, full: torch.Tensor) -> ParameterLocation:
+    return ParameterLocation(
+        name, group, tuple(full.shape), full, 0, 0, full.numel(), is_whole=True
+    )
+
+
+def _partitioned(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+    """Find runs of a line on which the parameters of a group lie end to end (ZeRO 1 and 2)."""
+    for low, full in _LINES:
+        if hasattr(optimizer, low) and hasattr(optimizer, full):
+            lines = zip(getattr(optimizer, low), getattr(optimizer, full), strict=True)
+            return (
+                _on_line(names[id(one)], number, one, flat)
+                for number, (group, flat) in enumerate(lines)
+                for one in group
+            )
+    return None
+
+
+_LINES = (
+    ("bit16_groups", "single_partition_of_fp32_groups"),
+    ("bf16_groups", "fp32_groups_flat_partition"),
+)
+
+
+def _on_line(name: str, group: int, low: Any, flat: torch.Tensor) -> ParameterLocation:
+    shape = tuple(low.shape)
+    if low._hp_mapping is None:  # noqa: SLF001 - where DeepSpeed's own checkpoints look, too
+        return ParameterLocation(name, group, shape, flat, 0, 0, 0)
+    mapping = low._hp_mapping  # noqa: SLF001
+    here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return ParameterLocation(name, group, shape, flat, here.start, there.start, here.numel)
+
+
+def _sliced(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+    """Find equal partitions of each parameter (ZeRO 3)."""
+    if not hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return None
+    if getattr(optimizer, "swap_optimizer", False):
+        raise ConfigError(
+            "DeepSpeed keeps the optimizer's state on NVMe, where it cannot be saved from",
+            hint='offload it to the CPU: "offload_optimizer": {"device": "cpu"}',
+        )
+    return (
+        _slice(optimizer, names[id(one)], one) for group in optimizer.fp16_groups for one in group
+    )
+
+
+def _slice(optimizer: Any, name: str, one: Any) -> ParameterLocation:
+    sub_group, offset, length = optimizer.grad_position[optimizer.get_param_id(one)]
+    start, count = slice_of(one, length)
+    group = optimizer.sub_group_to_group_id[sub_group]
+    flat = optimizer.fp32_partitioned_groups_flat[sub_group]
+    return ParameterLocation(name, group, tuple(one.ds_shape), flat, start, offset, count)
+
+
+def slice_of(one: Any, length: int) -> tuple[int, int]:
+    """Return (first element, elements) of this rank's partition, without what pads it."""
+    start = min(torch.distributed.get_rank() * length, one.ds_numel)
+    return start, min(length, one.ds_numel - start)
+
+
+_FINDERS: tuple[Callable[[Any, Names], Iterator[ParameterLocation] | None], ...] = (
+    _bare,
+    _sliced,
+    _partitioned,
+    _copied,
+)
+
+
+def refresh(engine: Any) -> None:
+    """Round the weights that the model computes with from the full-precision ones. Collective."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
+    elif hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        _refresh_slices(optimizer)
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        for pair in pairs:
+            for low, full in zip(*pair, strict=True):
+                low.data.copy_(full.data)
+
+
+def _refresh_slices(optimizer: Any) -> None:
+    # As the end of DeepSpeed's step does: what is gathered is freed, then rounded, then the small
+    # parameters that stay whole are gathered anew.
+    optimizer.parameter_offload.partition_all_parameters()
+    for number in range(len(optimizer.fp16_groups)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001
+    if optimizer.persistent_parameters:
+        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+    optimizer.invalidate_secondary_tensor()
+
+
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+class ZeroModel:
+    """A Stateful over the model of a DeepSpeed engine, of any ZeRO stage.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return full-precision weights and everything else by their names in the model."""
+        named = dict(self._engine.module.named_parameters())
+        homes = {
+            id(named[home.name]): home.part_of(home.flat)
+            for home in parameter_locations(self._engine)
+        }
+        # Tied parameters have several names and must stay one tensor.
+        kept: dict[int, Any] = {}
+        state = {}
+        for name, value in self._engine.module.state_dict(keep_vars=True).items():
+            if id(value) not in kept:
+                kept[id(value)] = homes[id(value)] if id(value) in homes else _frozen(value)
+            state[name] = kept[id(value)]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take them back, and round from them what the model computes with. Collective.
+
+        Raises:
+            ValueError: the names are not the model's.
+            RuntimeError: a shape is not the model's.
+        """
+        live = self.state_dict()
+        if live.keys() != state_dict.keys():
+            differ = sorted(live.keys() ^ state_dict.keys())
+            raise ValueError(f"names differ: {', '.join(differ[:5])} ({len(differ)} in all)")
+        for name, value in live.items():
+            if torch.is_tensor(value):
+                _fill(value, state_dict[name])
+        # What is no tensor, modules take back themselves.
+        rest = {name: state_dict[name] for name, one in live.items() if not torch.is_tensor(one)}
+        if rest:
+            self._engine.module.load_state_dict(rest, strict=False)
+        refresh(self._engine)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that no optimizer trains; a parameter may be partitioned all the same."""
+    if not torch.is_tensor(value) or not hasattr(value, "ds_tensor"):
+        return value.detach() if torch.is_tensor(value) else value
+    held: Any = value
+    start, count = slice_of(held, held.ds_tensor.numel())
+    return FlatShard(tuple(held.ds_shape), start, held.ds_tensor.detach().narrow(0, 0, count))
+
+
+@torch.no_grad()
+def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copy a tensor that was loaded into its place, unless it was loaded there."""
+    if tuple(live.shape) != tuple(saved.shape):
+        raise RuntimeError(f"shape {tuple(saved.shape)} was saved, and here is {tuple(live.shape)}")
+    if not isinstance(live, FlatShard):
+        live.copy_(saved)
+        return
+    if isinstance(saved, FlatShard):
+        given = saved.memory
+    else:
+        given = saved.reshape(-1).narrow(0, live.start, live.memory.numel())
+    if given.data_ptr() != live.memory.data_ptr():
+        live.memory.copy_(given)
+
+
+class ZeroOptimizer:
+    """A Stateful over the optimizer of a DeepSpeed engine, keyed by parameter name.
+
+    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s, and the fp16
+    loss scale and the engine's counters beside it.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._homes: list[ParameterLocation] = []
+        self._by_path: dict[str, ParameterLocation] = {}
+        self._sizes: list[int] = []
+        self._arriving: dict[tuple[int, str], torch.Tensor] = {}
+        self._look()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer, which makes the steps."""
+        return inner_optimizer(self._engine)
+
+    def _look(self) -> None:
+        """Find all homes, anew if groups have come or grown since."""
+        sizes = group_sizes(self.optimizer)
+        if sizes != self._sizes:
+            self._homes, self._sizes = parameter_locations(self._engine), sizes
+            self._by_path = {escape(home.name): home for home in self._homes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names in place of parameters.
+
+        Raises:
+            UnsavableState: the optimizer keeps something that is neither one number for each
+                element of a parameter, nor one for all of them.
+            ConfigError: the optimizer got a group that the engine does not train.
+        """
+        self._look()
+        state = {
+            home.name: {kind: _part(home, kind, one) for kind, one in kept.items()}
+            for home in self._homes
+            if (kept := self.optimizer.state.get(home.flat))
+        }
+        groups = [
+            {**{name: one for name, one in group.items() if name != "params"}, "params": names}
+            for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
+        ]
+        engine = {name: getattr(self._engine, name) for name in _COUNTERS}
+        scale = _scale_of(self._engine)
+        return {
+            "state": state,
+            "param_groups": groups,
+            "engine": engine,
+            **({"loss_scale": _numbers(scale)} if scale is not None else {}),
+        }
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return what to fill with the state at ``path``, which may not be there yet.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        home = self._by_path.get(name)
+        if place != "state" or kind == "step" or home is None or home.is_whole:
+            return None
+        return home.part_of(self._room(home, kind))
+
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+
+        Raises:
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a group that is not trained here.
+        """
+        require_compatible_optimizer(self.optimizer, state_dict)
+        self._look()
+        self._matched(state_dict)
+
+    def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        names = self._names()
+        saved = state_dict["param_groups"]
+        require_same_names(
+            state_dict["state"], [one for group in names for one in group], partial=True
+        )
+        return matched_groups(names, saved, self.optimizer.param_groups)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not this optimizer's, or parameters that ZeRO counts
+                together have different numbers of steps.
+            ConfigError: the optimizer got a group that the engine does not train.
+        """
+        self._look()
+        groups = self._matched(state_dict)
+        state = state_dict["state"]
+        by_flat = sorted(self._homes, key=lambda home: id(home.flat))
+        for _, homes in groupby(by_flat, key=lambda home: id(home.flat)):
+            self._load_flat(list(homes), state)
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: one for name, one in saved.items() if name != "params"})
+        self._arriving = {}
+        # Where DeepSpeed remembers places in the state, it looks for them anew.
+        if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
+            self._engine.optimizer._hp_optimizer_states_linked = False  # noqa: SLF001
+        for name, count in state_dict.get("engine", {}).items():
+            setattr(self._engine, name, count)
+        scale = _scale_of(self._engine)
+        if scale is not None:
+            vars(scale).update(state_dict.get("loss_scale", {}))
+
+    def steady(self) -> Iterator[torch.Tensor]:
+        """Yield the memory that only a step of the optimizer changes."""
+        yield from (home.flat.detach() for home in self._homes)
+        for kept in self.optimizer.state.values():
+            yield from (one for one in kept.values() if torch.is_tensor(one))
+
+    def _names(self) -> list[list[str]]:
+        """Return the names of the parameters of each group."""
+        names: list[list[str]] = [[] for _ in self.optimizer.param_groups]
+        for home in self._homes:
+            names[home.group].append(home.name)
+        require_all_named(self.optimizer, names)
+        return names
+
+    def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
+        """Return where one kind of state is or will be, for everything that is kept together."""
+        kept = self.optimizer.state.get(home.flat, {})
+        if kind in kept:
+            return kept[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
+        key = (id(home.flat), kind)
+        if key not in self._arriving:
+            self._arriving[key] = torch.zeros_like(home.flat.detach())
+        return self._arriving[key]
+
+    def _load_flat(self, homes: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
+        """Give the parameters that are kept together their state."""
+        saved = {home.name: state[home.name] for home in homes if state.get(home.name)}
+        loaded: dict[str, Any] = {}
+        for kind in dict.fromkeys(kind for one in saved.values() for kind in one):
+            having = [home for home in homes if kind in saved.get(home.name, {})]
+            values = [saved[home.name][kind] for home in having]
+            if all(map(_is_elementwise, [kind] * len(having), having, values)):
+                room = self._room(homes[0], kind)
+                if len(having) < len(homes):
+                    room.zero_()  # what ZeRO itself gives parameters that had no gradient yet
+                for home, value in zip(having, values, strict=True):
+                    _fill(home.part_of(room), value)
+                loaded[kind] = room
+            else:
+                loaded[kind] = _one_of_all(kind, having, values)
+        if loaded:
+            self.optimizer.state[homes[0].flat] = loaded
+        else:
+            self.optimizer.state.pop(homes[0].flat, None)
+
+
+def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
+    """Return a parameter's part of what is kept of all that lie together."""
+    if not torch.is_tensor(value):
+        return value
+    if value.shape == home.flat.shape and kind != "step":
+        return home.part_of(value)
+    if value.numel() == 1:
+        # Of its own, so that whoever counts on by parameter counts each once.
+        return value.detach().clone()
+    raise UnsavableState(
+        f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "
+        "elements, which cannot be told apart by parameter",
+        path=f"{home.name}/{kind}",
+        hint="use an optimizer that keeps one number for each element, such as AdamW",
+    )
+
+
+def _is_elementwise(kind: str, home: ParameterLocation, value: Any) -> bool:
+    return kind != "step" and torch.is_tensor(value) and tuple(value.shape) == home.shape
+
+
+def _one_of_all(kind: str, homes: Sequence[ParameterLocation], values: Sequence[Any]) -> Any:
+    """Return the value that all parameters have in common.
+
+    Raises:
+        ValueError: they have not.
+    """
+    for home, value in zip(homes, values, strict=True):
+        if value != values[0]:
+            raise ValueError(
+                f"ZeRO keeps one `{kind}` for `{homes[0].name}` and `{home.name}`, which have "
+                f"{values[0]} and {value}"
+            )
+    return values[0].clone() if torch.is_tensor(values[0]) else values[0]
+
+
+def _scale_of(engine: Any) -> Any:
+    """Return what holds the loss scale of fp16 training, or None."""
+    if not engine.fp16_enabled():
+        return None
+    optimizer = engine.optimizer
+    return getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
+
+
+def _numbers(scale: Any) -> dict[str, Any]:
+    return {name: one for name, one in vars(scale).items() if type(one) in (bool, int, float)}

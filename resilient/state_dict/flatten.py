@@ -1,0 +1,478 @@
+"""State dict <-> JSON tree + named tensors, without pickle.
+
+State dicts to JSON and tensors, and back, without pickle.
+
+Plain JSON values stand for themselves. Everything else is an object with one key that begins
+with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``, ``{"$float": "nan"}`` and so on, listed
+in docs/format.md. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
+A type outside the list is an error that names its path, at save time rather than at resume.
+
+Objects in an optimizer's state, taken apart into values that need no pickle.
+
+Low-rank optimizers keep a projector per parameter, and low-bit ones a tensor that is made of
+others. Only the classes named here are taken apart and made again; any other stays what it is
+and is refused when it is saved.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, UnsavableState
+from resilient.format.state_json import DEPTH_MAX, JsonRows, tensors_of
+from resilient.state_dict.sharding import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+Tensors = dict[str, torch.Tensor]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""The types of tensors that are whole on the rank that has them."""
+
+# A leaf, such as an array of NumPy, takes up to four levels of JSON more.
+_DEPTH_MAX = DEPTH_MAX - 4
+_LEVELS: dict[type, int] = {
+    list: 1,
+    dict: 1,
+    tuple: 2,
+    set: 2,
+    frozenset: 2,
+    OrderedDict: 3,
+    Counter: 3,
+}
+_SHOWN_MAX = 120
+# A few less than a manifest takes, for what makes a name unique.
+_PATH_LENGTH_MAX = 4000
+_RESERVED = "__metadata__"
+_META = "give it memory first: module.to_empty(device=...), then load or set its values"
+_QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point, in state_dict()"
+
+_NESTED = frozenset({list, dict})
+PLAIN_VALUES = frozenset({type(None), bool, int, str})
+"""The types of values that stand for themselves."""
+
+_DTYPE_WORDS = {
+    str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype
+}
+
+
+def flatten(
+    part: str, value: Any, kinds: set[tuple[str, type]] | None = None
+) -> tuple[Any, Tensors]:
+    """Return ``value`` as a JSON tree and the tensors that it names; nothing is copied.
+
+    Tensors that share their memory, shape and strides are named once, so tied weights are
+    written once and tied again by whoever loads them.
+
+    Args:
+        part: the part's name; every tensor's name begins with it and a slash.
+        value: nested dicts, lists, tensors, arrays and plain values.
+        kinds: gets the path and the type of each container, tensor and tagged value.
+
+    Raises:
+        UnsavableState: a value of a type outside the list, or nested deeper than can be read;
+            names its path.
+    """
+    flattener = _Flattener(kinds)
+    try:
+        return flattener.visit(value, part), flattener.tensors
+    except RecursionError as error:
+        raise _too_deep(part) from error
+
+
+class _Flattener:
+    """Walks a value once, collecting tensors by name and by memory."""
+
+    def __init__(self, kinds: set[tuple[str, type]] | None) -> None:
+        self.tensors: Tensors = {}
+        self._kinds = kinds
+        self._at: dict[int, list[str]] = {}
+        self._depth = 0
+
+    def visit(self, value: Any, path: str) -> Any:
+        if type(value) in PLAIN_VALUES:
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        writer = _WRITERS.get(type(value))
+        if writer is not None:
+            return self._within(_LEVELS.get(type(value), 0), path, writer, value)
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, path)
+        if isinstance(value, np.generic):
+            return {"$numpy": [value.dtype.str, self._array(np.asarray(value), path)]}
+        raise UnsavableState(
+            f"`{path}` is a {type(value).__module__}.{type(value).__qualname__}, "
+            "which only pickle could save",
+            path=path,
+            hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
+        )
+
+    def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
+        """Write what takes some levels of JSON, if a reader would follow so deep."""
+        if self._kinds is not None:
+            self._kinds.add((path, type(value)))
+        self._depth += levels
+        if self._depth > _DEPTH_MAX:
+            raise _too_deep(path)
+        written = write(self, value, path)
+        self._depth -= levels
+        return written
+
+    def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {
+                key: one
+                if type(one) in PLAIN_VALUES or (type(one) is float and math.isfinite(one))
+                else self.visit(one, f"{path}/{escape(key)}")
+                for key, one in value.items()
+            }
+        return {"$dict": self._within(2, path, _Flattener.pairs, value)}
+
+    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        return [
+            [
+                key if type(key) is str else self.visit(key, f"{path}/<key {key!r}>"),
+                self.visit(one, f"{path}/{escape(str(key))}"),
+            ]
+            for key, one in value.items()
+        ]
+
+    def sequence(self, value: Any, path: str) -> list[Any]:
+        # The state of Python's random numbers alone is 625 of them.
+        if PLAIN_VALUES.issuperset(map(type, value)):
+            return list(value)
+        return [
+            one if type(one) in PLAIN_VALUES else self.visit(one, f"{path}/{index}")
+            for index, one in enumerate(value)
+        ]
+
+    def tensor(self, value: torch.Tensor, path: str) -> Any:
+        local = value if type(value) in PLAIN else local_of(value, path)
+        if value.layout != torch.strided:
+            raise UnsavableState(
+                f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
+                "which has no plain bytes",
+                path=path,
+                hint="give it as dense tensors in state_dict(): its to_dense(), or its indices "
+                "and values",
+            )
+        dtype = value.dtype
+        if dtype not in DTYPE_NAMES or value.is_meta:
+            raise UnsavableState(
+                f"`{path}` is a {dtype} tensor on {value.device}, which has no plain bytes",
+                path=path,
+                hint=_META if value.is_meta else _QUANTIZED,
+            )
+        _require_name(path)
+        name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
+        # Nothing has no address to know it by.
+        if address := local.data_ptr() if local is value else _address_of(local):
+            here = self._at.setdefault(address, [])
+            for known in here:
+                if _is_same(self.tensors[known], value):
+                    return {"$tensor": known}
+            here.append(name)
+        self.tensors[name] = value.detach()
+        return {"$tensor": name}
+
+    def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+        # A scalar of NumPy has no dimensions either, and is another type.
+        tag = "$numpy" if value.ndim else "$array"
+        return {tag: [value.dtype.str, self._array(value, path)]}
+
+    def _array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+        try:
+            # torch warns of memory that cannot be written to.
+            plain = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
+            return self.visit(
+                torch.from_numpy(np.ascontiguousarray(plain).reshape(value.shape)), path
+            )
+        except TypeError as error:
+            raise UnsavableState(
+                f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes",
+                path=path,
+                hint="give it as numbers, or its tolist() in state_dict()",
+            ) from error
+
+
+def _too_deep(path: str) -> UnsavableState:
+    shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
+    return UnsavableState(
+        f"`{shown}` nests deeper than the {DEPTH_MAX} levels that are read, or holds itself",
+        path=shown,
+        hint="leave out what refers back to what holds it, and flatten the rest",
+    )
+
+
+def _require_name(path: str) -> None:
+    """Raise if a path cannot name a tensor in a file.
+
+    Raises:
+        UnsavableState: It is too long, or a safetensors file keeps the name for itself.
+    """
+    if len(path) > _PATH_LENGTH_MAX:
+        raise UnsavableState(
+            f"`{path[:_SHOWN_MAX]}...` is the name of a tensor, and has {len(path)} characters: "
+            f"at most {_PATH_LENGTH_MAX} can be read",
+            path=path,
+            hint="give the tensor a shorter key in state_dict()",
+        )
+    if path.partition("/")[2] == _RESERVED:
+        raise UnsavableState(
+            f"`{path}` names a tensor: a safetensors file keeps `{_RESERVED}` for itself",
+            path=path,
+            hint="give the tensor another key in state_dict()",
+        )
+
+
+def _address_of(local: torch.Tensor) -> int:
+    """Return where a tensor would begin that has perhaps no element here."""
+    start = int(local.storage_offset()) * local.element_size()
+    return local.untyped_storage().data_ptr() + start
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors that begin at the same address are the same memory, seen alike."""
+    if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
+        return False
+    if (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg()):
+        # The same bytes stand for other numbers.
+        return False
+    strides = (local_of(each, "").stride() for each in (one, other))
+    return one.stride() == other.stride() and len(set(strides)) == 1
+
+
+def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
+    """Return the memory of a tensor that this rank holds.
+
+    Raises:
+        UnsavableState: no rank holds its values as plain bytes.
+    """
+    if type(value) in PLAIN:
+        return value
+    # Only sharded training pays for loading torch's part about it.
+    from resilient.state_dict.sharding import check_placements, is_sharded, local_memory
+
+    if not is_sharded(value):
+        raise UnsavableState(
+            f"`{path}` is a {type(value).__qualname__}, which has no plain bytes",
+            path=path,
+            hint="give plain tensors in state_dict(); a lazy parameter has some after the first "
+            "forward pass",
+        )
+    check_placements(value, path)
+    return local_memory(value)
+
+
+def _set(flattener: _Flattener, value: set[Any] | frozenset[Any], path: str) -> Any:
+    # Sorted by their text, so that equal sets give equal bytes in every process.
+    return {"$" + type(value).__name__: flattener.sequence(sorted(value, key=repr), path)}
+
+
+_WRITERS: dict[type, Callable[[_Flattener, Any, str], Any]] = {
+    dict: _Flattener.mapping,
+    list: _Flattener.sequence,
+    tuple: lambda walk, value, path: {"$tuple": walk.sequence(value, path)},
+    OrderedDict: lambda walk, value, path: {"$odict": walk.pairs(value, path)},
+    Counter: lambda walk, value, path: {"$counter": walk.pairs(value, path)},
+    set: _set,
+    frozenset: _set,
+    bytes: lambda _, value, __: {"$bytes": base64.b64encode(value).decode()},
+    complex: lambda _, value, __: {"$complex": [repr(value.real), repr(value.imag)]},
+    torch.Tensor: _Flattener.tensor,
+    torch.nn.Parameter: _Flattener.tensor,
+    torch.nn.Buffer: _Flattener.tensor,
+    np.ndarray: _Flattener.array,
+    JsonRows: lambda _, value, __: value,
+    torch.Size: lambda _, value, __: {"$size": list(value)},
+    torch.dtype: lambda _, value, __: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda _, value, __: {"$device": str(value)},
+}
+
+
+def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in nested dicts and lists by the path that :func:`flatten` gives it.
+
+    Tensors that share their memory are yielded under each of their paths.
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from named_tensors(one, f"{path}/{escape(str(key))}")
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from named_tensors(one, f"{path}/{index}")
+
+
+def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """Return the value that :func:`flatten` took apart.
+
+    Args:
+        tree: the JSON tree; what is returned may share its lists and dicts.
+        tensor: gives a tensor by name; each call may return the same object.
+
+    Raises:
+        IntegrityError: the tree does not fit the grammar, for example by a tag that this release
+            does not know; then ``tensor`` was asked for nothing.
+    """
+    tensors_of(tree)
+    return _build(tree, tensor)
+
+
+def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    # A history of what was logged has a hundred thousand dicts of numbers: those stay as they are.
+    if isinstance(tree, list):
+        return [_build(one, tensor) for one in tree] if _is_nested(tree) else tree
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree)) if len(tree) == 1 else ""
+    if not tag.startswith("$"):
+        values = tree.values()
+        return (
+            dict(zip(tree, (_build(one, tensor) for one in values), strict=True))
+            if _is_nested(values)
+            else tree
+        )
+    if tag == "$tensor":
+        return tensor(tree[tag])
+    raw = _build(tree[tag], tensor) if isinstance(tree[tag], list) else tree[tag]
+    try:
+        return _READERS[tag](raw)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise IntegrityError(
+            f"`{tag}` in a checkpoint's state says what cannot be: {error}"
+        ) from error
+
+
+def _is_nested(values: Iterable[Any]) -> bool:
+    return not _NESTED.isdisjoint(map(type, values))
+
+
+def _read_dtype(raw: Any) -> torch.dtype:
+    if raw not in _DTYPE_WORDS:
+        raise IntegrityError(f"unknown dtype {raw!r} in a checkpoint's state")
+    return _DTYPE_WORDS[raw]
+
+
+def _read_numpy(raw: list[Any]) -> Any:
+    array = _read_array(raw)
+    return array[()] if array.ndim == 0 else array
+
+
+def _read_array(raw: list[Any]) -> Any:
+    dtype, values = raw
+    return values.numpy().astype(np.dtype(dtype), copy=True)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": dict,
+    "$odict": OrderedDict,
+    "$counter": lambda raw: Counter(dict(raw)),
+    "$set": set,
+    "$frozenset": frozenset,
+    "$bytes": base64.b64decode,
+    "$complex": lambda raw: complex(float(raw[0]), float(raw[1])),
+    "$float": float,
+    "$numpy": _read_numpy,
+    "$array": _read_array,
+    "$size": torch.Size,
+    "$dtype": _read_dtype,
+    "$device": torch.device,
+}
+
+
+def escape(key: str) -> str:
+    """Escape a key as a JSON pointer does (RFC 6901), so that paths are unambiguous."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+_OBJECT, _TENSOR = "taken_apart_object", "taken_apart_tensor"
+
+OBJECTS = {
+    "apollo_torch.random_projector.GradientProjector",
+    "apollo_torch.svd_projector.GaLoreProjector",
+    "galore_torch.galore_projector.GaLoreProjector",
+}
+"""Classes whose attributes are all that they are."""
+
+TENSORS = {
+    "torchao.optim.subclass_4bit.OptimState4bit",
+    "torchao.optim.subclass_8bit.OptimState8bit",
+    "torchao.optim.subclass_fp8.OptimStateFp8",
+}
+"""Tensors made of tensors, by the protocol ``__tensor_flatten__``, ``__tensor_unflatten__``."""
+
+
+def flatten_objects(value: Any) -> Any:
+    """Return ``value``, or what it is made of if it is an object of a known class.
+
+    Tensors inside are the live ones; nothing is copied.
+
+    Crash: nothing was changed.
+    """
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if name in OBJECTS:
+        return {_OBJECT: name, "fields": dict(vars(value))}
+    if name in TENSORS:
+        inner, context = value.__tensor_flatten__()
+        return {
+            _TENSOR: name,
+            "inner": {one: getattr(value, one) for one in inner},
+            "context": [_plain(one) for one in context],
+            "shape": list(value.shape),
+        }
+    return value
+
+
+def restore_objects(value: Any) -> Any:
+    """Return what :func:`take_apart` took apart, made again; anything else as it is.
+
+    Crash: only this process's memory changed.
+
+    Raises:
+        IncompatibleCheckpoint: its class is none of those known, or its package is not installed.
+    """
+    if not isinstance(value, dict):
+        return value
+    if _OBJECT in value:
+        kind = _class_of(value[_OBJECT], OBJECTS)
+        made = kind.__new__(kind)
+        vars(made).update(value["fields"])
+        return made
+    if _TENSOR in value:
+        kind = _class_of(value[_TENSOR], TENSORS)
+        shape = torch.Size(value["shape"])
+        context = [torch.Size(one) if isinstance(one, list) else one for one in value["context"]]
+        return kind.__tensor_unflatten__(value["inner"], context, shape, None)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, torch.Size) else value
+
+
+def _class_of(name: str, known: set[str]) -> Any:
+    if name not in known:
+        raise IncompatibleCheckpoint(
+            f"the optimizer's state holds a `{name}`, which is none of {', '.join(sorted(known))}"
+        )
+    module, _, kind = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), kind)
+    except (ImportError, AttributeError) as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise IncompatibleCheckpoint(
+            f"the optimizer's state holds a `{name}`, which cannot be imported: {error}",
+            hint=f"pip install {package}",
+        ) from error

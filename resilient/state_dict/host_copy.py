@@ -1,0 +1,283 @@
+"""Host and device copies.
+
+Copy tensors into host memory: some at once, the others beside training, each exactly once.
+
+Copies from CUDA devices: into page-locked memory, on a stream beside training's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from itertools import starmap
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from resilient.distributed.coordination import RankFailure, capture_failure
+from resilient.errors import SaveFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# torch's notes on autograd describe the counter.
+_version = attrgetter("_version")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorCopy:
+    """One box to copy.
+
+    Attributes:
+        name: the tensor's, for messages.
+        source: the box's elements, any device, any strides; shares memory with training.
+        target: host memory of a file as a tensor like the source; see ``target_in``.
+    """
+
+    name: str
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class HostCopyBatch:
+    """Copies within host memory, made in one go: once or, after ``renew``, again.
+
+    Args:
+        copies: what to copy; what the sources are from now on is what is copied.
+    """
+
+    def __init__(self, copies: Sequence[TensorCopy]) -> None:
+        self._names = [one.name for one in copies]
+        self._sources = [one.source for one in copies]
+        self._targets = [one.target for one in copies]
+        are_counted = not any(map(torch.Tensor.is_inference, self._sources))
+        self._count = _version if are_counted else changes_of
+        self._addresses: list[int] = []
+        self._bytes: list[Any] | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Be as good as new: what the sources are from now on is what is copied."""
+        self._changes = [*map(self._count, self._sources)]
+        addresses = [*map(torch.Tensor.data_ptr, self._sources)]
+        if addresses != self._addresses:
+            # A storage may get other memory.
+            self._bytes, self._addresses = None, addresses
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Copy with as many threads as torch likes, or with this one alone.
+
+        Args:
+            modestly: leave the other cores to training.
+        """
+        if not modestly:
+            copy_all(self._sources, self._targets)
+            return
+        if self._bytes is None:
+            self._bytes = [*map(_bytes_of, self._targets, self._sources)]
+        if all(self._bytes):
+            # Bytes to bytes: of each one memcpy without the interpreter's lock.
+            deque(starmap(np.copyto, self._bytes), maxlen=0)
+            return
+        for pair, source, target in zip(self._bytes, self._sources, self._targets, strict=True):
+            if pair:
+                np.copyto(*pair)
+            elif source.numel():
+                target.copy_(source)
+
+    def changed(self) -> list[str]:
+        """Return the names of the tensors that were changed in place since."""
+        changes = [*map(self._count, self._sources)]
+        if changes == self._changes:
+            return []
+        counts = zip(self._names, self._changes, changes, strict=True)
+        return [name for name, before, now in counts if now != before]
+
+
+def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
+    """Return the target's bytes and the source's, if the one are to be the other; else nothing."""
+    if not source.numel() or source.device.type != "cpu" or not source.is_contiguous():
+        return ()
+    if source.is_conj() or source.is_neg():
+        return ()
+    return tuple(one.reshape(-1).view(torch.uint8).numpy() for one in (target, source))
+
+
+def target_in(buffer: memoryview, start: int, like: torch.Tensor) -> torch.Tensor:
+    """Return a part of host memory as a tensor, whose elements lie there row-major.
+
+    Args:
+        buffer: of a file.
+        start: where in it, in bytes.
+        like: has the dtype and the shape.
+    """
+    if not like.numel():
+        return torch.empty(like.shape, dtype=like.dtype)
+    flat = torch.frombuffer(buffer, dtype=like.dtype, count=like.numel(), offset=start)
+    return flat.view(like.shape)
+
+
+def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Copy many small tensors, which costs less in one call than in one for each.
+
+    Args:
+        sources: any device, any strides.
+        targets: host memory, as many and like them.
+    """
+    if sources and all(one.is_cpu for one in sources):
+        torch._foreach_copy_(list(targets), list(sources))
+        return
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+class PendingCopy(Protocol):
+    """A piece of work that fills host memory."""
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Return when the bytes are there."""
+
+    def changed(self) -> list[str]:
+        """Return the names of tensors that were changed meanwhile."""
+
+
+class DeferredCopies:
+    """Copies of memory that training leaves alone for a while, made by whoever comes first.
+
+    A thread beside training makes them one by one. The training thread, once it cannot go on
+    without them, makes what is left as well and waits for the one that is being made.
+
+    A copy whose source was changed meanwhile is worthless, and torch counts changes in place:
+    ``require_unchanged`` tells. That finds a loop that breaks its promise nearly always, not
+    always: a change through ``.data`` is not counted, and one that is still under way not yet.
+    So whoever changes what is copied is the one to ask last.
+
+    Args:
+        work: what to copy; nothing of it is begun yet, or a device does it by itself.
+    """
+
+    def __init__(self, work: Sequence[PendingCopy] = ()) -> None:
+        self._work = [*work]
+        self._left = deque(work)
+        self._missing = len(work)
+        self._lock = threading.Lock()
+        self._whole = threading.Event()
+        self._failures: list[RankFailure] = []
+        if not work:
+            self._whole.set()
+
+    def __len__(self) -> int:
+        return self._missing
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Make the copies that nobody has begun, and return when all are made.
+
+        What goes wrong with one is kept for ``require_unchanged``.
+
+        Args:
+            modestly: leave the other cores to training.
+        """
+        while self._make_next(modestly=modestly):
+            continue
+        self._whole.wait()
+
+    def forget(self) -> None:
+        """Let go of what was copied, which training may replace; nobody asks any more."""
+        self._work = []
+
+    def require_unchanged(self) -> None:
+        """Refuse copies that are not of one moment; all are made, and the sources as they were.
+
+        Raises:
+            SaveFailed: a source was changed since.
+            ResilientError: a copy could not be made.
+        """
+        if self._failures:
+            raise self._failures[0].to_error(1) from self._failures[0].cause
+        changed = [name for one in self._work for name in one.changed()]
+        if changed:
+            raise SaveFailed(
+                f"`{changed[0]}` was changed while it was copied, and so were "
+                f"{len(changed) - 1} others: with overlap nothing changes parameters "
+                "between a save and the next optimizer.step()",
+                hint="move that change behind optimizer.step() (where you wait for the copy "
+                "yourself: behind before_update()), or save without overlap "
+                "(resilient.Checkpointer: overlap=False, TrainingArguments: save_overlap=False)",
+            )
+
+    def _make_next(self, *, modestly: bool) -> bool:
+        """Make one copy; False if none is left to begin."""
+        try:
+            one = self._left.popleft()
+        except IndexError:
+            return False
+        made = capture_failure(lambda: one.make(modestly=modestly))
+        with self._lock:
+            if isinstance(made, RankFailure):
+                self._failures.append(made)
+            self._missing -= 1
+            if not self._missing:
+                self._whole.set()
+        return True
+
+
+def changes_of(tensor: torch.Tensor) -> int:
+    """Return how often torch has changed the tensor in place; views of one count together."""
+    # Tensors of inference mode have no counter.
+    return 0 if tensor.is_inference() else int(_version(tensor))
+
+
+# cudaHostRegisterPortable: locked for every device of this process.
+_PORTABLE = 1
+
+
+class DeviceCopies:
+    """Copies that one CUDA device makes by itself; begun when this is made.
+
+    They come after all that training has asked of the device so far, and training may go on to
+    read the sources. Before it changes them, it waits for ``make``.
+
+    Args:
+        copies: all from the same device.
+    """
+
+    def __init__(self, copies: Sequence[TensorCopy]) -> None:
+        self._copies = copies
+        self._changes = [changes_of(one.source) for one in copies]
+        device = copies[0].source.device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for one in copies:
+                one.target.copy_(one.source, non_blocking=True)
+        self._event = stream.record_event()
+
+    def make(self, *, modestly: bool = False) -> None:  # noqa: ARG002 - it takes no core
+        """Wait for the device."""
+        self._event.synchronize()
+
+    def changed(self) -> list[str]:
+        """Return the names of sources that were changed meanwhile."""
+        counts = zip(self._copies, self._changes, strict=True)
+        return [one.name for one, before in counts if changes_of(one.source) != before]
+
+
+def lock_pages(memory: memoryview) -> int:
+    """Lock memory in place, so that a device copies to it by itself, and return its address.
+
+    Returns:
+        0 if the driver refused; copies then hold up the thread that asks for them.
+    """
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+    refused = int(runtime.cudaHostRegister(address, len(memory), _PORTABLE))
+    return 0 if refused else address
+
+
+def unlock_pages(address: int) -> None:
+    """Take a lock back; the memory may go then."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+    runtime.cudaHostUnregister(address)

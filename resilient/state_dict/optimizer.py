@@ -1,0 +1,671 @@
+"""Optimizer state by parameter name; ZeRO-1 pieces.
+
+Whether an optimizer can go on from what was saved of one: that of another kind it must refuse.
+
+torch takes any state for any optimizer, and the first step then ends in a ``KeyError``, or in
+moments that mean something else. What is told of groups says the kind, and so does what is kept of
+each parameter. Options that come and go between releases of torch say nothing.
+
+An optimizer's state by parameter name, never by position.
+
+``torch.optim`` numbers parameters by their order in the groups, so a model whose layers were
+reordered would get each other's moments. Names make that an error or, where only the order
+changed, harmless.
+
+An optimizer that steps pieces of parameters, as a part: by parameter name, in torch's words.
+
+A rank has one run of elements of each parameter, which may be empty, and steps it in pieces. What
+the optimizer keeps of the pieces of one run is laid end to end, so that it is written where it
+lies. A checkpoint of it is like any other: replicas, FSDP and single processes load it, and it
+loads theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from resilient.errors import ConfigError, UnsavableState
+from resilient.state_dict.flatten import escape, flatten_objects, restore_objects
+from resilient.state_dict.sharding import FlatShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_SAYS_NOTHING = frozenset(
+    {
+        *("params", "param_names", "lr", "weight_decay", "initial_lr"),
+        # How a step is computed, and what one release or package of a kind has alone.
+        *("foreach", "fused", "capturable", "differentiable", "maximize"),
+        *("amsgrad", "bias_correction", "decoupled_weight_decay", "step"),
+        # What torch's schedules leave in a group.
+        *("max_lr", "min_lr", "swa_lr", "base_momentum", "initial_momentum"),
+        *("max_momentum", "min_momentum"),
+    }
+)
+
+_TWO_MOMENTS = frozenset({"exp_avg", "exp_avg_sq"})
+_KEPT = {
+    "ASGD": frozenset({"ax", "eta", "mu"}),
+    "Adadelta": frozenset({"acc_delta", "square_avg"}),
+    "Adagrad": frozenset({"sum"}),
+    "Adam": _TWO_MOMENTS,
+    "AdamW": _TWO_MOMENTS,
+    "Adamax": frozenset({"exp_avg", "exp_inf"}),
+    "NAdam": _TWO_MOMENTS | {"mu_product"},
+    "RAdam": _TWO_MOMENTS,
+    "RMSprop": frozenset({"square_avg"}),
+    "Rprop": frozenset({"prev", "step_size"}),
+    "SparseAdam": _TWO_MOMENTS,
+}
+"""What torch's own optimizers cannot make the next step without, once they made one."""
+
+
+def require_compatible_optimizer(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
+) -> None:
+    """Raise unless an optimizer can go on from what was saved of one.
+
+    Args:
+        optimizer: what would take the state.
+        saved: ``state`` by parameter and ``param_groups``; only the names in it are looked at.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    name = type(optimizer).__name__
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
+    own, found = _told(groups), _told(saved["param_groups"])
+    missing = (optimizer.defaults.keys() & own) - found
+    strange = found - own - optimizer.defaults.keys()
+    if missing and strange:
+        raise ValueError(
+            f"it was saved by an optimizer that is told {_listed(found)}, and {name} is told "
+            f"{_listed(own)}; make the optimizer that was saved"
+        )
+    needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
+    # The user may keep values of another form in the state, under keys that name no parameter.
+    members = {one for group in saved["param_groups"] for one in group["params"]}
+    for parameter, kept in saved["state"].items():
+        if needed and parameter in members and kept and not needed <= kept.keys():
+            raise ValueError(
+                f"it was saved by an optimizer that keeps {_listed(kept)} of `{parameter}`, and "
+                f"{name} goes on from {_listed(needed)}; make the optimizer that was saved"
+            )
+
+
+def _told(groups: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return what groups are told that says the kind of their optimizer."""
+    return {name for group in groups for name in group} - _SAYS_NOTHING
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing of its own"
+
+
+_MEMBERS = frozenset({"params", "param_names"})
+"""Keys of a group that name its parameters; the others are options."""
+
+
+class NamedOptimizer:
+    """A Stateful over an optimizer, keyed by the model's parameter names.
+
+    Args:
+        model: the plain module, not its parallel wrapper.
+        optimizer: holds parameters of that module and no others.
+
+    Raises:
+        ConfigError: the optimizer holds a parameter that the model does not have.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._parameters: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._names_by_id: dict[int, str] = {}
+        self._held: dict[str, torch.Tensor] = {}
+        self._sizes: list[int] = []
+        self._name()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer itself."""
+        return self._optimizer
+
+    def _name(self) -> None:
+        """Name the parameters that the optimizer holds now; groups may have come since.
+
+        Raises:
+            ConfigError: it holds a parameter that the model does not have.
+        """
+        groups = self._optimizer.param_groups
+        held = [parameter for group in groups for parameter in group["params"]]
+        # Asked at every save, so a model is gone through only for an optimizer that changed.
+        if len(held) == len(self._parameters) and all(map(is_, held, self._parameters)):
+            return
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        unknown = sum(id(parameter) not in names for parameter in held)
+        if unknown:
+            raise ConfigError(
+                f"{unknown} of the optimizer's {len(held)} parameters are not the model's",
+                hint="build the optimizer, and groups that it gets later, from model.parameters() "
+                "of the model you train",
+            )
+        self._parameters = held
+        self._names = [names[id(parameter)] for parameter in held]
+        self._names_by_id = dict(zip(map(id, held), self._names, strict=True))
+        self._held = dict(zip(map(escape, self._names), held, strict=True))
+        self._sizes = group_sizes(self._optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names in place of numbers.
+
+        What an optimizer keeps of itself, under keys that are no parameters, stays as it is.
+
+        Raises:
+            ConfigError: the optimizer holds a parameter that the model does not have.
+            UnsavableState: it keeps something of itself under a parameter's name, or a number.
+        """
+        if self.is_asked_plainly():
+            return self._asked()
+        self._require_no_numbers()
+        plain = self._optimizer.state_dict()
+        groups = [
+            {**group, "params": [self._names[number] for number in group["params"]]}
+            for group in plain["param_groups"]
+        ]
+        state = {self._key_of(key): _taken_apart(one) for key, one in plain["state"].items()}
+        return {**plain, "state": state, "param_groups": groups}
+
+    def _require_no_numbers(self) -> None:
+        # torch's own state_dict() numbers the parameters.
+        for key in self._optimizer.state:
+            if isinstance(key, int):
+                raise UnsavableState(
+                    f"the optimizer keeps something of itself as {key!r}, which would be taken for "
+                    "the number of a parameter",
+                    path=f"state/{key}",
+                    hint="keep it under a name in optimizer.state",
+                )
+
+    def _key_of(self, key: Any) -> Any:
+        """Return the name of the parameter of a number, and any other key as it is."""
+        if type(key) is int:
+            return self._names[key]
+        if key in self._names:
+            raise UnsavableState(
+                f"the optimizer keeps something of itself as `{key}`, which is a parameter's name",
+                path=f"state/{escape(key)}",
+                hint="keep it under another key of optimizer.state",
+            )
+        return key
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the parameters that the optimizer held when it was asked last, in order."""
+        return self._names
+
+    def is_asked_plainly(self) -> bool:
+        """Say whether the optimizer gives its state as ``torch.optim`` does, of its parameters.
+
+        Raises:
+            ConfigError: the optimizer holds a parameter that the model does not have.
+        """
+        self._name()
+        return _is_plain(self._optimizer) and self._names_by_id.keys() >= set(
+            map(id, self._optimizer.state)
+        )
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return ``param_groups`` of an optimizer that is asked plainly, with names in them."""
+        names = self._names_by_id
+        return [
+            {
+                **{key: one for key, one in group.items() if key != "params"},
+                "params": [names[id(one)] for one in group["params"]],
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def _asked(self) -> dict[str, Any]:
+        """Return the state of an optimizer that is asked plainly, in less time."""
+        names = self._names_by_id
+        state = {
+            names[id(parameter)]: _taken_apart(one)
+            for parameter, one in self._optimizer.state.items()
+        }
+        return {"state": state, "param_groups": self.groups()}
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return the parameter whose layout the state at ``path`` has.
+
+        It may have none yet: before the first step there is no state to look at.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        if group_sizes(self._optimizer) != self._sizes:
+            self._name()
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        # torch keeps the number of steps whole, whatever it keeps beside it.
+        return self._held.get(name) if place == "state" and kind != "step" else None
+
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+
+        Raises:
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer holds a parameter that the model does not have.
+        """
+        require_compatible_optimizer(self._optimizer, state_dict)
+        self._name()
+        self._matched(state_dict["param_groups"])
+
+    def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        require_same_names((name for group in saved for name in group["params"]), self._names)
+        own = self.groups()
+        return matched_groups([group["params"] for group in own], saved, own)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not this optimizer's.
+            IncompatibleCheckpoint: it holds an object of a class that is not known here.
+            ConfigError: the optimizer holds a parameter that the model does not have.
+        """
+        self._name()
+        # torch gives a parameter that a group holds twice the number of its last place.
+        numbers = {name: number for number, name in enumerate(self._names)}
+        found = self._matched(state_dict["param_groups"])
+        own = self._optimizer.state_dict()["param_groups"]
+        groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
+        state = {
+            numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()
+        }
+        live = self._optimizer.state
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        for name in state.keys() - numbers.values():
+            state[name] = _moved(state[name], live.get(name), device)
+        self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+        if type(self._optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            self._undo_casts(state)
+
+    def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
+        """Take back what torch made of the state of parameters when it cast that to their dtype."""
+        is_own = not type(self._optimizer).__module__.startswith("torch.optim.")
+        for number, parameter in enumerate(self._parameters):
+            kept = self._optimizer.state.get(parameter)
+            if number in saved and isinstance(kept, dict) and isinstance(saved[number], dict):
+                for key, value in saved[number].items():
+                    if key in kept:
+                        kept[key] = _uncast(value, kept[key], is_own=is_own)
+
+
+def _moved(state: Any, live: Any, device: torch.device) -> Any:
+    """Return what an optimizer keeps of itself where it had it, or else beside its parameters.
+
+    torch moves what is a parameter's alone. Numbers in tensors stay on the CPU, as its steps do.
+    """
+    if isinstance(state, dict):
+        held = live if isinstance(live, dict) else {}
+        return {key: _moved(one, held.get(key), device) for key, one in state.items()}
+    if not isinstance(state, torch.Tensor):
+        return state
+    if isinstance(live, torch.Tensor):
+        return state.to(live.device)
+    return state.to(device) if state.ndim else state
+
+
+def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
+    """Return a saved value in the place of a loaded one.
+
+    torch casts tensors of numbers and truth values to the dtype of their parameter, and garbles
+    text. Its own optimizers keep floating-point state in that dtype. Another optimizer may keep
+    wider state, for example the parameter in full precision.
+
+    Args:
+        saved: Value before the load.
+        loaded: Value after the load.
+        is_own: Whether the optimizer is of a class outside of torch.
+    """
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        is_number = saved.is_floating_point() or saved.is_complex()
+        is_wide = is_own and saved.itemsize > loaded.itemsize
+        is_cast = saved.dtype != loaded.dtype and (is_wide or not is_number)
+        return saved.to(loaded.device) if is_cast else loaded
+    if type(saved) is dict and type(loaded) is dict:
+        return {
+            key: _uncast(value, loaded[key], is_own=is_own) if key in loaded else value
+            for key, value in saved.items()
+        }
+    if type(saved) in (list, tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):
+        pairs = zip(saved, loaded, strict=True)
+        return type(saved)(_uncast(*pair, is_own=is_own) for pair in pairs)
+    return loaded if isinstance(loaded, torch.Tensor) else saved
+
+
+def _taken_apart(state: Any) -> Any:
+    """Return the state of one parameter, or whatever is in its place, as it can be saved."""
+    if not isinstance(state, dict):
+        return flatten_objects(state)
+    return {
+        kind: value if type(value) is torch.Tensor else flatten_objects(value)
+        for kind, value in state.items()
+    }
+
+
+def _put_together(state: Any) -> Any:
+    made = restore_objects(state)
+    if made is not state or not isinstance(state, dict):
+        return made
+    return {kind: restore_objects(value) for kind, value in state.items()}
+
+
+def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether an optimizer gives its state as torch's base class does, of parameters alone."""
+    kind = type(optimizer)
+    return (
+        kind.state_dict is torch.optim.Optimizer.state_dict
+        and "state_dict" not in vars(optimizer)
+        and not optimizer._optimizer_state_dict_pre_hooks  # noqa: SLF001 - nor hooks of torch's
+        and not optimizer._optimizer_state_dict_post_hooks  # noqa: SLF001
+    )
+
+
+def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return how many parameters each group of an optimizer has now."""
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> None:
+    """Raise unless every group that holds something has a name for it.
+
+    Args:
+        optimizer: its groups may have become more.
+        names: of the parameters of each group, as far as they are known.
+
+    Raises:
+        ConfigError: a group came later, where that cannot be trained.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        if group["params"] and not names[number]:
+            raise ConfigError(
+                f"group {number} of the optimizer, of {len(group['params'])} parameters, was added "
+                "after the optimizer was spread over the ranks, so it is neither reduced nor saved",
+                hint="give all groups at once, those for later with a learning rate of 0",
+            )
+
+
+def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: bool = False) -> None:
+    """Raise unless what was saved is of one's own parameters.
+
+    Args:
+        saved: names of parameters.
+        own: names of parameters.
+        partial: whether some may lack, as before a first step.
+
+    Raises:
+        ValueError: they are not.
+    """
+    differ = sorted(set(saved) - set(own) if partial else set(saved) ^ set(own))
+    if differ:
+        raise ValueError(f"parameters differ: {', '.join(differ[:5])} ({len(differ)} in all)")
+
+
+def matched_groups(
+    names: Sequence[Sequence[str]],
+    saved: Sequence[Mapping[str, Any]],
+    own: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the saved group of each own group, matched by the names of its parameters.
+
+    Parameters may be grouped in another way if the groups have equal options. A group without
+    parameters takes the options of a saved group without parameters, first of one at its own
+    position. If the checkpoint has none, the group keeps its own options.
+
+    Args:
+        names: names of the parameters of each own group.
+        saved: groups whose ``params`` are names.
+        own: options of each own group.
+
+    Raises:
+        ValueError: parameters were grouped in another way, with different options.
+    """
+    matched: list[dict[str, Any] | None] = [
+        _group_of(list(own_names), saved) if own_names else None for own_names in names
+    ]
+    empty = [number for number, group in enumerate(saved) if not group["params"]]
+    vacant = [number for number, one in enumerate(matched) if one is None]
+    for number in [one for one in vacant if one in empty]:
+        matched[number] = dict(saved[number])
+        empty.remove(number)
+    for number in [one for one in vacant if matched[one] is None]:
+        group = saved[empty.pop(0)] if empty else own[number]
+        matched[number] = {**group, "params": []}
+    return [one for one in matched if one is not None]
+
+
+def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the saved group of some parameters, or the options that several groups share.
+
+    Raises:
+        ValueError: the parameters are in several groups with different options.
+    """
+    found = [group for group in saved if not set(names).isdisjoint(group["params"])]
+    for group in found:
+        if set(group["params"]) == set(names):
+            return dict(group)
+    options = [{key: one for key, one in group.items() if key not in _MEMBERS} for group in found]
+    held = {name for group in found for name in group["params"]}
+    if not found or set(names) - held or not all(is_same(one, options[0]) for one in options):
+        raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
+    return {**options[0], "params": names}
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Compare two option values: tensors and arrays by dtype and value, NaN equals NaN."""
+    if isinstance(one, torch.Tensor | np.ndarray):
+        is_alike = type(one) is type(other) and (one.dtype, one.shape) == (other.dtype, other.shape)
+        return is_alike and bool((one == other).all())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    is_nan = one != one and other != other  # noqa: PLR0124
+    return type(other) not in (torch.Tensor, np.ndarray) and bool(one == other or is_nan)
+
+
+_COUNT = "step"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterSlice:
+    """The elements of one parameter that this rank steps.
+
+    Attributes:
+        name: of the parameter in the model.
+        group: number of its parameter group.
+        shape: of the whole parameter.
+        start: the first element.
+        memory: the elements, a view of the parameter; may have none.
+        pieces: what the optimizer holds: consecutive views of ``memory``, at least one.
+        is_whole: one rank alone has all of it.
+        homes: for each kind of state, one number for each element; made when it is asked for.
+    """
+
+    name: str
+    group: int
+    shape: tuple[int, ...]
+    start: int
+    memory: torch.Tensor
+    pieces: tuple[torch.nn.Parameter, ...]
+    is_whole: bool
+    homes: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def part_of(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return a part of the whole parameter's shape, of memory that is laid out as this."""
+        if self.is_whole:
+            return memory.detach().view(self.shape)
+        return FlatShard(self.shape, self.start, memory.detach())
+
+    def cut(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Return the pieces of memory that is laid out as this."""
+        return list(torch.split(memory, [one.numel() for one in self.pieces]))
+
+    def home(self, kind: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory for one kind of state of all pieces."""
+        if kind not in self.homes:
+            self.homes[kind] = torch.zeros_like(self.memory, dtype=dtype)
+        return self.homes[kind]
+
+
+class ShardedOptimizer:
+    """A Stateful over an optimizer of pieces.
+
+    Args:
+        optimizer: its groups hold the pieces of ``runs``.
+        runs: of all parameters that are trained, group by group.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, runs: Sequence[ParameterSlice]) -> None:
+        self.optimizer = optimizer
+        self.runs = list(runs)
+        self._by_path = {escape(run.name): run for run in runs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names in place of pieces.
+
+        Raises:
+            UnsavableState: the optimizer keeps something that is neither one number for each
+                element of a parameter, nor one for all of them.
+            ConfigError: the optimizer got a group of parameters that are no pieces.
+        """
+        groups = [
+            {**{name: one for name, one in group.items() if name != "params"}, "params": names}
+            for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
+        ]
+        state = {
+            run.name: {kind: self._part(run, kind) for kind in kept}
+            for run in self.runs
+            if (kept := self.optimizer.state.get(run.pieces[0]))
+        }
+        return {"state": state, "param_groups": groups}
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return what to fill with the state at ``path``, which may not be there yet.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        run = self._by_path.get(name)
+        if place != "state" or kind == _COUNT or run is None or run.is_whole:
+            return None
+        return run.part_of(run.home(kind))
+
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+
+        Raises:
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a group that is not trained here.
+        """
+        require_compatible_optimizer(self.optimizer, state_dict)
+        self._matched(state_dict)
+
+    def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        names = self._names()
+        saved = state_dict["param_groups"]
+        require_same_names(
+            state_dict["state"], [one for group in names for one in group], partial=True
+        )
+        return matched_groups(names, saved, self.optimizer.param_groups)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not this optimizer's.
+            RuntimeError: a shape is not the parameter's.
+        """
+        groups = self._matched(state_dict)
+        state = state_dict["state"]
+        for run in self.runs:
+            saved = state.get(run.name) or {}
+            for piece in run.pieces:
+                self.optimizer.state.pop(piece, None)
+            for kind, value in saved.items():
+                self._take(run, kind, value)
+        for group, found in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: one for name, one in found.items() if name != "params"})
+
+    def steady(self) -> Iterator[torch.Tensor]:
+        """Yield the memory that only a step of the optimizer changes."""
+        yield from (run.memory for run in self.runs)
+        for kept in self.optimizer.state.values():
+            yield from (one for one in kept.values() if torch.is_tensor(one))
+
+    def _names(self) -> list[list[str]]:
+        """Return the names of the parameters of each group."""
+        names: list[list[str]] = [[] for _ in self.optimizer.param_groups]
+        for run in self.runs:
+            names[run.group].append(run.name)
+        require_all_named(self.optimizer, names)
+        return names
+
+    def _part(self, run: ParameterSlice, kind: str) -> Any:
+        """Return one kind of state of a parameter; afterwards it lies in one run of memory."""
+        values = [self.optimizer.state[piece].get(kind) for piece in run.pieces]
+        first = values[0]
+        if not torch.is_tensor(first):
+            return first
+        if kind == _COUNT or first.dim() == 0:
+            return first.detach().clone()
+        if any(one.shape != piece.shape for one, piece in zip(values, run.pieces, strict=True)):
+            raise UnsavableState(
+                f"the optimizer keeps `{kind}` of shape {tuple(first.shape)} for "
+                f"{run.pieces[0].numel()} elements",
+                path=f"{run.name}/{kind}",
+                hint="use an optimizer that keeps one number for each element, such as AdamW",
+            )
+        home = run.homes.get(kind)
+        if home is None or home.dtype != first.dtype:
+            home = run.homes[kind] = torch.empty_like(run.memory, dtype=first.dtype)
+        for piece, one, place in zip(run.pieces, values, run.cut(home), strict=True):
+            if one.data_ptr() != place.data_ptr():
+                place.copy_(one)
+                self.optimizer.state[piece][kind] = place
+        return run.part_of(home)
+
+    @torch.no_grad()
+    def _take(self, run: ParameterSlice, kind: str, value: Any) -> None:
+        """Give the pieces of a run one kind of the state that was saved."""
+        if not torch.is_tensor(value) or kind == _COUNT or tuple(value.shape) != run.shape:
+            for piece in run.pieces:
+                copied = value.clone() if torch.is_tensor(value) else value
+                self.optimizer.state[piece][kind] = copied
+            return
+        home = run.homes.get(kind)
+        if home is None or home.dtype != value.dtype:
+            home = run.homes[kind] = torch.empty_like(run.memory, dtype=value.dtype)
+        given = (
+            value.memory
+            if isinstance(value, FlatShard)
+            else value.reshape(-1).narrow(0, run.start, home.numel())
+        )
+        if given.data_ptr() != home.data_ptr():
+            home.copy_(given)
+        for piece, place in zip(run.pieces, run.cut(home), strict=True):
+            self.optimizer.state[piece][kind] = place

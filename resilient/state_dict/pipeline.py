@@ -1,0 +1,301 @@
+"""A model of which this rank holds a stage, as parts: whole by name, written where it lies.
+
+Each rank names every tensor of the whole model and holds those of its stages; of the others it
+says the shape and holds nothing. So a checkpoint of a pipeline is like any other: one process,
+DDP, FSDP and other pipelines load it, and it loads theirs. ``tests/process/test_pipelines.py``
+proves it.
+
+Parameters that are elsewhere are on the meta device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError
+from resilient.state_dict.flatten import PLAIN, escape, flatten_objects, restore_objects
+from resilient.state_dict.optimizer import (
+    matched_groups,
+    require_compatible_optimizer,
+    require_same_names,
+)
+from resilient.state_dict.sharding import FlatShard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTensor:
+    """A tensor that another stage holds, without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def remote_tensor(shape: Iterable[int], dtype: torch.dtype) -> FlatShard:
+    """Return a tensor of which this rank holds nothing."""
+    return FlatShard(tuple(shape), 0, torch.empty(0, dtype=dtype))
+
+
+def _held(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
+    """Return what this rank writes of a tensor of its own stage.
+
+    What a mesh knows of is written as it says. Of anything else all ranks of the stage have the
+    same, and one of them writes it.
+    """
+    if type(tensor) not in PLAIN:
+        return tensor.detach()
+    if not writes:
+        return remote_tensor(tensor.shape, tensor.dtype)
+    return FlatShard(tuple(tensor.shape), 0, tensor.detach().reshape(-1))
+
+
+class PipelineModel:
+    """A Stateful over a model of which some is elsewhere.
+
+    Args:
+        model: the whole; what is elsewhere is on the meta device.
+        writes: whether this rank writes what all ranks of its stage have.
+        but: names of what they have and another stage writes.
+    """
+
+    def __init__(self, model: nn.Module, *, writes: bool, but: Collection[str] = ()) -> None:
+        self._model = model
+        self._writes = writes
+        self._but = but
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything by its name in the model."""
+        # Tied parameters have several names and must stay one tensor.
+        kept: dict[int, Any] = {}
+        state: dict[str, Any] = {}
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if id(value) not in kept:
+                kept[id(value)] = self._part(name, value)
+            state[name] = kept[id(value)]
+        return state
+
+    def _part(self, name: str, value: Any) -> Any:
+        if not torch.is_tensor(value):
+            return value
+        if value.is_meta:
+            return remote_tensor(value.shape, value.dtype)
+        return _held(value, writes=self._writes and name not in self._but)
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return what has the layout of the tensor at ``path``; None: it is wanted whole.
+
+        Args:
+            path: inside the part, a name.
+        """
+        live = {escape(name): one for name, one in self._model.state_dict(keep_vars=True).items()}
+        value = live.get(path)
+        if not torch.is_tensor(value) or (type(value) in PLAIN and not value.is_meta):
+            return None
+        return remote_tensor(value.shape, value.dtype) if value.is_meta else value.detach()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back what this rank holds.
+
+        Raises:
+            ValueError: the names are not the model's.
+            RuntimeError: a shape is not the model's.
+        """
+        live = self._model.state_dict(keep_vars=True)
+        require_same_names(state_dict, list(live))
+        for name, value in live.items():
+            saved = state_dict[name]
+            if not torch.is_tensor(value):
+                self._model.load_state_dict({name: saved}, strict=False)
+                continue
+            if tuple(value.shape) != tuple(saved.shape):
+                raise RuntimeError(
+                    f"shape {tuple(saved.shape)} of `{name}` was saved, and here is "
+                    f"{tuple(value.shape)}"
+                )
+            if not value.is_meta:
+                value.copy_(saved)
+
+
+class PipelineOptimizer:
+    """A Stateful over an optimizer of this rank's parameters, keyed by parameter name.
+
+    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An optimizer
+    that was made over all parameters is left with those that are here; its groups stay as many.
+    So is a group that comes later, by the next save.
+
+    Args:
+        model: the whole; what is elsewhere is on the meta device.
+        optimizer: over parameters of that.
+        writes: whether this rank writes what all ranks of its stage have.
+        exchange: shows a value to all stages, and returns what each shows. Collective.
+
+    Raises:
+        ConfigError: the optimizer holds a parameter that the model does not have.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        writes: bool,
+        exchange: Callable[[Any], list[Any]],
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._writes = writes
+        self._exchange = exchange
+        self._groups: list[list[str]] = []
+        self._own: list[str] = []
+        self._by_path: dict[str, torch.Tensor] = {}
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Name the groups that came since, and leave them with what is here.
+
+        Raises:
+            ConfigError: they hold a parameter that the model does not have.
+        """
+        groups = self._optimizer.param_groups[len(self._groups) :]
+        if not groups:
+            return
+        named = dict(self._model.named_parameters())
+        names = {id(one): name for name, one in named.items()}
+        held = [one for group in groups for one in group["params"]]
+        unknown = sum(id(one) not in names for one in held)
+        if unknown:
+            raise ConfigError(
+                f"{unknown} of the optimizer's {len(held)} parameters are not the model's: it was "
+                "made before the model was cut into stages",
+                hint="give its class as `optimizer_cls_and_kwargs`, or make it in "
+                "`create_optimizer` of the trainer",
+            )
+        found = [[names[id(one)] for one in group["params"]] for group in groups]
+        for group in groups:
+            group["params"] = [one for one in group["params"] if not one.is_meta]
+        for one in [one for one in self._optimizer.state if one.is_meta]:
+            del self._optimizer.state[one]
+        self._groups += found
+        self._own += [names[id(one)] for group in groups for one in group["params"]]
+        self._by_path |= {escape(name): named[name] for several in found for name in several}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer itself."""
+        return self._optimizer
+
+    def steady(self) -> Iterator[torch.Tensor]:
+        """Yield what only a step changes."""
+        self._adopt()
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+        for state in self._optimizer.state.values():
+            yield from (one for one in state.values() if isinstance(one, torch.Tensor))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names. Collective.
+
+        Raises:
+            ConfigError: the optimizer got a parameter that the model does not have.
+        """
+        self._adopt()
+        plain = self._optimizer.state_dict()
+        own = {
+            self._own[number]: {kind: flatten_objects(one) for kind, one in kept.items()}
+            for number, kept in plain["state"].items()
+        }
+        shown: dict[str, Any] = {}
+        for stage in self._exchange(_mapped(own, _outline)):
+            shown |= stage
+        held = _mapped(own, lambda one: _held(one, writes=self._writes))
+        state = {
+            name: held[name] if name in held else _mapped(shown[name], _absent)
+            for names in self._groups
+            for name in names
+            if name in shown
+        }
+        groups = [
+            {**group, "params": names}
+            for group, names in zip(plain["param_groups"], self._groups, strict=True)
+        ]
+        return {**plain, "state": state, "param_groups": groups}
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return what has the layout of the state at ``path``; None: it is wanted whole.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        one = self._by_path.get(name) if place == "state" and kind != "step" else None
+        if one is None or one.is_meta:
+            return None if one is None else remote_tensor(one.shape, one.dtype)
+        return None if type(one) in PLAIN else one.detach()
+
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+
+        Raises:
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a parameter that the model does not have.
+        """
+        require_compatible_optimizer(self._optimizer, state_dict)
+        self._adopt()
+        self._matched(state_dict["param_groups"])
+
+    def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        require_same_names(
+            (name for group in saved for name in group["params"]),
+            [name for names in self._groups for name in names],
+        )
+        return matched_groups(self._groups, saved, self._optimizer.param_groups)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter that is here the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not the model's.
+            ConfigError: the optimizer got a parameter that the model does not have.
+        """
+        self._adopt()
+        found = self._matched(state_dict["param_groups"])
+        own = self._optimizer.state_dict()["param_groups"]
+        groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
+        numbers = {name: number for number, name in enumerate(self._own)}
+        state = {
+            numbers[name]: {kind: restore_objects(one) for kind, one in kept.items()}
+            for name, kept in state_dict["state"].items()
+            if name in numbers
+        }
+        self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+
+
+def _outline(tensor: torch.Tensor) -> RemoteTensor:
+    return RemoteTensor(tuple(tensor.shape), tensor.dtype)
+
+
+def _absent(outline: RemoteTensor) -> FlatShard:
+    return remote_tensor(outline.shape, outline.dtype)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested dicts and lists with every tensor, or outline of one, changed."""
+    if isinstance(value, torch.Tensor | RemoteTensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _mapped(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(one, change) for one in value)
+    return value

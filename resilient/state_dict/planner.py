@@ -1,0 +1,573 @@
+"""Save plan: which rank writes which region into which file.
+
+Which rank writes which region of the state that all ranks hold; pure arithmetic.
+
+What this rank writes of a part: a share of what is replicated, and the shards it holds.
+
+How many files a rank's share of a part becomes, and where it is cut: several when it is large.
+
+Several files are written and read at once, and what repairs a lost one costs a part of them all.
+The cuts fall between regions, so that the files say nothing about the tensors that one file would
+not say; only a region that is larger than any file should be is cut itself.
+
+Spell trees as the JSON that checkpoints hold, and what is known already not again.
+
+Which files a save becomes and where each tensor goes in them; planned once for saves alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import UnsavableState
+from resilient.format.keys import rank_part_file, shard_name
+from resilient.format.manifest import StoredRegion, TensorEntry
+from resilient.format.regions import ITEM_BYTES, Region, whole
+from resilient.format.safetensors_file import StreamedFile, TensorSlot, compute_layout
+from resilient.format.state_json import INDENT, JsonRows, insert_rows
+from resilient.state_dict.capture_cache import CachedTensors, CachedTree
+from resilient.state_dict.flatten import PLAIN
+from resilient.state_dict.host_copy import target_in
+from resilient.state_dict.sharding import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.distributed.launch_env import World
+    from resilient.format.safetensors_file import FileLayout
+    from resilient.state_dict.snapshot import FlattenedPart, Snapshot
+
+_SPLIT_BYTES_MIN = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its data: name, safetensors dtype name, global shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the whole tensor in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+Partition = tuple[tuple[tuple[TensorSpec, Region], ...], ...]
+"""For each rank, the regions that it writes."""
+
+
+def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
+    """Return who writes what: every element once, bytes split evenly over the ranks.
+
+    The tensors are laid end to end and the line is cut in ``ranks`` equal pieces. A tensor that a
+    cut runs through is split between two rows; a small one goes whole to the rank that holds
+    its middle.
+
+    Args:
+        specs: the same on every rank, in the same order.
+        ranks: how many write.
+    """
+    total = sum(spec.size_bytes for spec in specs)
+    cuts = [total * rank / ranks for rank in range(ranks + 1)]
+    written: list[list[tuple[TensorSpec, Region]]] = [[] for _ in range(ranks)]
+    begin = 0
+    for spec in specs:
+        for rank, region in _pieces(spec, begin, cuts):
+            written[rank].append((spec, region))
+        begin += spec.size_bytes
+    return tuple(tuple(one) for one in written)
+
+
+def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[int, Region]]:
+    """Return (rank, region) for one tensor whose bytes begin at ``begin`` on the line."""
+    ranks = len(cuts) - 1
+    if spec.size_bytes < _SPLIT_BYTES_MIN or not spec.shape:
+        middle = begin + spec.size_bytes / 2
+        owner = next(rank for rank in range(ranks) if middle < cuts[rank + 1] or rank == ranks - 1)
+        return [(owner, whole(spec.shape))]
+    rows = spec.shape[0]
+    row_bytes = spec.size_bytes / rows
+    edges = [min(max(round((cut - begin) / row_bytes), 0), rows) for cut in cuts]
+    edges[0], edges[-1] = 0, rows
+    rest = spec.shape[1:]
+    return [
+        (rank, Region((first, *(0 for _ in rest)), (last - first, *rest)))
+        for rank, (first, last) in enumerate(pairwise(edges))
+        if last > first
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WriteItem:
+    """One region that this rank writes.
+
+    Attributes:
+        spec: the global tensor.
+        region: which box of it.
+        data: the box's elements, any device, any strides.
+    """
+
+    spec: TensorSpec
+    region: Region
+    data: torch.Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the box's elements in bytes."""
+        return self.region.size * ITEM_BYTES[self.spec.dtype]
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return a tensor's name, dtype and global shape."""
+    return TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[WriteItem]:
+    """Return what this rank writes, so that all ranks together write every element once.
+
+    Tensors that the same ranks hold are split evenly over those ranks: plain tensors over all,
+    shards of a mesh with a replicated dimension over their replicas. A shard that no other rank
+    holds is written by its holder alone, where it lies.
+
+    Args:
+        tensors: by name; the same names on every rank, in the same order.
+        world: who this rank is.
+    """
+    everyone = tuple(range(world.size))
+    groups: dict[tuple[int, ...], list[WriteItem]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        spec = spec_of(name, tensor)
+        if not spec.size_bytes:
+            # Nobody holds a part of it; it is there all the same.
+            nothing = torch.empty(spec.shape, dtype=tensor.dtype)
+            groups[everyone].append(WriteItem(spec, whole(spec.shape), nothing))
+            continue
+        if type(tensor) in PLAIN:
+            groups[everyone].append(WriteItem(spec, whole(spec.shape), tensor))
+            continue
+        # Only sharded training pays for loading torch's part about it.
+        from resilient.state_dict.sharding import holders, local_shards
+
+        for box in local_shards(tensor):
+            groups[holders(tensor)].append(WriteItem(spec, box.region, box.data))
+    return [
+        piece
+        for ranks, pieces in groups.items()
+        for piece in _split(pieces, len(ranks), ranks.index(world.rank))
+    ]
+
+
+def _split(pieces: list[WriteItem], ranks: int, rank: int) -> list[WriteItem]:
+    """Return one rank's share of pieces that ``ranks`` ranks hold."""
+    if ranks == 1:
+        return pieces
+    specs = [
+        TensorSpec(str(number), piece.spec.dtype, piece.region.lengths)
+        for number, piece in enumerate(pieces)
+    ]
+    return [_narrow(pieces[int(spec.name)], part) for spec, part in partition(specs, ranks)[rank]]
+
+
+def split_item(piece: WriteItem, count: int) -> list[WriteItem]:
+    """Return a piece cut between its rows in ``count`` pieces of nearly equal bytes.
+
+    With fewer rows than that, or when it is small, there are fewer.
+    """
+    return [one for number in range(count) for one in _split([piece], count, number)]
+
+
+def _narrow(piece: WriteItem, part: Region) -> WriteItem:
+    """Return a part of a piece; ``part`` is in the piece's own coordinates."""
+    data = box_of(piece.data, part)
+    offsets = tuple(map(sum, zip(piece.region.offsets, part.offsets, strict=True)))
+    return WriteItem(piece.spec, Region(offsets, part.lengths), data)
+
+
+def box_of(data: torch.Tensor, region: Region) -> torch.Tensor:
+    """Return a box of a tensor, in the tensor's own coordinates; shares its memory."""
+    if not region.size or region.is_whole(data.shape):
+        return data
+    for axis, (offset, length) in enumerate(zip(region.offsets, region.lengths, strict=True)):
+        data = data.narrow(axis, offset, length)
+    return data
+
+
+FILE_BYTES_MAX = 256 << 20
+"""A file is larger only if a tensor has rows that are."""
+FILE_BYTES_MIN = 16 << 20
+"""A share is not cut into files that are smaller: each costs the store its own requests."""
+FILES_MIN = 4
+"""A share that is large enough becomes at least so many files."""
+
+
+def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
+    """Return a share as files: consecutive pieces, of bytes as equal as the pieces allow.
+
+    The same shapes always give the same files, whatever is in the tensors.
+
+    Args:
+        share: what one rank writes of one part.
+    """
+    pieces = [part for piece in share for part in _cut_if_huge(piece)]
+    left_bytes = sum(piece.size_bytes for piece in pieces)
+    files = _files_for(left_bytes, FILES_MIN)
+    bundles: list[list[WriteItem]] = [[]] if pieces else []
+    goal_bytes, filled_bytes = left_bytes / files, 0
+    for piece in pieces:
+        if bundles[-1] and filled_bytes + piece.size_bytes / 2 > goal_bytes:
+            # What is left is shared out anew, so a large piece moves all later cuts.
+            left_bytes -= filled_bytes
+            goal_bytes, filled_bytes = left_bytes / max(files - len(bundles), 1), 0
+            bundles.append([])
+        bundles[-1].append(piece)
+        filled_bytes += piece.size_bytes
+    return bundles
+
+
+def _cut_if_huge(piece: WriteItem) -> list[WriteItem]:
+    count = -(-piece.size_bytes // FILE_BYTES_MAX)
+    return split_item(piece, count) if count > 1 else [piece]
+
+
+def _files_for(size_bytes: int, files_min: int) -> int:
+    """Return how many files hold so many bytes."""
+    most = -(-size_bytes // FILE_BYTES_MAX)
+    return max(most, min(files_min, size_bytes // FILE_BYTES_MIN), 1)
+
+
+# A part of all parts, the state of an optimizer, and a parameter's.
+_CONSTANT_DEPTH = 3
+_EDGE = " " * INDENT
+_INTS = frozenset({int})
+# What two of are spelled alike if they are equal.
+_EXACT = frozenset({type(None), bool, int, str})
+_WORDS = {None: "null", True: "true", False: "false"}
+
+
+DIGITS_MAX = 4300
+"""Python reads no longer integer from JSON, unless its limit was raised."""
+_INT_END = 10**DIGITS_MAX
+
+
+def tree_to_json(tree: Any) -> str:
+    """Return a tree as JSON.
+
+    Raises:
+        UnsavableState: An integer has more digits than can be read.
+    """
+    try:
+        return _text(tree, _CONSTANT_DEPTH)
+    except ValueError as error:
+        require_readable_numbers(tree)
+        raise UnsavableState(f"the state is no JSON: {error}") from error
+
+
+def require_readable_numbers(tree: Any, path: str = "") -> None:
+    """Raise if an integer in a tree has more digits than can be read.
+
+    Raises:
+        UnsavableState: Names the path of the integer.
+    """
+    if type(tree) is int and abs(tree) >= _INT_END:
+        raise UnsavableState(
+            f"`{path}` is an integer of more than {DIGITS_MAX} digits, which cannot be read again",
+            path=path,
+            hint="give it as bytes or text in state_dict()",
+        )
+    if isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, one in pairs:
+            is_tag = isinstance(key, str) and key.startswith("$")
+            require_readable_numbers(one, path if is_tag else f"{path}/{key}".removeprefix("/"))
+
+
+def document_to_json(tree: Any) -> str:
+    """Return a tree as a document for people.
+
+    Raises:
+        UnsavableState: An integer has more digits than can be read.
+    """
+    try:
+        return _document_of(tree)
+    except ValueError as error:
+        require_readable_numbers(tree)
+        raise UnsavableState(f"the state is no JSON: {error}") from error
+
+
+def _document_of(tree: Any) -> str:
+    if type(tree) is not dict or not tree:
+        return _dumped(tree) + "\n"
+    kept = {name: one for name, one in tree.items() if isinstance(one, JsonRows)}
+    # As json.dumps puts it together, which is slow where it indents.
+    lines = [f"{_EDGE}{_quoted(key)}: {_shown(tree[key])}" for key in sorted(tree)]
+    text = "{\n" + ",\n".join(lines) + "\n}"
+    for name, rows in kept.items():
+        text = insert_rows(text, name, rows)
+    return text + "\n"
+
+
+def is_same_json(one: Any, other: Any) -> bool:
+    """Say whether two trees are the same JSON, in the same order."""
+    kind = type(one)
+    if one is other or kind is not type(other):
+        return one is other
+    if kind is list:
+        if _INTS.issuperset(map(type, one)) and _INTS.issuperset(map(type, other)):
+            return bool(one == other)
+        return len(one) == len(other) and all(map(is_same_json, one, other))
+    if kind is dict:
+        return [*one] == [*other] and all(map(is_same_json, one.values(), other.values()))
+    # A float's zeros are equal, too.
+    return repr(one) == repr(other) if kind is float else kind in _EXACT and bool(one == other)
+
+
+def _text(tree: Any, depth: int) -> str:
+    if isinstance(tree, CachedTree):
+        return tree.text
+    if not _has_constants(tree, depth):
+        return json.dumps(tree, allow_nan=False, default=_spelled)
+    # As json.dumps puts it together.
+    inner = [
+        f"{_quoted(key)}: {one.text if type(one) is CachedTree else _text(one, depth - 1)}"
+        for key, one in tree.items()
+    ]
+    return "{" + ", ".join(inner) + "}"
+
+
+def _has_constants(tree: Any, depth: int) -> bool:
+    """Say whether there is something among the first levels of a tree whose text is known."""
+    if not depth or type(tree) is not dict:
+        return isinstance(tree, CachedTree)
+    return any(_has_constants(one, depth - 1) for one in tree.values())
+
+
+def _shown(value: Any) -> str:
+    """Return the value of a field as a document has it."""
+    kind = type(value)
+    if kind is str:
+        return _quoted(value)
+    if kind is int:
+        return repr(value)
+    if value is None or kind is bool:
+        return _WORDS[value]
+    if isinstance(value, JsonRows):
+        return "[]"
+    # No text in JSON spans lines.
+    return _dumped(value).replace("\n", "\n" + _EDGE)
+
+
+def _dumped(tree: Any) -> str:
+    return json.dumps(tree, sort_keys=True, indent=INDENT, allow_nan=False, default=_spelled)
+
+
+def _spelled(rows: JsonRows) -> list[Any]:
+    return rows.trees()
+
+
+_Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PlannedFile:
+    """A file that has a layout and no bytes yet.
+
+    Attributes:
+        name: file name inside the checkpoint's folder.
+        layout: where everything of it goes.
+        entries: what the manifest says of its tensors, one region each.
+        sources: the elements of each entry's region; they share memory with training.
+    """
+
+    name: str
+    layout: FileLayout
+    entries: tuple[TensorEntry, ...]
+    sources: tuple[torch.Tensor, ...]
+
+    def targets(self, buffer: memoryview) -> tuple[torch.Tensor, ...]:
+        """Return where the sources go in the file's memory."""
+        return tuple(
+            target_in(buffer, entry.regions[0].start, source)
+            for entry, source in zip(self.entries, self.sources, strict=True)
+        )
+
+    def streamed(self) -> StreamedFile:
+        """Return the file without memory."""
+        return StreamedFile(self.name, self.layout.size_bytes, self.entries, self._fill)
+
+    def _fill(self, buffer: memoryview) -> None:
+        buffer[: len(self.layout.head)] = self.layout.head
+        for source, target in zip(self.sources, self.targets(buffer), strict=True):
+            target.copy_(source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """A Draft without its sources.
+
+    Attributes:
+        boxes: which tensor each entry is of, and which box of it; None is all of it.
+    """
+
+    name: str
+    layout: FileLayout
+    entries: tuple[TensorEntry, ...]
+    boxes: tuple[tuple[str, Region | None], ...]
+
+    @classmethod
+    def like(cls, draft: PlannedFile) -> _Plan:
+        """Return how a file was laid out."""
+        boxes = ((one, one.regions[0].region) for one in draft.entries)
+        picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
+        return cls(draft.name, draft.layout, draft.entries, tuple(picks))
+
+    def saying(self, text: str) -> _Plan:
+        """Return the plan with other values in the header, which may move all tensors alike.
+
+        Args:
+            text: of the values of a part that a rank has for itself.
+        """
+        slots = [
+            TensorSlot(one.name.removeprefix(f"{one.part}/"), one.dtype, one.shape)
+            for one in self.entries
+        ]
+        layout = compute_layout(slots, {"state": text})
+        moved_bytes = layout.size_bytes - self.layout.size_bytes
+        if not moved_bytes:
+            return replace(self, layout=layout)
+        entries = tuple(_moved(one, moved_bytes) for one in self.entries)
+        return replace(self, layout=layout, entries=entries)
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> PlannedFile:
+        """Return the file of this save."""
+        sources = tuple(
+            tensors[name] if box is None else box_of(tensors[name], box) for name, box in self.boxes
+        )
+        return PlannedFile(self.name, self.layout, self.entries, sources)
+
+
+class SavePlanner:
+    """Remembers how a part was laid out, for the next save that is like it.
+
+    What a part becomes depends on the names, types and shapes of its tensors alone, unless they
+    are spread over ranks, which are planned anew; the header of a part that each rank has for
+    itself has its other values in it besides.
+    No tensor is remembered here; of tensors that are known again the files are the same objects.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[str, tuple[Any, str, _Shapes, _Plan]] = {}
+        self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
+
+    def of(self, snapshot: Snapshot, world: World) -> list[PlannedFile]:
+        """Return the files with tensors that this rank writes of a snapshot; nothing is copied.
+
+        Crash: nothing was stored.
+
+        Args:
+            snapshot: state of this rank.
+            world: who this rank is.
+        """
+        drafts = []
+        for part in snapshot.parts:
+            if part.scope == "replicated":
+                drafts += self._share(part, world)
+        own = [part for part in snapshot.parts if part.scope == "rank"]
+        return drafts + [self._own_draft(part, world.rank) for part in own]
+
+    def _share(self, part: FlattenedPart, world: World) -> list[PlannedFile]:
+        if not isinstance(part.tensors, CachedTensors):
+            return self._planned(part, world)
+        drafts = part.tensors.drafts
+        if world not in drafts:
+            drafts[world] = self._planned(part, world)
+        return drafts[world]
+
+    def _planned(self, part: FlattenedPart, world: World) -> list[PlannedFile]:
+        if any(type(one) not in PLAIN for one in part.tensors.values()):
+            return _shares(part, world)
+        shapes = _shapes_of(part)
+        known = self._plans.get(part.name)
+        if known is None or known[:2] != (world, shapes):
+            plans = [_Plan.like(one) for one in _shares(part, world)]
+            known = self._plans[part.name] = (world, shapes, plans)
+        return [plan.of(part.tensors) for plan in known[2]]
+
+    def _own_draft(self, part: FlattenedPart, rank: int) -> PlannedFile:
+        name, shapes = own_file(part, rank), _shapes_of(part)
+        tree, text, before, plan = self._own.get(name, (None, "", None, None))
+        if plan is None or before != shapes:
+            plan = _Plan.like(_own(part, name, text := tree_to_json(part.tree)))
+        elif not is_same_json(tree, part.tree):
+            plan = plan.saying(text := tree_to_json(part.tree))
+        self._own[name] = (part.tree, text, shapes, plan)
+        return plan.of(part.tensors)
+
+
+def _moved(entry: TensorEntry, moved_bytes: int) -> TensorEntry:
+    (region,) = entry.regions
+    return replace(entry, regions=(replace(region, start=region.start + moved_bytes),))
+
+
+def _shapes_of(part: FlattenedPart) -> _Shapes:
+    return tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
+
+
+def _shares(part: FlattenedPart, world: World) -> list[PlannedFile]:
+    bundles = split_into_files(write_items(part.tensors, world))
+    numbers = [None] if len(bundles) == 1 else range(len(bundles))
+    return [
+        _lay_out(shard_name(part.name, world.rank, number), part.name, bundle, {})
+        for number, bundle in zip(numbers, bundles, strict=False)
+    ]
+
+
+def own_file(part: FlattenedPart, rank: int) -> str:
+    """Return the name of the file of a part that each rank has for itself."""
+    return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
+
+
+def _own(part: FlattenedPart, name: str, text: str) -> PlannedFile:
+    share = [
+        WriteItem(spec_of(name, tensor), whole(tensor.shape), tensor)
+        for name, tensor in part.tensors.items()
+    ]
+    return _lay_out(name, part.name, share, {"state": text})
+
+
+def _lay_out(
+    name: str, part: str, share: Sequence[WriteItem], metadata: dict[str, str]
+) -> PlannedFile:
+    """Lay regions out as one safetensors file."""
+    pieces = {_key_in_file(part, piece.spec, piece.region): piece for piece in share}
+    assert len(pieces) == len(share), "a file never holds one key twice"  # noqa: S101
+    slots = [
+        TensorSlot(key, piece.spec.dtype, piece.region.lengths) for key, piece in pieces.items()
+    ]
+    layout = compute_layout(slots, metadata)
+    entries = tuple(
+        TensorEntry(
+            piece.spec.name,
+            part,
+            piece.spec.dtype,
+            piece.spec.shape,
+            (StoredRegion(piece.region, name, layout.starts[key], piece.size_bytes),),
+        )
+        for key, piece in pieces.items()
+    )
+    return PlannedFile(name, layout, entries, tuple(piece.data for piece in pieces.values()))
+
+
+def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
+    """Return the tensor's name as its own part knows it, with the region if it is only a piece."""
+    path = spec.name.removeprefix(f"{part}/")
+    return path if region.is_whole(spec.shape) else f"{path}@{region}"

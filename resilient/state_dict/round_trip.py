@@ -1,0 +1,212 @@
+"""Check that a load takes what a save is about to store, once per structure of a part.
+
+The tree of a part is written as JSON, read again and compared with the live state. Then the part
+is asked as at a resume: an optimizer for its groups, a scheduler by a load into a copy, a module
+for its keys. No tensor is copied, and the live objects stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import is_dataclass, replace
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from resilient.errors import ResilientError, UnsavableState
+from resilient.format.state_json import JsonRows
+from resilient.state_dict.capture_cache import fast_state_dict, is_plain_module
+from resilient.state_dict.changes import scheduler_in
+from resilient.state_dict.flatten import escape, flatten, unflatten
+from resilient.state_dict.planner import require_readable_numbers, tree_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.state_dict.flatten import Tensors
+
+_SAFE = "Nothing of this save was stored; the live state and older checkpoints are unchanged"
+_INDEX = re.compile(r"/\d{3,}(?=/|$)")
+"""Position in a long list: the structure of a list that grows is known after its first entries."""
+
+
+class RoundTripCheck:
+    """Takes parts apart, and checks each new structure of a part against the loader."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[tuple[str, type]]] = {}
+        self._checked: dict[str, set[tuple[str, type]]] = {}
+
+    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+        """Return the state of a stateful as a tree, and the tensors in it.
+
+        Crash: nothing was stored.
+
+        Args:
+            part: Name of the part.
+            stateful: The live object.
+
+        Raises:
+            UnsavableState: As ``flatten`` does, or a load would refuse or change the state; names
+                the key.
+        """
+        state = fast_state_dict(stateful)
+        kinds: set[tuple[str, type]] = set()
+        tree, tensors = flatten(part, state, kinds)
+        seen = self._seen.get(part)
+        fresh = kinds if seen is None else kinds - seen
+        if seen is None or fresh:
+            checked = self._checked.get(part, set())
+            new = {(_INDEX.sub("/#", path), kind) for path, kind in fresh}
+            if seen is None or not new <= checked:
+                _require_loadable(part, stateful, state, tree, tensors)
+            self._seen[part], self._checked[part] = fresh | (seen or set()), checked | new
+        return tree, tensors
+
+
+def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: Tensors) -> None:
+    """Raise if a load would refuse or change the state of a part."""
+    require_readable_numbers(tree, part)
+    outlines = {
+        name: torch.zeros((), dtype=one.dtype).expand(tuple(one.shape))
+        for name, one in tensors.items()
+    }
+    try:
+        found = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
+    except (ResilientError, ValueError, TypeError, LookupError) as error:
+        raise _refusal(part, f"cannot be read again: {error}") from error
+    differs = _difference(state, found, part)
+    if differs:
+        raise _refusal(differs, "would come back as another value or type")
+    _require_taken(part, stateful, found)
+
+
+def _refusal(path: str, why: str) -> UnsavableState:
+    return UnsavableState(
+        f"`{path}` {why}. {_SAFE}",
+        path=path,
+        hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
+    )
+
+
+def _difference(live: Any, found: Any, path: str) -> str:
+    """Return the path of the first value that would not come back equal; empty without one.
+
+    Tensors are compared by dtype and shape. A parameter comes back as a tensor.
+    """
+    if isinstance(live, torch.Tensor | JsonRows):
+        return "" if isinstance(live, JsonRows) or _is_tensor_alike(live, found) else path
+    if type(live) is not type(found):
+        return path
+    if isinstance(live, dict):
+        return _difference_of_dicts(live, found, path)
+    if isinstance(live, list | tuple) and len(live) == len(found):
+        pairs = enumerate(zip(live, found, strict=True))
+        return next(filter(None, (_difference(*two, f"{path}/{at}") for at, two in pairs)), "")
+    return "" if _is_equal(live, found) else path
+
+
+def _is_tensor_alike(live: torch.Tensor, found: Any) -> bool:
+    is_alike = isinstance(found, torch.Tensor) and live.dtype == found.dtype
+    return is_alike and tuple(live.shape) == tuple(found.shape)
+
+
+def _difference_of_dicts(live: Mapping[Any, Any], found: Mapping[Any, Any], path: str) -> str:
+    if len(live) != len(found):
+        return path
+    for key, other in zip(live, found, strict=True):
+        inner = f"{path}/{escape(str(key))}"
+        # Tensors are found by identity: a key that is one names nothing after a load.
+        if isinstance(key, torch.Tensor) or _difference(key, other, inner):
+            return inner
+        if differs := _difference(live[key], found[other], inner):
+            return differs
+    return ""
+
+
+def _is_equal(live: Any, found: Any) -> bool:
+    if isinstance(live, np.ndarray | np.generic):
+        return bool(live.dtype == found.dtype and live.shape == found.shape)
+    if isinstance(live, float | complex):
+        return repr(live) == repr(found)
+    if isinstance(live, set | frozenset):
+        return not any(isinstance(one, torch.Tensor) for one in live) and sorted(
+            map(repr, live)
+        ) == sorted(map(repr, found))
+    return bool(live == found)
+
+
+def _require_taken(part: str, stateful: Any, state: Any) -> None:
+    """Raise if a part refuses the state at a resume, as far as it can be asked without a load."""
+    try:
+        if hasattr(stateful, "check_saved"):
+            stateful.check_saved(state)
+        scheduler = scheduler_in(stateful)
+        if scheduler is not None:
+            _rehearse_schedule(stateful, scheduler, state)
+        if isinstance(stateful, nn.Module) and not is_plain_module(stateful):
+            _require_known_keys(stateful, state)
+    except UnsavableState:
+        raise
+    except (ResilientError, RuntimeError, ValueError, LookupError, TypeError) as error:
+        raise UnsavableState(
+            f"`{part}` would refuse its own state at a resume: {error}. {_SAFE}",
+            path=part,
+            hint=f"make state_dict() and load_state_dict() of `{part}` fit each other",
+        ) from error
+
+
+def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
+    """Load a state into a copy of a scheduler of torch."""
+    # Nobody knows what the load of another class changes.
+    if not type(scheduler).load_state_dict.__module__.startswith("torch.optim."):
+        return
+    made = _copy_of(scheduler)
+    if stateful is scheduler:
+        made.load_state_dict(state)
+    elif is_dataclass(stateful):
+        wrapper: Any = replace(stateful, scheduler=made)  # type: ignore[type-var]
+        wrapper.load_state_dict(state)
+
+
+def _copy_of(scheduler: Any) -> Any:
+    """Return a copy of a scheduler whose load changes neither the scheduler nor its functions."""
+    made = copy.copy(scheduler)
+    for name, value in vars(scheduler).items():
+        if name == "_schedulers":
+            made._schedulers = [_copy_of(one) for one in value]  # noqa: SLF001 - as torch keeps them
+        elif name == "lr_lambdas":
+            made.lr_lambdas = [
+                one if isinstance(one, FunctionType) else copy.copy(one) for one in value
+            ]
+    return made
+
+
+def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Raise if a module saves keys that its load does not know."""
+    known: set[str] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if _has_own_load(module):
+            return
+        names = [*module._parameters, *module._buffers]  # noqa: SLF001 - torch has no public way
+        if type(module).set_extra_state is not nn.Module.set_extra_state:
+            names.append("_extra_state")
+        known.update(f"{prefix}.{name}".removeprefix(".") for name in names)
+    strange = sorted(map(str, state.keys() - known))
+    if strange:
+        raise ValueError(f"load_state_dict() of the module does not know `{strange[0]}`")
+
+
+def _has_own_load(module: nn.Module) -> bool:
+    kind, own = type(module), vars(module)
+    return (
+        kind.load_state_dict is not nn.Module.load_state_dict
+        or kind._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001
+        or not {"load_state_dict", "_load_from_state_dict"}.isdisjoint(own)
+        or bool(own["_load_state_dict_pre_hooks"])
+    )

@@ -1,0 +1,310 @@
+"""Which regions of a sharded tensor are local; FlatShard; torch dtypes.
+
+Boxes of tensors together with the memory that holds them here.
+
+A tensor that is spread over ranks in runs of elements, cut anywhere, as ZeRO does it.
+
+Which boxes of a sharded tensor this rank holds, and which ranks hold the same ones.
+
+Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the
+first mesh dimension to the last. ``Shard`` cuts what is left of an axis as ``torch.chunk`` does,
+so the last ranks may hold less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
+cuts it in ``split_factor`` pieces first and takes the same chunk of each, so what a rank holds of
+an axis may be several runs. ``tests/property/test_placement.py`` holds this against torch.
+
+A :class:`FlatShard` is cut between any two elements, as ZeRO does, and held by one rank alone.
+
+The dtype names of safetensors and torch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from resilient.errors import UnsavableState
+from resilient.format.partial_read import ReadTarget, stored_spans
+from resilient.format.regions import ITEM_BYTES, Region, flat_regions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch.distributed.tensor.placement_types import Placement
+
+    from resilient.format.manifest import TensorEntry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalShard:
+    """A box of a global tensor and the memory that holds it here.
+
+    Attributes:
+        region: where it lies in the global tensor.
+        data: the same elements, as a view of this rank's memory.
+    """
+
+    region: Region
+    data: torch.Tensor
+
+    def part(self, region: Region) -> torch.Tensor:
+        """Return the memory of a box inside this one."""
+        data = self.data
+        for axis, count in enumerate(region.lengths):
+            data = data.narrow(axis, region.offsets[axis] - self.region.offsets[axis], count)
+        return data
+
+
+def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[str, ReadTarget]]:
+    """Return by file where the bytes of a stored tensor go, if all lie in memory as in the files.
+
+    Args:
+        entry: where its regions lie.
+        boxes: what is wanted of it, in host memory.
+
+    Returns:
+        Nothing if some of it must be read elsewhere and copied.
+    """
+    found = []
+    for box in boxes:
+        for file, start, length, data in _spans(entry, box):
+            if length != data.nbytes or not data.is_contiguous():
+                return []
+            found.append((file, ReadTarget(start, _bytes_of(data))))
+    return found
+
+
+def _spans(entry: TensorEntry, box: LocalShard) -> Iterator[tuple[str, int, int, torch.Tensor]]:
+    for stored in entry.regions:
+        for part, start, length in stored_spans(stored, box.region, ITEM_BYTES[entry.dtype]):
+            yield stored.file, start, length, box.part(part)
+
+
+def _bytes_of(data: torch.Tensor) -> memoryview:
+    return data.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+class FlatShard(torch.Tensor):
+    """A global tensor of which this rank alone holds one run of elements, laid out row-major.
+
+    It has the shape and dtype of the whole and can be saved, and filled when a checkpoint is
+    loaded; it cannot be computed with.
+
+    Attributes:
+        start: the run's first element in the whole tensor.
+        memory: the run, one-dimensional and dense; without elements this rank holds nothing.
+    """
+
+    start: int
+    memory: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: type[Self], shape: Sequence[int], start: int, memory: torch.Tensor) -> Self:
+        """Describe ``memory``, which is shared, as a part of a tensor of ``shape``."""
+        make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents it so
+        made = make(cls, torch.Size(shape), dtype=memory.dtype, device=memory.device)
+        made.start = start
+        # By its address a tied parameter is known again, so nothing has an address of its own, too.
+        made.memory = memory if memory.numel() else memory.new_empty(1)[:0]
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it so, and types another one
+        cls, func: Any, types: Any, args: Any, kwargs: Any = None
+    ) -> Any:
+        """Detach, or make another of the same layout; everything else is refused."""
+        one, packet = args[0], func.overloadpacket
+        if packet is torch.ops.aten.detach:
+            made = cls(one.shape, one.start, one.memory)
+            made.memory = one.memory
+            return made
+        if packet is torch.ops.aten.empty_like:
+            dtype = (kwargs or {}).get("dtype") or one.dtype
+            return cls(one.shape, one.start, torch.empty_like(one.memory, dtype=dtype))
+        raise NotImplementedError(f"{func} needs the whole tensor, of which a rank holds a part")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Say what is held."""
+        stop = self.start + self.memory.numel()
+        return f"FlatShard(shape={tuple(self.shape)}, holds={self.start}:{stop})"
+
+
+Runs = list[tuple[int, int]]
+"""Runs of indices on one axis, (first, how many), in the order in which a rank holds them."""
+
+
+def is_sharded(value: object) -> bool:
+    """Say whether a tensor is spread over ranks."""
+    return isinstance(value, DTensor | FlatShard)
+
+
+def check_placements(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor whose ranks hold summands of it.
+
+    Raises:
+        UnsavableState: no rank holds its values.
+    """
+    if isinstance(tensor, DTensor) and any(one.is_partial() for one in tensor.placements):
+        raise UnsavableState(
+            f"`{path}` is a sum that was not made yet: its placements are {tensor.placements}",
+            path=path,
+            hint="reduce it in state_dict(): tensor.full_tensor()",
+        )
+
+
+def local_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this rank holds, sharing its memory."""
+    if isinstance(tensor, FlatShard):
+        return tensor.memory
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
+    """Return the boxes that this rank holds; none if it holds nothing.
+
+    Raises:
+        UnsavableState: its memory is not what its placements say.
+    """
+    if isinstance(tensor, FlatShard):
+        return _flat_boxes(tensor)
+    assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return ()
+    local = local_memory(tensor)
+    axes = [
+        axis_runs(size, axis, tensor.placements, tensor.device_mesh.shape, coordinate)
+        for axis, size in enumerate(tensor.shape)
+    ]
+    if tuple(local.shape) != tuple(sum(count for _, count in runs) for runs in axes):
+        raise UnsavableState(
+            f"a tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} holds "
+            f"{tuple(local.shape)} here, which is not its share",
+            hint="report this with the way in which the tensor was made",
+        )
+    if tensor.numel() == 0:
+        return ()
+    return tuple(_box(local, chosen) for chosen in product(*map(_placed, axes)))
+
+
+def _flat_boxes(tensor: FlatShard) -> tuple[LocalShard, ...]:
+    boxes, place = [], 0
+    for region in flat_regions(tensor.shape, tensor.start, tensor.memory.numel()):
+        data = tensor.memory.narrow(0, place, region.size).view(region.lengths)
+        boxes.append(LocalShard(region, data))
+        place += region.size
+    return tuple(boxes)
+
+
+def _placed(runs: Runs) -> list[tuple[int, int, int]]:
+    """Return (first, how many, place in local memory) of each run."""
+    place, placed = 0, []
+    for first, count in runs:
+        placed.append((first, count, place))
+        place += count
+    return placed
+
+
+def _box(local: torch.Tensor, chosen: Sequence[tuple[int, int, int]]) -> LocalShard:
+    data = local
+    for axis, (_, count, place) in enumerate(chosen):
+        data = data.narrow(axis, place, count)
+    region = Region(tuple(one[0] for one in chosen), tuple(one[1] for one in chosen))
+    return LocalShard(region, data)
+
+
+def axis_runs(
+    size: int,
+    axis: int,
+    placements: Sequence[Placement],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+) -> Runs:
+    """Return what the rank at ``coordinate`` of the mesh holds of one axis.
+
+    Args:
+        size: global length of the axis.
+        axis: which one.
+        placements: one per dimension of the mesh.
+        mesh_shape: ranks per dimension of the mesh.
+        coordinate: of the rank, per dimension of the mesh.
+    """
+    runs: Runs = [(0, size)] if size else []
+    for placement, ranks, rank in zip(placements, mesh_shape, coordinate, strict=True):
+        if isinstance(placement, Shard | _StridedShard) and placement.dim == axis:
+            pieces = placement.split_factor if isinstance(placement, _StridedShard) else 1
+            runs = _chunks(runs, int(pieces), ranks, rank)
+    return runs
+
+
+def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
+    """Cut ``runs`` in ``pieces``, each of them over ``ranks``, and join what ``rank`` gets."""
+    length = sum(count for _, count in runs)
+    taken: Runs = []
+    for piece in range(pieces):
+        begin, end = _chunk(length, pieces, piece)
+        first, last = _chunk(end - begin, ranks, rank)
+        for start, count in _cut(runs, begin + first, begin + last):
+            if taken and sum(taken[-1]) == start:
+                taken[-1] = (taken[-1][0], taken[-1][1] + count)
+            else:
+                taken.append((start, count))
+    return taken
+
+
+def _chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Return (first, last) of one chunk of ``torch.chunk``; those that are left over are empty."""
+    step = -(-length // ranks)
+    return min(step * rank, length), min(step * (rank + 1), length)
+
+
+def _cut(runs: Runs, begin: int, end: int) -> Runs:
+    """Return the positions from ``begin`` to ``end`` of runs that are laid end to end."""
+    taken: Runs = []
+    place = 0
+    for start, count in runs:
+        first, last = max(begin - place, 0), min(end - place, count)
+        if last > first:
+            taken.append((start + first, last - first))
+        place += count
+    return taken
+
+
+def holders(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the ranks that hold the same boxes as this one, ascending; this one is among them."""
+    if isinstance(tensor, FlatShard):
+        return (dist.get_rank(),)
+    assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    chosen = tuple(
+        slice(None) if placement.is_replicate() else at
+        for placement, at in zip(tensor.placements, coordinate, strict=True)
+    )
+    return tuple(sorted(tensor.device_mesh.mesh[chosen].flatten().tolist()))
+
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}

@@ -1,0 +1,162 @@
+"""Name the live state of a run without copying it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from resilient.errors import ConfigError, UnsavableState
+from resilient.format.keys import MANIFEST, STATE_DOCUMENT, is_file_name, rank_part
+from resilient.state_dict.capture_cache import fast_state_dict
+from resilient.state_dict.flatten import PLAIN, flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from resilient.state_dict.flatten import Tensors
+
+
+class Stateful(Protocol):
+    """The two methods that everything persists through; modules and optimizers have them."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as nested dicts, lists, tensors and plain values."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Take back what ``state_dict`` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named thing that a checkpoint holds.
+
+    Attributes:
+        stateful: gives and takes the state.
+        scope: ``replicated`` when every rank holds the same value, which is then written once,
+            split over the ranks; ``rank`` when each rank has its own.
+        document: name of a JSON file of its own for people to read; such a part holds no
+            tensors. Empty puts the part into ``state.json``.
+        optional: a checkpoint without it can be resumed from; any other part must be there.
+        rows: field of its document that ``load_state_dict`` is given as
+            :class:`~resilient.format.state_json.JsonRows` if there is a list; ``state_dict`` may have them.
+    """
+
+    stateful: Stateful
+    scope: Literal["replicated", "rank"] = "replicated"
+    document: str = ""
+    optional: bool = False
+    rows: str = ""
+
+
+class TakesApart(Protocol):
+    """Takes the state of a part apart in a way of its own."""
+
+    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+        """Return the state as a tree, and the tensors in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenedPart:
+    """One part's state, taken apart; the tensors share memory with training."""
+
+    name: str
+    scope: Literal["replicated", "rank"]
+    document: str
+    tree: Any
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One rank's named state at one step; shares memory with training."""
+
+    step: int
+    parts: tuple[FlattenedPart, ...]
+
+
+def capture(
+    step: int, parts: Mapping[str, Part], rank: int, taker: TakesApart | None = None
+) -> Snapshot:
+    """Take the state of every part apart, without copying a tensor.
+
+    Crash: nothing was stored.
+
+    Args:
+        step: the step that the state belongs to.
+        parts: by name; names are file names without an ending.
+        rank: who this is; a part of scope ``rank`` gets its number in the name.
+        taker: Takes the parts apart, for example
+            :class:`~resilient.state_dict.capture_cache.CaptureCache`, which knows the captures before.
+
+    Raises:
+        UnsavableState: a value that only pickle could save, or a tensor in a document.
+        ConfigError: a part's name cannot be a file's name, or two parts share a name or file.
+    """
+    _require_apart(parts)
+    take_apart = _take_apart if taker is None else taker.take_apart
+    return Snapshot(
+        step, tuple(_capture_part(name, part, rank, take_apart) for name, part in parts.items())
+    )
+
+
+def _require_apart(parts: Mapping[str, Part]) -> None:
+    """Raise if two parts would be stored under one name, or in one document.
+
+    Raises:
+        ConfigError: Names both.
+    """
+    documents: dict[str, str] = {MANIFEST: "the manifest", STATE_DOCUMENT: "the other parts"}
+    for name, part in parts.items():
+        owner, _, number = name.rpartition("_")
+        of_ranks = parts.get(owner) if number.isdecimal() and part.scope == "replicated" else None
+        if of_ranks is not None and of_ranks.scope == "rank":
+            raise ConfigError(
+                f"`{name}` is the name under which a rank stores its own `{owner}`",
+                hint=f"give `{name}` another name",
+            )
+        if part.document and part.scope == "replicated":
+            if part.document in documents:
+                raise ConfigError(
+                    f"`{name}` cannot be stored in `{part.document}`: "
+                    f"{documents[part.document]} is stored there",
+                    hint="give the document another name",
+                )
+            documents[part.document] = f"`{name}`"
+
+
+def _capture_part(
+    name: str, part: Part, rank: int, take_apart: Callable[[str, Any], tuple[Any, Tensors]]
+) -> FlattenedPart:
+    if not is_file_name(f"{name}.json") or "." in name:
+        raise ConfigError(
+            f"`{name}` cannot name a part: use letters, digits, `_` and `-`",
+            hint="give it another name; what is stored under a name is found by it again",
+        )
+    own = rank_part(name, rank) if part.scope == "rank" else name
+    tree, tensors = take_apart(own, part.stateful)
+    if part.document and tensors:
+        raise UnsavableState(
+            f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
+            path=next(iter(tensors)),
+            hint="give numbers in its state_dict(), or leave out `document` of the part",
+        )
+    if part.scope == "rank":
+        _refuse_shards(tensors)
+    return FlattenedPart(own, part.scope, part.document, tree, tensors)
+
+
+def _take_apart(part: str, stateful: Any) -> tuple[Any, Tensors]:
+    return flatten(part, fast_state_dict(stateful))
+
+
+def _refuse_shards(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise if a tensor of a part that each rank has for itself is spread over ranks."""
+    for name, tensor in tensors.items():
+        if type(tensor) not in PLAIN:
+            raise UnsavableState(
+                f"`{name}` is spread over ranks, in a part that each rank has for itself",
+                path=name,
+                hint='give the part the scope "replicated", or state_dict() the local tensor',
+            )

@@ -1,0 +1,441 @@
+"""User objects -> parts.
+
+What a user names becomes parts: modules, optimizers, whatever has state, plain values.
+
+Wrappers are looked through, so what DDP or ``torch.compile`` wrapped is saved under the names
+that the model itself has, and optimizer state under the names of its parameters.
+
+Plain numbers of measured values.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from resilient.errors import ConfigError, UnsavableState
+from resilient.state_dict.flatten import flatten
+from resilient.state_dict.optimizer import NamedOptimizer
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+RNG = "rng_state"
+# How a rank's own part is called in a checkpoint, see resilient.format.keys.rank_part.
+_WITHOUT_RANK = re.compile(r"_\d+$")
+
+
+@dataclass(slots=True)
+class PlainValue:
+    """A plain value as a Stateful; dicts and lists are given back in place.
+
+    Attributes:
+        value: what :func:`resilient.state_dict.flatten.flatten` takes.
+    """
+
+    value: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the value, so that whoever holds the dict or list sees it.
+
+        Raises:
+            ValueError: it was of another kind.
+        """
+        saved, value = state_dict["value"], self.value
+        if isinstance(value, dict | list) and type(saved) is not type(value):
+            raise ValueError(f"it was a {type(saved).__name__}, and is a {type(value).__name__}")
+        if isinstance(value, dict):
+            value.clear()
+            value.update(saved)
+        elif isinstance(value, list):
+            value[:] = saved
+        else:
+            self.value = saved
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """A ``torch.Generator`` as a Stateful."""
+
+    generator: torch.Generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Put it back to the very state."""
+        self.generator.set_state(state_dict["state"])
+
+
+@dataclass(frozen=True, slots=True)
+class RankLocalBuffers:
+    """The buffers of a replica that nothing keeps equal to those of the other ranks."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return persistent buffers by name."""
+        return dict(_buffers(self.model))
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Take back those that the model still has."""
+        for name, buffer in _buffers(self.model):
+            if name in state_dict:
+                buffer.copy_(state_dict[name])
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        fleeting = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in fleeting and type(buffer) in (torch.Tensor, nn.Buffer):
+                yield f"{prefix}.{name}".removeprefix("."), buffer
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the user's module inside DDP, DataParallel, DeepSpeed and ``torch.compile``."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel) or _is_engine(model):
+            model = cast("nn.Module", model.module)
+        elif "_orig_mod" in model._modules:  # noqa: SLF001 - asking dynamo would load it
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedObjects:
+    """Everything that one loop saves, as parts.
+
+    Attributes:
+        parts: by name, in the order in which they are loaded.
+        values: the plain ones among them.
+        strategy: how the models are parallel, in the words of a manifest.
+        replicas: DDP models, whose buffers are those of their rank 0.
+    """
+
+    parts: dict[str, Part]
+    values: dict[str, PlainValue] = field(default_factory=dict)
+    strategy: str = "single"
+    replicas: tuple[DistributedDataParallel, ...] = ()
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether a save uses collectives of the training backend."""
+        return bool(self.replicas) or self.strategy not in ("single", "ddp")
+
+    def align(self) -> None:
+        """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
+
+        Running statistics differ between replicas after a step; without this a checkpoint could
+        hold one of another rank.
+        """
+        for replica in self.replicas:
+            group = replica.process_group
+            for buffer in replica.module.buffers():
+                dist.broadcast(buffer, group=group, group_src=0)
+
+    def left_out(self, held: Iterable[str]) -> tuple[str, ...]:
+        """Return what a checkpoint holds, as it is called there, and is of nothing here."""
+        own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
+        own |= {f"{name}_buffers" for name in self.parts}
+        left = (one for one in held if one not in self.parts)
+        return tuple(sorted(one for one in left if _WITHOUT_RANK.sub("", one) not in own))
+
+
+def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
+    """Return parts for everything that a user named.
+
+    Args:
+        things: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, plain values, or parts, of plain values too.
+        ranks: how many train together.
+        rng: whether the global random state is a part, too.
+
+    Raises:
+        ConfigError: a thing has no state that we know of, an optimizer's model is missing, a
+            name is taken, or the ranks train each by itself.
+    """
+    _require_together(things, ranks)
+    inside = {name: unwrap(one) for name, one in things.items()}
+    models = {name: one for name, one in inside.items() if isinstance(one, nn.Module)}
+    parts: dict[str, Part] = {}
+    for name, thing in things.items():
+        parts[name] = _part(name, thing, models)
+        if ranks > 1 and isinstance(thing, nn.Module) and _replica(thing) is None:
+            own = RankLocalBuffers(bare(thing))
+            if own.state_dict():
+                parts[f"{name}_buffers"] = Part(own, "rank", optional=True)
+    if rng:
+        if RNG in parts:
+            raise ConfigError(f"`{RNG}` is the name of the random state: choose another name")
+        # Last, so that nothing that is loaded can draw from the restored streams.
+        parts[RNG] = Part(RandomState(), "rank")
+    values = {n: one.stateful for n, one in parts.items() if isinstance(one.stateful, PlainValue)}
+    replicas = tuple(one for one in map(_replica, models.values()) if one and ranks > 1)
+    return TrackedObjects(parts, values, _strategy(models, ranks), replicas)
+
+
+def _require_together(things: Mapping[str, Any], ranks: int) -> None:
+    """Raise if several ranks would save as one model what each of them trains for itself.
+
+    A replicated thing is written once, split over the ranks: of models that differ that makes one
+    that nobody ever had.
+    """
+    if ranks == 1 or dist.is_initialized():
+        return
+    found = next((n for n, one in things.items() if isinstance(one, nn.Module | Optimizer)), None)
+    if found is not None:
+        raise ConfigError(
+            f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{found}`: "
+            "torch.distributed is not initialized, so nothing makes them one",
+            hint="call torch.distributed.init_process_group() before resume(); on CPUs accelerate "
+            "does that for Accelerator(cpu=True) alone, and Transformers for use_cpu=True",
+        )
+
+
+def unwrap(thing: Any) -> Any:
+    """Return what a Part was made of; anything else is that itself."""
+    return thing.stateful if isinstance(thing, Part) else thing
+
+
+def _is_looked_through(thing: Any) -> bool:
+    """Say whether something else than a thing's own ``state_dict`` is saved."""
+    return isinstance(thing, nn.Module | Optimizer) or _is_a(thing, "DeepSpeedOptimizer")
+
+
+def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
+    if isinstance(thing, Part):
+        inner: Any = thing.stateful
+        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):
+            inner = _part(name, inner, models).stateful
+        return replace(thing, stateful=inner)
+    if isinstance(thing, nn.Module):
+        return _model(name, thing)
+    if isinstance(thing, Optimizer) or _is_a(thing, "DeepSpeedOptimizer"):
+        return _optimizer(name, thing, models)
+    if isinstance(thing, torch.Generator):
+        return Part(Generator(thing), "rank")
+    return _stateful(name, thing)
+
+
+def _stateful(name: str, thing: Any) -> Part:
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return Part(thing)
+    if thing is None or isinstance(thing, bool | int | float | str | list | dict):
+        return Part(PlainValue(thing))
+    raise ConfigError(
+        f"`{name}` is a {type(thing).__module__}.{type(thing).__qualname__}, which has no state "
+        "that could be saved",
+        hint=f"put it in a dict, which is given back in place: {name}={{'value': ...}}"
+        if _can_be_inside(thing)
+        else "give it the methods state_dict() and load_state_dict(state_dict)",
+    )
+
+
+def _can_be_inside(thing: Any) -> bool:
+    """Say whether a dict could hold it: a tensor, an array, a tuple, bytes."""
+    try:
+        flatten("value", thing)
+    except UnsavableState:
+        return False
+    return True
+
+
+def _model(name: str, model: nn.Module) -> Part:
+    if _is_engine(model):
+        # Only training with DeepSpeed pays for it.
+        from resilient.state_dict.deepspeed import ZeroModel
+
+        return Part(ZeroModel(model))
+    if any(hasattr(one, "ds_id") for one in model.parameters()):
+        raise ConfigError(
+            f"`{name}` has parameters that ZeRO-3 has partitioned, and only its engine knows how",
+            hint=f"give what deepspeed.initialize returned first: {name}=engine",
+        )
+    if _is_flat(model):
+        # Only FSDP1 pays for loading torch's part about it.
+        from resilient.state_dict.fsdp1 import Fsdp1Model
+
+        return Part(Fsdp1Model(model))
+    return Part(bare(model))
+
+
+def _optimizer(name: str, optimizer: Any, models: Mapping[str, nn.Module]) -> Part:
+    engines: list[Any] = [one for one in models.values() if _is_engine(one)]
+    for engine in engines:
+        if optimizer is engine.optimizer or optimizer is engine.basic_optimizer:
+            from resilient.state_dict.deepspeed import ZeroOptimizer
+
+            return Part(ZeroOptimizer(engine))
+    if _is_a(optimizer, "DeepSpeedOptimizer"):
+        raise ConfigError(
+            f"`{name}` is DeepSpeed's, and none of the modules given is its engine",
+            hint="give what deepspeed.initialize returned first as well: model=engine",
+        )
+    return _plain_optimizer(name, optimizer, models)
+
+
+def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Part:
+    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
+        raise ConfigError(
+            f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
+            hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
+        )
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    owners = {n: m for n, m in models.items() if held & {id(one) for one in m.parameters()}}
+    if not held and len(models) == 1:
+        # Groups without parameters alone: parameters may come later.
+        owners = dict(models)
+    if not owners:
+        raise ConfigError(
+            f"`{name}` trains none of the modules given",
+            hint="give its model as well: its state is kept by the names of parameters",
+        )
+    whole = [m for m in owners.values() if held <= {id(one) for one in m.parameters()}]
+    if not whole:
+        owner: nn.Module = nn.ModuleDict({n: bare(m) for n, m in owners.items()})
+        return Part(NamedOptimizer(owner, optimizer))
+    if _is_flat(whole[0]):
+        from resilient.state_dict.fsdp1 import Fsdp1Optimizer
+
+        return Part(Fsdp1Optimizer(whole[0], optimizer))
+    return Part(NamedOptimizer(bare(whole[0]), optimizer))
+
+
+def _is_engine(model: nn.Module) -> bool:
+    return _is_a(model, "DeepSpeedEngine")
+
+
+def _is_a(thing: object, name: str) -> bool:
+    """Say whether a thing is of a class that is not to be loaded for the question."""
+    return name in {one.__name__ for one in type(thing).__mro__}
+
+
+def _is_flat(model: nn.Module) -> bool:
+    """Say whether FSDP1 holds parameters of the model."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
+
+
+def _replica(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP around a model, if it keeps buffers equal."""
+    inner: Any = model._modules.get("_orig_mod", model)  # noqa: SLF001 - asking dynamo would load it
+    is_kept = isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers
+    return inner if is_kept else None
+
+
+def _strategy(models: Mapping[str, nn.Module], ranks: int) -> str:
+    for model in models.values():
+        if _is_engine(model):
+            from resilient.state_dict.deepspeed import stage_of
+
+            return f"zero-{stage_of(model)}"
+    if ranks == 1:
+        return "single"
+    for model in models.values():
+        spread = any(type(one) not in (torch.Tensor, nn.Parameter) for one in model.parameters())
+        if spread or _is_flat(model):
+            return "fsdp"
+    return "ddp"
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as plain numbers; tensors of one element are their value.
+
+    Raises:
+        UnsavableState: one is no number.
+    """
+    plain = {}
+    for name, value in metrics.items():
+        try:
+            plain[name] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            path = f"metrics/{name}"
+            raise UnsavableState(
+                f"`{path}` is no number: it is a {type(value).__name__}",
+                path=path,
+                hint="give one number for each name, of a tensor its mean() or item()",
+            ) from error
+    return plain
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def plain_value(value: Any) -> Any:
+    """Return a logged value with NumPy numbers and one-element tensors as Python numbers.
+
+    Dicts, lists and tuples are converted inside. All other values stay as they are.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {name: plain_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(one) for one in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value.item() if _elements(value) == 1 else value
+
+
+def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a log as plain values.
+
+    Raises:
+        UnsavableState: an entry is neither a number nor text, nor a dict or list of them.
+    """
+    plain = {name: plain_value(value) for name, value in logs.items()}
+    for name, value in plain.items():
+        odd = _odd_one(value)
+        if odd is not None:
+            raise UnsavableState(
+                f"cannot log `{name}`: {_described(odd)} is no number and no text, and the log is "
+                "saved with each checkpoint; older checkpoints are intact",
+                path=f"log_history/{name}",
+                hint=f"log one number for each name, as `{name}_0`, or the mean as `{name}`",
+            )
+    return plain
+
+
+def _elements(value: Any) -> int:
+    """Return the number of elements of an array, a tensor or a NumPy number; 0 of others."""
+    if not callable(getattr(value, "item", None)):
+        return 0
+    count = getattr(value, "numel", None)
+    size = count() if callable(count) else getattr(value, "size", 0)
+    return size if isinstance(size, int) else 0
+
+
+def _odd_one(value: Any) -> Any:
+    """Return the first value inside that is not plain, None if there is none."""
+    if isinstance(value, dict):
+        inside = [*value.values(), *(name for name in value if type(name) is not str)]
+        return next((one for one in map(_odd_one, inside) if one is not None), None)
+    if isinstance(value, list):
+        return next((one for one in map(_odd_one, value) if one is not None), None)
+    return None if type(value) in _PLAIN else value
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    kind = f"a value of the class `{type(value).__name__}`"
+    return kind if shape is None else f"{kind} with the shape {tuple(shape)}"

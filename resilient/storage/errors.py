@@ -1,0 +1,206 @@
+"""Errno and client exceptions -> StoreError kinds.
+
+What an errno means to someone who stores objects.
+
+What the libraries behind fsspec raise, and what that is to a user of a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+
+from resilient.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# A network file system or an object store that comes back by itself. EIO is not among them: the
+# device has lost something, and only a person can say what.
+_PASSING = (
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.EMFILE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.EPIPE,
+    errno.EREMOTEIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+)
+_KINDS: dict[int, type[StoreError]] = {
+    **dict.fromkeys(_FULL, StoreFull),
+    **dict.fromkeys(_DENIED, StoreDenied),
+    **dict.fromkeys(_PASSING, StoreUnavailable),
+}
+
+
+def kind_of(error: OSError) -> type[StoreError]:
+    """Return the class of error that ``error`` is to a user of a store."""
+    if isinstance(error, TimeoutError | ConnectionError):
+        return StoreUnavailable
+    if isinstance(error, PermissionError):
+        return StoreDenied
+    return _KINDS.get(error.errno or 0, StoreError)
+
+
+_AIOHTTP = "aiohttp:ClientError"
+_S3 = ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", _AIOHTTP)
+_GCS = ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", _AIOHTTP)
+_AZURE = ("azure.core.exceptions:AzureError", _AIOHTTP)
+_OWN_ERRORS = {
+    "s3": _S3,
+    "s3a": _S3,
+    "gs": _GCS,
+    "gcs": _GCS,
+    "az": _AZURE,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "http": (_AIOHTTP,),
+    "https": (_AIOHTTP,),
+    "hf": ("huggingface_hub.errors:HfHubHTTPError", "httpx:HTTPError", "httpx2:HTTPError"),
+    "ftp": ("ftplib:Error",),
+    "sftp": ("paramiko.ssh_exception:SSHException",),
+    "ssh": ("paramiko.ssh_exception:SSHException",),
+}
+
+# Damaged or cut short on the way there: the same request again is the cure.
+_BY_CODE: dict[str, type[StoreError]] = {
+    "BadDigest": StoreUnavailable,
+    "IncompleteBody": StoreUnavailable,
+    "NoSuchBucket": StoreError,
+    "RequestTimeout": StoreUnavailable,
+    "SlowDown": StoreUnavailable,
+    "XAmzContentChecksumMismatch": StoreUnavailable,
+    "XAmzContentSHA256Mismatch": StoreUnavailable,
+}
+_BY_STATUS: dict[int, type[StoreError]] = {
+    401: StoreDenied,
+    403: StoreDenied,
+    408: StoreUnavailable,
+    409: StoreUnavailable,
+    425: StoreUnavailable,
+    429: StoreUnavailable,
+    500: StoreUnavailable,
+    502: StoreUnavailable,
+    503: StoreUnavailable,
+    504: StoreUnavailable,
+    507: StoreFull,
+}
+# Looked up by name along the class's ancestors, so that no package has to be installed.
+_BY_NAME: dict[str, type[StoreError]] = {
+    "ConnectionError": StoreUnavailable,  # botocore's own: nobody there
+    "HTTPClientError": StoreUnavailable,  # botocore: reset, timed out
+    "ResponseParserError": StoreUnavailable,  # botocore: half an answer
+    "NoCredentialsError": StoreDenied,
+    "PartialCredentialsError": StoreDenied,
+    "CredentialRetrievalError": StoreDenied,
+    "ClientConnectionError": StoreUnavailable,  # aiohttp
+    "ClientPayloadError": StoreUnavailable,
+    "ServiceRequestError": StoreUnavailable,  # azure
+    "ServiceResponseError": StoreUnavailable,
+    "ClientAuthenticationError": StoreDenied,
+    "TransportError": StoreUnavailable,  # google and httpx
+    "SSHException": StoreUnavailable,
+    "error_temp": StoreUnavailable,  # ftplib
+    "EOFError": StoreUnavailable,  # a connection that ended in mid-answer
+}
+_NO_ANSWER = (StoreUnavailable, StoreDenied)
+_DEPTH_MAX = 5
+
+
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED|InvalidCertificate")
+TRUST_HINT = "name the PEM file of the authority that signed it: storage option `ca_file`"
+
+
+def is_untrusted(text: str) -> bool:
+    """Say whether a message of ``ssl`` or rustls is about a certificate that nobody vouches for.
+
+    Asking again does not help, and for want of an answer it would look like a server that is away.
+    """
+    return _UNTRUSTED.search(text) is not None
+
+
+def errors_of(protocol: str) -> tuple[type[Exception], ...]:
+    """Return every class that the library behind ``protocol`` is known to raise."""
+    found: list[type[Exception]] = [OSError, ValueError, EOFError, NotImplementedError]
+    for name in _OWN_ERRORS.get(protocol, ()):
+        module, _, attribute = name.partition(":")
+        with suppress(ImportError, AttributeError):
+            found.append(getattr(import_module(module), attribute))
+    return tuple(found)
+
+
+def kind_of_foreign(error: BaseException) -> type[StoreError]:
+    """Return the class of error that ``error`` is: by code, by status, by errno, by name."""
+    found: type[StoreError] | None = _answered(code_of(error), status_of(error))
+    if found is None and any(is_untrusted(str(one)) for one in _chain(error)):
+        return StoreDenied
+    if found is None and isinstance(error, OSError):
+        found = kind_of(error)
+    if found is None or found is StoreError:
+        names = (cls.__name__ for one in _chain(error) for cls in type(one).__mro__)
+        found = next((_BY_NAME[name] for name in names if name in _BY_NAME), found)
+    return found or StoreError
+
+
+def kind_of_answer(code: str, status: int) -> type[StoreError]:
+    """Return the class of error that a server's answer is, by its S3 code and HTTP status."""
+    return _answered(code, status) or StoreError
+
+
+def _answered(code: str, status: int) -> type[StoreError] | None:
+    return _BY_CODE.get(code) or _BY_STATUS.get(status)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Say whether ``error`` means that there is no object, and not that there is no bucket."""
+    if code_of(error) == "NoSuchBucket":
+        return False
+    # HTTP's filesystem says so too when it reached nobody, or was refused.
+    if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _NO_ANSWER:
+        return False
+    absent = FileNotFoundError | IsADirectoryError | NotADirectoryError
+    return isinstance(error, absent) or status_of(error) == 404  # noqa: PLR2004 - the HTTP status
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status in ``error`` or its causes, or 0."""
+    for one in _chain(error):
+        answer = _answer(one).get("ResponseMetadata", {}).get("HTTPStatusCode")
+        # Of what has a status, aiohttp warns whoever asks for its old name.
+        names = ("status_code", "status" if hasattr(one, "status") else "code")
+        for status in (answer, *(getattr(one, name, None) for name in names)):
+            if isinstance(status, int) and 400 <= status < 600:  # noqa: PLR2004 - HTTP's range
+                return status
+    return 0
+
+
+def code_of(error: BaseException) -> str:
+    """Return the S3 error code in ``error`` or its causes, or an empty string."""
+    codes = (_answer(one).get("Error", {}).get("Code", "") for one in _chain(error))
+    return next((str(code) for code in codes if code), "")
+
+
+def _answer(error: BaseException) -> Mapping[str, dict[str, object]]:
+    answer = getattr(error, "response", None)
+    return answer if isinstance(answer, Mapping) else {}
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain = [error]
+    while len(chain) < _DEPTH_MAX and (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    return chain

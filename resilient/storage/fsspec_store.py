@@ -1,0 +1,386 @@
+"""Any fsspec URL as a Store.
+
+Which filesystems of fsspec can create exclusively, and how.
+
+A protocol is in the table only if its library was read and hands the condition to something
+that decides alone. fsspec's own ``mode="create"`` is "look, then write" and decides nothing.
+
+Any URL of fsspec as a Store.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import KeyExists, KeyNotFound, NotExclusive
+from resilient.redaction import shell_quote
+from resilient.storage.errors import (
+    TRUST_HINT,
+    errors_of,
+    is_missing,
+    is_untrusted,
+    kind_of_foreign,
+    status_of,
+)
+from resilient.storage.fsspec_connect import IN_PARTS, connect
+from resilient.storage.s3_multipart import abort_through_s3fs
+from resilient.storage.store import ObjectInfo, check_key, is_key
+from resilient.storage.transfer import (
+    MultipartConfig,
+    SlicedReader,
+    as_byte_view,
+    check_range,
+    read_in_parts,
+)
+from resilient.storage.urls import fit_to_show, protocol_of, redacted, redacted_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from resilient.clock import Clock
+    from resilient.storage.store import Data
+
+Create = Callable[[Any, str, bytes], None]
+"""Writes an object or raises ``FileExistsError``, having changed nothing."""
+
+MEMORY_LOCK = threading.RLock()
+"""Held by whoever writes to ``memory://``, which is one dict per process and has no lock."""
+
+_WRITER = "resilient-writer"
+_GCS = frozenset({"gs", "gcs"})
+_AZURE = frozenset({"az", "abfs", "abfss"})
+_PUT_OBJECT_MAX_BYTES = 5 << 30
+_CONFLICT = (409, 412)
+_BOTOCORE_WITH_CONDITION = (1, 35, 20)
+
+
+def create_for(protocol: str, filesystem: Any) -> Create | None:
+    """Return how ``filesystem`` creates exclusively, or None if it cannot."""
+    if protocol == "memory":
+        return _create_in_memory
+    if protocol in ("s3", "s3a") and _s3_knows_conditions(filesystem):
+        return _create_on_s3
+    if protocol in _GCS and _knows_mode(filesystem):
+        return _create_on_gcs
+    if protocol in _AZURE and "overwrite" in _parameters(filesystem):
+        return _create_on_azure
+    return None
+
+
+def _create_in_memory(filesystem: Any, path: str, data: bytes) -> None:
+    # Its ``open(path, "xb")`` looks and then writes: two threads can both pass the look.
+    with MEMORY_LOCK:
+        if filesystem.isfile(path):
+            raise FileExistsError(errno.EEXIST, "the key is taken", path)
+        try:
+            filesystem.pipe_file(path, data)
+        except FileExistsError as error:
+            # Not this key: an object in the place of a folder on its way.
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(error)) from error
+
+
+def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
+    """Put with ``If-None-Match: *``, and know our own echo.
+
+    botocore and aiohttp send a PUT again when the connection breaks, and the second one then
+    meets the first: 412, for an object that is ours. So each call marks its object with a
+    token of its own and, when told that the key is taken, looks whose it is.
+
+    A multipart upload is never used: several servers ignore the condition when completing one.
+    """
+    if len(data) >= _PUT_OBJECT_MAX_BYTES:
+        raise OSError(errno.EFBIG, "an exclusive create on S3 is one PUT of less than 5 GiB", path)
+    token = secrets.token_hex(16)
+    try:
+        filesystem.pipe_file(
+            path,
+            data,
+            mode="create",
+            chunksize=_PUT_OBJECT_MAX_BYTES,
+            Metadata={_WRITER: token},
+        )
+    except OSError as error:
+        if not isinstance(error, FileExistsError) and status_of(error) not in _CONFLICT:
+            raise
+        if _writer(filesystem, path) != token:
+            raise FileExistsError(errno.EEXIST, "the key is taken", path) from error
+
+
+def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
+    """Put with ``ifGenerationMatch=0``: only if the object has no live generation.
+
+    gcsfs tries six times whatever it is told, so a token tells our own echo here too. Its
+    uploads in several requests carry the condition as well.
+    """
+    token = secrets.token_hex(16)
+    try:
+        filesystem.pipe_file(path, data, mode="create", metadata={_WRITER: token})
+    except FileExistsError:
+        filesystem.invalidate_cache()
+        found = filesystem.info(path).get("metadata") or {}
+        if found.get(_WRITER) != token:
+            raise
+
+
+def _create_on_azure(filesystem: Any, path: str, data: bytes) -> None:
+    """Put Blob with ``If-None-Match: *``, which is what ``overwrite=False`` sends.
+
+    Told to try once: a try that got no answer is then seen as one, and not as a key that is
+    taken by somebody else.
+    """
+    filesystem.pipe_file(path, data, overwrite=False, retry_total=0)
+
+
+def _writer(filesystem: Any, path: str) -> str:
+    try:
+        found: dict[str, str] = filesystem.metadata(path, refresh=True)
+    except FileNotFoundError as error:
+        # 409: two requests met and neither may have won. Whoever tries again finds out.
+        raise OSError(errno.EAGAIN, "a conflict left no object behind", path) from error
+    return {name.lower(): value for name, value in found.items()}.get(_WRITER, "")
+
+
+def _s3_knows_conditions(filesystem: Any) -> bool:
+    # Older versions drop the unknown argument without a word and overwrite.
+    try:
+        botocore = tuple(int(part) for part in version("botocore").split(".")[:3])
+    except (PackageNotFoundError, ValueError):
+        return False
+    return botocore >= _BOTOCORE_WITH_CONDITION and _knows_mode(filesystem)
+
+
+def _knows_mode(filesystem: Any) -> bool:
+    return "mode" in _parameters(filesystem)
+
+
+def _parameters(filesystem: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(filesystem._pipe_file).parameters)  # noqa: SLF001 - its API
+
+
+_RANGE_NOT_SATISFIABLE = 416
+_NOT_IMPLEMENTED = 501
+# Real folders, which have to be made; on an object store the same call could make a bucket.
+_WITH_FOLDERS = frozenset(
+    {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "arrow_hdfs"}
+)
+
+
+class FsspecStore:
+    """Objects under any URL that fsspec knows.
+
+    Atomic and durable as far as the service behind it is: each object is written by one call,
+    so that no error of ours can commit half of it. ``exclusive`` only where the library was
+    read and proven; see ``fs_exclusive``.
+
+    Args:
+        url: where; chained URLs (``simplecache::s3://``) are refused, for a cache lies.
+        parts: how large objects travel, where the library lets us say it (S3).
+        storage_options: passed on to fsspec; what is given wins over our defaults.
+
+    Raises:
+        ConfigError: fsspec does not know the protocol, or its package is not installed.
+        StoreError: a server that is asked at once refused, or did not answer.
+    """
+
+    def __init__(
+        self, url: str, parts: MultipartConfig | None = None, **storage_options: Any
+    ) -> None:
+        self.url = redacted(url)
+        protocol = protocol_of(url)
+        self._parts = (parts or MultipartConfig()) if protocol in IN_PARTS else None
+        self._url, self._given = url, storage_options
+        self._filesystem, root = connect(url, protocol, storage_options)
+        self._root = root.rstrip("/")
+        self._caught = errors_of(protocol)
+        self._create = create_for(protocol, self._filesystem)
+        self.exclusive = self._create is not None
+        self._with_folders = protocol in _WITH_FOLDERS
+        self._guard: AbstractContextManager[object] = (
+            MEMORY_LOCK if protocol == "memory" else nullcontext()
+        )
+
+    def put(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key``, replacing what was there.
+
+        Crash: as the service promises; on an object store the old object or the new one.
+        """
+        path, view = self._path(key), as_byte_view(data, key)
+        with self._errors("put", key), self._guard:
+            self._make_folder(path)
+            if self._parts is None or len(view) <= self._parts.part_bytes:
+                self._filesystem.pipe_file(path, _bytes(data, key))
+            else:
+                self._put_in_parts(path, view, self._parts)
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key`` only if no object has that key.
+
+        Crash: no object or all of it.
+        """
+        path, content = self._path(key), _bytes(data, key)
+        if self._create is None:
+            raise self._not_exclusive(key)
+        with self._errors("create", key):
+            try:
+                self._create(self._filesystem, path, content)
+            except FileExistsError as error:
+                raise KeyExists(
+                    f"cannot create `{key}` in {self.url}: the key is taken, nothing was changed",
+                    key=key,
+                ) from error
+            except self._caught as error:
+                if status_of(error) == _NOT_IMPLEMENTED:
+                    raise self._not_exclusive(key) from error
+                raise
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        path = self._path(key)
+        with self._errors("get", key, reading=True):
+            if self._parts is None:
+                return bytes(self._filesystem.cat_file(path))
+            return self._get_in_parts(path, self._parts)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
+        path = self._path(key)
+        check_range(key, start, length)
+        if length == 0:
+            # HTTP cannot ask for nothing, but a missing object is still missing.
+            self.stat(key)
+            return b""
+        with self._errors("get", key, reading=True):
+            try:
+                data = bytes(self._filesystem.cat_file(path, start=start, end=start + length))
+                # A web server may send the whole for a part, and fsspec takes it for the part.
+                return data if len(data) <= length else data[start : start + length]
+            except self._caught as error:
+                if status_of(error) == _RANGE_NOT_SATISFIABLE:
+                    return b""
+                raise
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """Return every object whose key begins with ``prefix``, in the order of keys."""
+        folder = prefix.rpartition("/")[0]
+        if folder and not is_key(folder):
+            return []
+        start = f"{self._root}/{folder}" if folder else self._root
+        with self._errors("list", prefix):
+            self._filesystem.invalidate_cache()
+            try:
+                found = self._filesystem.find(start, detail=True)
+            except self._caught as error:
+                if is_missing(error):
+                    return []
+                raise
+        # Asked below an object, adlfs names that object in a list; nothing is below it.
+        return sorted(self._entries(found, prefix)) if isinstance(found, dict) else []
+
+    def delete(self, key: str) -> None:
+        """Remove the object; a missing one is no error."""
+        path = self._path(key)
+        with self._errors("delete", key):
+            try:
+                self._filesystem.rm_file(path)
+            except self._caught as error:
+                if not is_missing(error):
+                    raise
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return the object's entry."""
+        path = self._path(key)
+        with self._errors("stat", key, reading=True):
+            self._filesystem.invalidate_cache()
+            found = self._filesystem.info(path)
+            if found["type"] != "file":
+                raise FileNotFoundError(path)
+            return ObjectInfo(key, int(found["size"]))
+
+    def sweep(
+        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+    ) -> tuple[str, ...]:
+        """Abort unfinished uploads on S3; see :mod:`resilient.storage.s3_multipart`."""
+        if self._parts is None:
+            return ()
+        return abort_through_s3fs(self._url, self._given, is_ours, older_than_seconds, clock)
+
+    def _put_in_parts(self, path: str, view: memoryview, parts: MultipartConfig) -> None:
+        # The library sends one PUT below twice the part size, and that one takes bytes alone.
+        part_bytes = parts.bytes_for(len(view))
+        data = bytes(view) if len(view) < 2 * part_bytes else SlicedReader(view)
+        self._filesystem.pipe_file(
+            path, data, chunksize=part_bytes, max_concurrency=parts.in_flight
+        )
+
+    def _get_in_parts(self, path: str, parts: MultipartConfig) -> bytes:
+        """Return an object whole; a large one in several ranges at once.
+
+        Its size is asked for first. An object that is replaced meanwhile could come out mixed,
+        and the keys that are written twice are small; what is large has a digest and a name of
+        its own.
+        """
+        self._filesystem.invalidate_cache()
+        info = self._filesystem.info(path)
+        if info["type"] != "file":
+            raise FileNotFoundError(path)
+        size_bytes = int(info["size"])
+        if size_bytes <= parts.part_bytes:
+            return bytes(self._filesystem.cat_file(path))
+        return read_in_parts(
+            lambda start, length: self._filesystem.cat_file(path, start=start, end=start + length),
+            size_bytes,
+            parts,
+        )
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+    def _not_exclusive(self, key: str) -> NotExclusive:
+        return NotExclusive(
+            f"cannot create `{key}` in {self.url}: no exclusive create is known there, so two "
+            "processes could both believe they were first; a local path, s3://, gs:// and az:// "
+            "have one",
+            key=key,
+            hint="pip install --upgrade s3fs" if self.url.startswith("s3") else "",
+        )
+
+    def _make_folder(self, path: str) -> None:
+        if self._with_folders:
+            self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def _entries(self, found: Mapping[str, Mapping[str, Any]], prefix: str) -> Iterator[ObjectInfo]:
+        for path, info in found.items():
+            key = path.removeprefix(f"{self._root}/")
+            if key == path or info.get("type") != "file" or info.get("islink"):
+                continue
+            if key.startswith(prefix) and is_key(key):
+                yield ObjectInfo(key, int(info["size"]))
+
+    @contextmanager
+    def _errors(self, verb: str, key: str, *, reading: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except self._caught as error:
+            if reading and is_missing(error):
+                raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
+            kind, text = kind_of_foreign(error), redacted_text(str(error))
+            hint = (
+                TRUST_HINT if is_untrusted(text) else f"resilient ckpt ls {shell_quote(self.url)}"
+            )
+            raise kind(
+                f"cannot {verb} `{key}` in {self.url}: {type(error).__name__}: {text}",
+                key=key,
+                hint=hint,
+            ) from fit_to_show(error)
+
+
+def _bytes(data: Data, key: str) -> bytes:
+    # S3's client takes no memoryview; one copy is the price.
+    return data if isinstance(data, bytes) else bytes(as_byte_view(data, key))

@@ -1,0 +1,228 @@
+"""A Store that asks again while its inner store does not answer."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.events import Event, Level
+from resilient.redaction import shell_quote
+from resilient.storage.posix import fsync_leftovers
+from resilient.storage.store import Sweepable, free_bytes
+from resilient.storage.transfer import as_byte_view, max_ranges, read_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from resilient.clock import Clock
+    from resilient.storage.store import Data, ObjectInfo, Store
+    from resilient.storage.transfer import Arrived, ScatterBuffer
+
+Result = TypeVar("Result")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS_MAX = 5.0
+# Before that, an answer that comes late is nobody's trouble.
+_TELL_AFTER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUnresponsive(Event):
+    """A store does not answer, and is asked again."""
+
+    level: ClassVar[Level] = Level.WARNING
+    url: str
+    error: str
+    waited_seconds: float
+    within_seconds: float
+
+    def line(self) -> str:
+        """Say for how long, why, and when whoever asks gives up."""
+        return (
+            f"{self.url} has not answered for {self.waited_seconds:.0f} s ({self.error}); it is "
+            f"asked again for up to {self.within_seconds:g} s, and nothing that is committed is "
+            "touched"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecovered(Event):
+    """A store that was silent answers again."""
+
+    url: str
+    waited_seconds: float
+
+    def line(self) -> str:
+        """Say which and how long it took."""
+        return f"{self.url} answers again, after {self.waited_seconds:.0f} s"
+
+
+class RetryingStore:
+    """Repeats what raised ``StoreUnavailable``, with growing pauses, until a deadline.
+
+    Every other error is final and passes through at once. The loop is our own and not a
+    library's because time is a parameter here: a test owns the clock and never sleeps.
+
+    Args:
+        store: the store to ask.
+        clock: whose seconds count, and who sleeps.
+        within_seconds: after this long no further try is begun; 0 means one try. A call that
+            hangs is the inner store's to end.
+        jitter: spreads the pauses so that a thousand ranks do not come back together.
+        emit: where it is told that the store is silent, once, and that it answers again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        within_seconds: float = 60.0,
+        jitter: Random | None = None,
+        emit: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._within_seconds = within_seconds
+        self._jitter = jitter or Random()  # noqa: S311 - spreads load, keeps no secret
+        self._emit = emit
+        self._silent_since_seconds: float | None = None
+        self._telling = threading.Lock()
+        self.url = store.url
+        self.exclusive = store.exclusive
+        self.ranges = max_ranges(store)
+
+    def telling(self, emit: Callable[[Event], None]) -> RetryingStore:
+        """Return one of the same store that tells there when it is silent."""
+        return RetryingStore(self._store, self._clock, self._within_seconds, self._jitter, emit)
+
+    def put(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key``; again is harmless, for an object is put whole."""
+        self._persist(lambda: self._store.put(key, data))
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key`` only if no object has that key.
+
+        A try that got no answer may have happened; the next one then finds the key taken, by
+        ourselves. What is there decides: content equal to ours is ours. That is sound if no
+        two writers ever write the same content under one key, which the records written this
+        way guarantee by naming their writer. Without an unanswered try, a taken key is lost.
+
+        Crash: the object exists or not; a later life finds it and cannot take it for its own.
+        """
+        unanswered = False
+
+        def attempt() -> None:
+            nonlocal unanswered
+            try:
+                self._store.put_new(key, data)
+            except StoreUnavailable:
+                unanswered = True
+                raise
+            except KeyExists:
+                if not (unanswered and self._holds(key, data)):
+                    raise
+
+        self._persist(attempt)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        return self._persist(lambda: self._store.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
+        return self._persist(lambda: self._store.get_range(key, start, length))
+
+    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``, from its first byte again at each try."""
+        return self._persist(lambda: read_into(self._store, key, start, room, arrived))
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """Return every object whose key begins with ``prefix``, in the order of keys."""
+        # Read to the end here: a page that fails later would fail outside the retries.
+        return self._persist(lambda: tuple(self._store.list(prefix)))
+
+    def delete(self, key: str) -> None:
+        """Remove the object; a missing one is no error."""
+        self._persist(lambda: self._store.delete(key))
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return the object's entry."""
+        return self._persist(lambda: self._store.stat(key))
+
+    def sweep(
+        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+    ) -> tuple[str, ...]:
+        """Remove what unfinished writes left, where the inner store knows of such a thing."""
+        store = self._store
+        if not isinstance(store, Sweepable):
+            return ()
+        return self._persist(lambda: store.sweep(is_ours, older_than_seconds, clock))
+
+    def settle(self) -> None:
+        """Make durable what can be seen, where the inner store knows of a difference."""
+        fsync_leftovers(self._store)
+
+    def free_bytes(self) -> int | None:
+        """Return what the inner store says, for the room that is left."""
+        return free_bytes(self._store)
+
+    def _holds(self, key: str, data: Data) -> bool:
+        try:
+            return self._store.get(key) == as_byte_view(data, key)
+        except KeyNotFound:
+            return False
+
+    def _persist(self, attempt: Callable[[], Result]) -> Result:
+        started_seconds = self._clock.monotonic_seconds()
+        tries = 0
+        while True:
+            try:
+                found = attempt()
+            except StoreUnavailable as error:
+                tries += 1
+                pause_seconds = self._pause_seconds(tries)
+                spent_seconds = self._clock.monotonic_seconds() - started_seconds
+                self._tell_silence(error, started_seconds, spent_seconds)
+                if spent_seconds + pause_seconds > self._within_seconds:
+                    raise StoreUnavailable(
+                        f"{error.message}; gave up after {tries} tries in {spent_seconds:.1f} s",
+                        key=error.key,
+                        hint=error.hint or f"resilient ckpt ls {shell_quote(self.url)}",
+                    ) from error
+            else:
+                self._tell_answer()
+                return found
+            self._clock.sleep(pause_seconds)
+
+    def _tell_silence(
+        self, error: StoreUnavailable, started_seconds: float, spent_seconds: float
+    ) -> None:
+        if self._emit is None or spent_seconds < _TELL_AFTER_SECONDS:
+            return
+        with self._telling:
+            if self._silent_since_seconds is not None:
+                return
+            self._silent_since_seconds = started_seconds
+        self._emit(StoreUnresponsive(self.url, error.message, spent_seconds, self._within_seconds))
+
+    def _tell_answer(self) -> None:
+        if self._emit is None or self._silent_since_seconds is None:
+            return
+        with self._telling:
+            since_seconds, self._silent_since_seconds = self._silent_since_seconds, None
+        if since_seconds is not None:
+            silent_seconds = self._clock.monotonic_seconds() - since_seconds
+            self._emit(StoreRecovered(self.url, silent_seconds))
+
+    def _pause_seconds(self, tries: int) -> float:
+        # The exponent is capped before it can overflow a float.
+        growing = _FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 16)
+        return min(growing, _PAUSE_SECONDS_MAX) * self._jitter.uniform(0.5, 1.0)
+
+
+def with_retry_events(store: Store, emit: Callable[[Event], None]) -> Store:
+    """Return a store that tells when it is silent, where it is one that asks again."""
+    return store.telling(emit) if isinstance(store, RetryingStore) else store

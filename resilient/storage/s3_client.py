@@ -1,0 +1,517 @@
+"""Signed zero-copy HTTP requests to S3, body checksums.
+
+What goes along with a body, so that a server refuses any other one.
+
+Everywhere that is its SHA-256, which is signed. Over https a CRC-32C does as well where the server
+holds it against what arrived, and costs both sides a tenth: TLS keeps others from changing the
+body, and the checksum, itself signed, finds what broke behind the end of TLS. Amazon describes
+both in "Checking object integrity" and "Unsigned payload" of its S3 documentation. A server that
+knows the checksum says it again in its answer; one that does not passes over it.
+
+Requests to S3 that we send over connections of our own: AWS Signature Version 4.
+
+The steps are those of "Signature Calculations for the Authorization Header" in Amazon's S3 API
+reference.
+
+Connections to a server of S3 over which bytes go between a socket and memory, uncopied.
+
+One request, one answer, each in its time; nothing is repeated here, and what an answer means is
+for who asked. A connection that was used well is used again, by whoever asks next.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+import select
+import ssl
+import threading
+import weakref
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+from xml.sax.saxutils import unescape
+
+from resilient.errors import StoreError, StoreUnavailable
+from resilient.storage.errors import kind_of_foreign
+from resilient.storage.options import trusted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from socket import socket
+
+    from resilient.clock import Clock
+    from resilient.storage.options import S3Options
+
+try:
+    from crc32c import crc32c
+except ImportError:  # of the extra `fast`; without it bodies are signed
+    crc32c = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUM_HEADER = "x-amz-checksum-crc32c"
+ALGORITHM_HEADER = "x-amz-checksum-algorithm"
+ALGORITHM = "CRC32C"
+"""Both sides take it with an instruction; of CRC-32 and CRC-64 Ceph makes more than of SHA-256."""
+# Every client of Amazon's own says it too, and without it Ceph passes over the checksum.
+_SAID_HEADER = "x-amz-sdk-checksum-algorithm"
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+_TRIALS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BodyChecksum:
+    """How a server knows a body.
+
+    Attributes:
+        digest: SHA-256 in hexadecimal digits, or the word for none.
+        headers: to sign besides.
+    """
+
+    digest: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sum(self) -> str:
+        """The checksum, as a server says it again; empty if there is none."""
+        return self.headers.get(SUM_HEADER, "")
+
+
+def signed(body: memoryview) -> BodyChecksum:
+    """Return the proof that every server takes."""
+    return BodyChecksum(sha256(body).hexdigest())
+
+
+def summed(body: memoryview) -> BodyChecksum:
+    """Return the proof for a server that holds a checksum against what arrived, over https."""
+    value = base64.b64encode(crc32c(body).to_bytes(4)).decode("ascii")
+    return BodyChecksum(_UNSIGNED, {SUM_HEADER: value, _SAID_HEADER: ALGORITHM})
+
+
+class ChecksumSupport:
+    """Whether a server holds checksums against bodies; one body finds out, the others wait not.
+
+    A trial without an answer says nothing. But what comes between may answer a checksum it does
+    not know with an error that passes for an outage, so the body after such a trial is signed,
+    and after three of them all are.
+
+    Args:
+        is_asked: false where only a signed SHA-256 will do.
+    """
+
+    def __init__(self, *, is_asked: bool) -> None:
+        self._is_known, self._holds = not is_asked or crc32c is None, False
+        self._is_tried = self._owes_signature = False
+        self._unanswered = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> bool:
+        """Say whether the next body goes with a checksum; then ``end`` is to be told."""
+        with self._lock:
+            if self._is_known:
+                return self._holds
+            if self._is_tried or self._owes_signature:
+                self._owes_signature = self._owes_signature and self._is_tried
+                return False
+            self._is_tried = True
+            return True
+
+    def end(self, *, holds: bool | None) -> None:
+        """Take note of what was seen.
+
+        Args:
+            holds: whether the server said the checksum again; None if nobody knows.
+        """
+        with self._lock:
+            self._is_tried = False
+            if holds is None:
+                self._owes_signature = True
+                self._unanswered += 1
+                holds = False if self._unanswered >= _TRIALS_MAX and not self._is_known else None
+            if holds is not None:
+                # One server of several that holds none decides for all.
+                self._holds = holds and (self._holds or not self._is_known)
+                self._is_known = True
+
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+EMPTY = hashlib.sha256(b"").hexdigest()
+"""Digest of no body."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who signs, and for which region. Shown, it tells nothing."""
+
+    key: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str = field(repr=False)
+    region: str
+
+
+def known_credentials(options: S3Options) -> Credentials | None:
+    """Return the credentials that were given or stand in the standard variables, else None."""
+    given = (options.key, options.secret, options.token)
+    if not options.key:
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        given = tuple(os.environ.get(name, "") for name in names)  # type: ignore[assignment]
+    key, secret, token = given
+    return Credentials(key, secret, token, region_of(options)) if key and secret else None
+
+
+def region_of(options: S3Options) -> str:
+    """Return the region that was given or stands in the standard variables."""
+    variables = (os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
+    return options.region or next(filter(None, variables), "us-east-1")
+
+
+def query_of(arguments: Mapping[str, str]) -> str:
+    """Return a query in the one spelling that is signed: sorted, all but ``-._~`` quoted."""
+    pairs = sorted(
+        (quote(name, safe="-._~"), quote(arguments[name], safe="-._~")) for name in arguments
+    )
+    return "&".join(f"{name}={value}" for name, value in pairs)
+
+
+def signed_headers(
+    method: str,
+    url: str,
+    who: Credentials,
+    now: datetime,
+    body_digest: str = EMPTY,
+    more: Mapping[str, str] = NOTHING,
+) -> dict[str, str]:
+    """Return the headers with which ``url`` may be asked for.
+
+    Args:
+        method: of HTTP.
+        url: with a quoted path and the query of ``query_of``.
+        who: signs.
+        now: the present time, UTC; servers accept 15 minutes of difference.
+        body_digest: SHA-256 of the body, in hexadecimal digits; the server refuses another body.
+        more: headers that are signed as well; names in lower case.
+    """
+    parts = urlsplit(url)
+    stamp = now.strftime("%Y%m%dT%H%M%SZ")
+    headers = {
+        "host": parts.netloc,
+        "x-amz-content-sha256": body_digest,
+        "x-amz-date": stamp,
+        **more,
+    }
+    if who.token:
+        headers["x-amz-security-token"] = who.token
+    names = ";".join(sorted(headers))
+    lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    request = "\n".join((method, parts.path or "/", parts.query, lines, names, body_digest))
+    scope = f"{stamp[:8]}/{who.region}/s3/aws4_request"
+    digest = hashlib.sha256(request.encode()).hexdigest()
+    signature = hmac.new(
+        _signing_key(who, stamp[:8]),
+        f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}".encode(),
+        hashlib.sha256,
+    ).hexdigest()
+    authorization = (
+        f"{_ALGORITHM} Credential={who.key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    )
+    return {**headers, "authorization": authorization}
+
+
+def _signing_key(who: Credentials, date: str) -> bytes:
+    key = f"AWS4{who.secret}".encode()
+    for step in (date, who.region, "s3", "aws4_request"):
+        key = hmac.new(key, step.encode(), hashlib.sha256).digest()
+    return key
+
+
+WIRE_ERRORS = (OSError, HTTPException)
+"""What asking raises when there is no whole answer in time."""
+PIECE_BYTES = 1 << 20
+_TEXT_BYTES_MAX = 16 << 20
+_OK = range(200, 300)
+# Settings of its environment that only the library follows: where the bucket is asked for, and
+# what else a request says.
+_LIBRARY_ALONE = (
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_REQUEST_PAYER",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_UNSIGNED_PAYLOAD",
+    "AWS_S3_EXPRESS",
+    "AWS_SERVER_SIDE_ENCRYPTION",
+    "AWS_SSE_KMS_KEY_ID",
+    "AWS_SSE_BUCKET_KEY_ENABLED",
+    "AWS_SSE_CUSTOMER_KEY_BASE64",
+)
+_EXPRESS = "--x-s3"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request.
+
+    Attributes:
+        method: of HTTP.
+        key: in the bucket; the bucket itself if empty.
+        query: its arguments.
+        headers: that are not signed.
+        body: sent from where it lies.
+        signed: headers that are.
+        is_summed: whether a checksum proves the body, and no signature.
+    """
+
+    method: str
+    key: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: memoryview = field(default=memoryview(b""), repr=False)
+    signed: Mapping[str, str] = field(default_factory=dict)
+    is_summed: bool = False
+
+
+class HttpResponse:
+    """What a server says; its body is read from the connection, within the request's time.
+
+    Args:
+        response: with its headers read.
+        timer: gives the connection the time that is left.
+        proof: that went with the request's body.
+    """
+
+    def __init__(self, response: HTTPResponse, timer: _Timer, proof: BodyChecksum) -> None:
+        self.status = response.status
+        self.proof = proof
+        self._response, self._timer = response, timer
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the server did what was asked."""
+        return self.status in _OK
+
+    def header(self, name: str) -> str:
+        """Return a header, or an empty string."""
+        return self._response.headers.get(name, "")
+
+    def into(self, view: memoryview) -> int:
+        """Fill the beginning of ``view`` with what is there, and say how much; 0 at the end.
+
+        Raises:
+            OSError: cut, or the time is over.
+            HTTPException: the body ended before its length.
+        """
+        self._timer.limit()
+        response = self._response
+        if response.length is None:
+            return response.readinto(view)
+        if not response.length:
+            return 0
+        # One call of the socket's, straight into ``view`` if that is large. ``readinto`` would
+        # ask again and again until ``view`` is full, each time with all the time there is.
+        came = response.fp.readinto1(view[: response.length])
+        if not came:
+            raise IncompleteRead(b"", response.length)
+        response.length -= came
+        return int(came)
+
+    def text(self) -> bytes:
+        """Return the body, of which at most 16 MiB are read."""
+        found, view = bytearray(), memoryview(bytearray(1 << 16))
+        while len(found) < _TEXT_BYTES_MAX and (came := self.into(view)):
+            found += view[:came]
+        return bytes(found)
+
+    def is_read(self) -> bool:
+        """Say whether nothing is left to read, so that the connection can be used again."""
+        if self._response.length == 0:
+            self._response.read()
+        return self._response.isclosed() and not self._response.will_close
+
+
+class _Timer:
+    """What is left of a request's time.
+
+    Args:
+        clock: time.
+        seconds: for all of it.
+    """
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._until_seconds = clock.monotonic_seconds() + seconds
+        self.socket: socket | None = None
+
+    def limit(self) -> None:
+        """Let the next call of the socket's last no longer than what is left.
+
+        Raises:
+            TimeoutError: nothing is.
+        """
+        left_seconds = self._until_seconds - self._clock.monotonic_seconds()
+        if left_seconds <= 0:
+            raise TimeoutError("the request took too long")
+        if self.socket:
+            self.socket.settimeout(left_seconds)
+
+
+class S3Connection:
+    """Connections to one bucket, for any number of threads.
+
+    Attributes:
+        sums: whether its server holds checksums against bodies.
+
+    Args:
+        bucket: its name.
+        options: the endpoint, whom to trust, how long to wait.
+        who: signs.
+        clock: measures, and tells the time that is signed.
+    """
+
+    def __init__(self, bucket: str, options: S3Options, who: Credentials, clock: Clock) -> None:
+        self._who, self._clock, self._options = who, clock, options
+        self._base = f"{endpoint_of(options, who.region)}/{quote(bucket)}"
+        self._origin = self._base.removesuffix(urlsplit(self._base).path)
+        # https without a context would not know of whom else to trust.
+        self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
+        pem = trusted(options).decode("ascii", "ignore")
+        if self._trust and pem:
+            self._trust.load_verify_locations(cadata=pem)
+        self.sums = ChecksumSupport(is_asked=self._trust is not None and not options.sign_bodies)
+        # The first body is on its way while the next are digested, not when all of them are.
+        self._digesting = threading.Semaphore(max((os.cpu_count() or 1) // 2, 1))
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        # A store has no end that anybody tells.
+        weakref.finalize(self, _close, self._idle)
+
+    @contextmanager
+    def ask(self, asked: HttpRequest) -> Iterator[HttpResponse]:
+        """Send a request and give its answer.
+
+        Raises:
+            OSError: nobody there, cut, or not in time.
+            HTTPException: what came is no answer.
+        """
+        connection = self._taken()
+        timer = _Timer(self._clock, self._options.request_seconds)
+        timer.socket = connection.sock
+        is_whole = False
+        try:
+            with self._digesting:
+                proof = summed(asked.body) if asked.is_summed else signed(asked.body)
+            with closing(self._sent(connection, asked, proof, timer)) as response:
+                answer = HttpResponse(response, timer, proof)
+                yield answer
+                is_whole = answer.is_read()
+        finally:
+            if is_whole:
+                with self._lock:
+                    self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _sent(
+        self, connection: HTTPConnection, asked: HttpRequest, proof: BodyChecksum, timer: _Timer
+    ) -> HTTPResponse:
+        url = f"{self._base}/{quote(asked.key, safe='/-._~')}" if asked.key else self._base
+        if asked.query:
+            url = f"{url}?{query_of(asked.query)}"
+        now = datetime.fromisoformat(self._clock.now_iso())
+        target = url.removeprefix(self._origin)
+        connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
+        more = {**asked.signed, **proof.headers}
+        headers = signed_headers(asked.method, url, self._who, now, proof.digest, more)
+        headers |= asked.headers
+        if asked.body or asked.method in ("PUT", "POST"):
+            headers["content-length"] = str(len(asked.body))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        # A server that refuses may say so and hang up before it has read everything.
+        with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
+            connection.endheaders()
+            for at in range(0, len(asked.body), PIECE_BYTES):
+                timer.limit()
+                connection.send(asked.body[at : at + PIECE_BYTES])
+        timer.limit()
+        return connection.getresponse()
+
+    def _taken(self) -> HTTPConnection:
+        """Return a connection that stands: an idle one that its server has not ended, or a new."""
+        with self._lock:
+            if self._process != os.getpid():
+                # Their answers are the parent's to read.
+                _close(self._idle)
+                self._process = os.getpid()
+            while self._idle:
+                idle = self._idle.pop()
+                if not _has_ended(idle):
+                    return idle
+                idle.close()
+        parts = urlsplit(self._base)
+        host, within_seconds = parts.hostname or "", self._options.connect_seconds
+        made = (
+            HTTPSConnection(host, parts.port, timeout=within_seconds, context=self._trust)
+            if self._trust
+            else HTTPConnection(host, parts.port, timeout=within_seconds)
+        )
+        made.connect()
+        return made
+
+
+def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | None:
+    """Return connections of our own, or None where a request needs what only a library knows.
+
+    That is a machine's role, no signature, a proxy, a bucket of S3 Express, or a setting of the
+    environment that says how to ask.
+    """
+    who = known_credentials(options)
+    if who is None or options.anon or bucket.endswith(_EXPRESS):
+        return None
+    parts = urlsplit(endpoint_of(options, who.region))
+    is_behind_proxy = parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
+    if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ALONE)):
+        return None
+    return S3Connection(bucket, options, who, clock)
+
+
+def classify_timeout(error: Exception) -> type[StoreError]:
+    """Return the class of error that one of ``WIRE_ERRORS`` is: mostly, nobody answered."""
+    found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
+    return StoreUnavailable if found is StoreError else found
+
+
+def field_of(name: str, text: str) -> str:
+    """Return a field of an answer, which is small and flat; empty if it has none."""
+    found = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return unescape(found[1], {"&quot;": '"'}) if found else ""
+
+
+def endpoint_of(options: S3Options, region: str) -> str:
+    """Return where the bucket is asked for by path, as every server of S3 understands it."""
+    variables = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    given = options.endpoint or next(filter(None, variables), "")
+    parts = urlsplit(given or f"https://s3.{region}.amazonaws.com")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _close(connections: list[HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _has_ended(connection: HTTPConnection) -> bool:
+    """Say whether a server has ended an idle connection: nothing else could be read from it."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,257 @@
+"""List and abort unfinished multipart uploads.
+
+Multipart uploads that nobody ended: a killed client leaves one, unseen and paid for.
+
+What to do is said here once; who asks the server is ``s3_requests`` (beside obstore, which can
+neither list nor abort uploads of others) or s3fs.
+
+List and abort multipart uploads by the standard library alone: obstore can do neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+from xml.etree import ElementTree as ET
+
+from resilient.errors import StoreError, StoreUnavailable
+from resilient.storage.errors import (
+    TRUST_HINT,
+    errors_of,
+    is_untrusted,
+    kind_of_answer,
+    kind_of_foreign,
+)
+from resilient.storage.fsspec_connect import connect
+from resilient.storage.s3_client import WIRE_ERRORS, HttpRequest, classify_timeout, field_of
+from resilient.storage.urls import fit_to_show, redacted, redacted_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from resilient.clock import Clock
+    from resilient.storage.s3_client import S3Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload that was begun.
+
+    Attributes:
+        key: in the bucket.
+        number: the server's name for it.
+        begun: when, by the server's clock.
+    """
+
+    key: str
+    number: str
+    begun: datetime
+
+
+class Uploads(Protocol):
+    """The unfinished uploads of a bucket."""
+
+    def under(self, prefix: str) -> Iterator[Upload]:
+        """Yield those whose key begins with ``prefix``."""
+
+    def abort(self, upload: Upload) -> None:
+        """Forget one with all its parts; one that is gone is no error."""
+
+
+def abort_uploads(
+    uploads: Uploads,
+    prefix: str,
+    is_ours: Callable[[str], bool],
+    older_than_seconds: float,
+    clock: Clock,
+) -> tuple[str, ...]:
+    """Abort the unfinished uploads under ``prefix`` that are ours and old; return their keys.
+
+    An upload that is still going on and is aborted fails with its next part; nothing that was
+    ever visible is touched.
+
+    Args:
+        uploads: of the bucket.
+        prefix: the store's root in it, empty or ending with ``/``.
+        is_ours: says of a key, relative to the store's root, whether its upload may go.
+        older_than_seconds: since the upload was begun, by the server's clock.
+        clock: for the present time.
+
+    Raises:
+        StoreError: the server refused, or did not answer.
+    """
+    latest = datetime.fromisoformat(clock.now_iso()) - timedelta(seconds=older_than_seconds)
+    doomed = [
+        one
+        for one in uploads.under(prefix)
+        if one.begun <= latest and is_ours(one.key.removeprefix(prefix))
+    ]
+    for one in doomed:
+        uploads.abort(one)
+    return tuple(one.key.removeprefix(prefix) for one in doomed)
+
+
+def abort_through_s3fs(
+    url: str,
+    arguments: Mapping[str, Any],
+    is_ours: Callable[[str], bool],
+    older_than_seconds: float,
+    clock: Clock,
+) -> tuple[str, ...]:
+    """Do the same with s3fs, which finds credentials in more places than we do.
+
+    Args:
+        url: of the store, ``s3://bucket/prefix``.
+        arguments: of s3fs.
+        is_ours: as above.
+        older_than_seconds: as above.
+        clock: as above.
+
+    Raises:
+        ConfigError: s3fs is not installed.
+        StoreError: the server refused, or did not answer.
+    """
+    filesystem, root = connect(url, "s3", arguments)
+    bucket, _, prefix = root.strip("/").partition("/")
+    start = f"{prefix}/" if prefix else ""
+    try:
+        return abort_uploads(
+            _S3fsUploads(filesystem, bucket), start, is_ours, older_than_seconds, clock
+        )
+    except errors_of("s3") as error:
+        raise cannot_clean(
+            url, kind_of_foreign(error), f"{type(error).__name__}: {error}"
+        ) from fit_to_show(error)
+
+
+def cannot_clean(url: str, kind: type[StoreError], reason: str) -> StoreError:
+    """Return the error of a server that lets nobody list or abort uploads."""
+    return kind(
+        f"cannot clean up unfinished uploads in {redacted(url)}: {redacted_text(reason)}",
+        hint=TRUST_HINT
+        if is_untrusted(reason)
+        else "let a lifecycle rule of the bucket abort incomplete multipart uploads",
+    )
+
+
+class _S3fsUploads:
+    """The uploads of a bucket, through s3fs."""
+
+    def __init__(self, filesystem: Any, bucket: str) -> None:
+        self._filesystem, self._bucket = filesystem, bucket
+
+    def under(self, prefix: str) -> Iterator[Upload]:
+        """Ask for page after page."""
+        markers: dict[str, str] = {}
+        while True:
+            page = self._filesystem.call_s3(
+                "list_multipart_uploads", Bucket=self._bucket, Prefix=prefix, **markers
+            )
+            for one in page.get("Uploads", ()):
+                yield Upload(one["Key"], one["UploadId"], one["Initiated"])
+            if not page.get("IsTruncated"):
+                return
+            markers = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page["NextUploadIdMarker"],
+            }
+
+    def abort(self, upload: Upload) -> None:
+        """Abort one; another life may have done so."""
+        try:
+            self._filesystem.call_s3(
+                "abort_multipart_upload",
+                Bucket=self._bucket,
+                Key=upload.key,
+                UploadId=upload.number,
+            )
+        except FileNotFoundError:
+            return
+
+
+_PAGE = 1000
+_MISSING = 404
+
+
+class SignedMultipartUploads:
+    """The unfinished uploads of a bucket; one request a call, which nobody repeats here.
+
+    Args:
+        bucket: its name.
+        wire: connections to it.
+    """
+
+    def __init__(self, bucket: str, wire: S3Connection) -> None:
+        self._bucket, self._wire = bucket, wire
+
+    def under(self, prefix: str) -> Iterator[Upload]:
+        """Ask for page after page; https://docs.aws.amazon.com/AmazonS3/latest/API/.
+
+        Raises:
+            StoreError: the server refused, or did not answer.
+        """
+        asked = {"uploads": "", "prefix": prefix, "max-uploads": str(_PAGE)}
+        while True:
+            page = self._page(self._ask(HttpRequest("GET", query=asked)))
+            yield from page.uploads()
+            if page.get("IsTruncated", "false") != "true":
+                return
+            asked["key-marker"] = page.get("NextKeyMarker", "")
+            asked["upload-id-marker"] = page.get("NextUploadIdMarker", "")
+
+    def abort(self, upload: Upload) -> None:
+        """Abort one; another life may have done so.
+
+        Raises:
+            StoreError: the server refused, or did not answer.
+        """
+        self._ask(HttpRequest("DELETE", upload.key, {"uploadId": upload.number}))
+
+    def _page(self, text: bytes) -> _Page:
+        try:
+            return _Page(ET.fromstring(text))  # noqa: S314 - bounded, and expat bounds what it expands
+        except ET.ParseError as error:
+            raise self._failed(StoreUnavailable, f"half an answer ({error})") from error
+
+    def _ask(self, asked: HttpRequest) -> bytes:
+        try:
+            with self._wire.ask(asked) as answer:
+                text = answer.text()
+        except WIRE_ERRORS as error:
+            raise self._failed(classify_timeout(error), str(error)) from error
+        is_gone = asked.method == "DELETE" and answer.status == _MISSING
+        if not (answer.is_good or is_gone):
+            code = field_of("Code", text.decode("utf-8", "replace"))
+            raise self._failed(kind_of_answer(code, answer.status), f"{answer.status} {code}")
+        return text
+
+    def _failed(self, kind: type[StoreError], reason: str) -> StoreError:
+        return cannot_clean(f"s3://{self._bucket}", kind, reason)
+
+
+class _Page:
+    """One answer to the question which uploads there are."""
+
+    def __init__(self, root: ET.Element) -> None:
+        self._root = root
+
+    def get(self, name: str, otherwise: str) -> str:
+        """Return a field's text."""
+        return _field(self._root, name) or otherwise
+
+    def uploads(self) -> Iterator[Upload]:
+        """Yield what the page tells of."""
+        for one in self._root.iter():
+            if _name(one) == "Upload":
+                begun = datetime.fromisoformat(_field(one, "Initiated"))
+                yield Upload(_field(one, "Key"), _field(one, "UploadId"), begun)
+
+
+def _name(element: ET.Element) -> str:
+    # Some servers leave the namespace out.
+    return element.tag.rpartition("}")[2]
+
+
+def _field(element: ET.Element, name: str) -> str:
+    return next((one.text or "" for one in element if _name(one) == name), "")

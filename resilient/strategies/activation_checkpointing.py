@@ -1,0 +1,157 @@
+"""Activation checkpointing: layers compute their activations again in the backward pass."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, cast
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+_OURS = ("every_n_layers", "offload")
+_TORCHS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "debug")
+_MARK = "_resilient_recomputes"
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCheckpointing:
+    """How activations are computed again.
+
+    Attributes:
+        every_n_layers: of how many layers one is computed again.
+        offload: what the layers begin with waits in host memory.
+        options: of ``torch.utils.checkpoint.checkpoint``.
+    """
+
+    every_n_layers: int = 1
+    offload: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing:
+    """Return what ``activation_checkpointing_kwargs`` say.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not accepted.
+    """
+    told = dict(given or {})
+    known = (*_OURS, *_TORCHS)
+    for name in told:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(known)}"
+                + (f"; did you mean `{close[0]}`?" if close else "")
+            )
+    every = told.pop("every_n_layers", 1)
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"`every_n_layers`={every!r} is not accepted: use at least 1")
+    offload = bool(told.pop("offload", False))
+    return ActivationCheckpointing(every, offload, {"use_reentrant": False, **told})
+
+
+def recompute(
+    model: nn.Module, how: ActivationCheckpointing, layer_classes: Collection[str] = ()
+) -> None:
+    """Make the layers of ``model`` compute their activations again, in place.
+
+    A model that knows its layers is asked (``activation_checkpointing_enable`` of Transformers,
+    or ``gradient_checkpointing_enable``). Of any other they are the modules of ``layer_classes``,
+    else the items of its outermost ``ModuleList`` and ``Sequential``. Names of parameters and
+    what is saved stay as they are.
+
+    Raises:
+        ConfigError: it has no such layers.
+    """
+    if getattr(model, _MARK, False):
+        return
+    if not layer_classes and _asked(model, how):
+        setattr(model, _MARK, True)
+        return
+    layers = layers_of(model, layer_classes)
+    if not layers:
+        raise ConfigError(
+            f"`activation_checkpointing` found no layers in `{type(model).__name__}`",
+            hint="name their classes in fsdp_transformer_layer_cls_to_wrap, hold them in a "
+            "ModuleList, or give the model a method gradient_checkpointing_enable",
+        )
+    for layer in layers[:: how.every_n_layers]:
+        # Hooks of the layer stay outside: FSDP gathers it once for the forward pass.
+        layer.forward = _recomputed(layer.forward, how)
+    setattr(model, _MARK, True)
+
+
+def _asked(model: nn.Module, how: ActivationCheckpointing) -> bool:
+    """Say whether the model itself could do it, and has."""
+    options = dict(how.options)
+    if hasattr(model, "activation_checkpointing_enable"):
+        cast("Any", model).activation_checkpointing_enable(
+            activation_checkpointing_kwargs=options,
+            every_n_layers=how.every_n_layers,
+            offload=how.offload,
+        )
+        return True
+    if not hasattr(model, "gradient_checkpointing_enable"):
+        return False
+    if how.every_n_layers > 1 or how.offload:
+        raise ConfigError(
+            f"`{type(model).__name__}.gradient_checkpointing_enable` knows no "
+            "`every_n_layers` and no `offload`: leave them out"
+        )
+    cast("Any", model).gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    return True
+
+
+def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence[nn.Module]:
+    """Return the modules that a model repeats, in its order; none of them is inside another."""
+    from torch import nn
+
+    if layer_classes:
+        found = [one for one in model.modules() if type(one).__name__ in layer_classes]
+    else:
+        lists = _outermost(
+            [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential)]
+        )
+        found = [layer for one in lists for layer in one.children()]
+    return [one for one in _outermost(found) if any(True for _ in one.parameters())]
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inside = {id(below) for one in modules for below in one.modules() if below is not one}
+    return [one for one in modules if id(one) not in inside]
+
+
+def _recomputed(forward: Callable[..., Any], how: ActivationCheckpointing) -> Callable[..., Any]:
+    from torch import is_grad_enabled
+    from torch.utils.checkpoint import checkpoint
+
+    saving: Any = partial(checkpoint, **how.options)
+
+    @wraps(forward)
+    def recomputed(*inputs: Any, **named: Any) -> Any:
+        if not is_grad_enabled():
+            return forward(*inputs, **named)
+        if how.options["use_reentrant"] and named:
+            # torch passes on positions alone there.
+            return saving(partial(forward, **named), *inputs)
+        with _waiting_room(offload=how.offload):
+            return saving(forward, *inputs, **named)
+
+    return recomputed
+
+
+def _waiting_room(*, offload: bool) -> AbstractContextManager[Any]:
+    if not offload:
+        return nullcontext()
+    import torch
+    from torch.autograd.graph import save_on_cpu
+
+    return cast("AbstractContextManager[Any]", save_on_cpu(torch.cuda.is_available()))

@@ -1,0 +1,210 @@
+"""Which way of being parallel fits a model and its machines, and why (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of a device's memory, what activations, gathered layers and libraries are left.
+ROOM_FOR_THE_REST = 0.3
+# A pipeline stands still at the ends of each step: for so many micro-batches per stage that is
+# little, and it must save as many times what FSDP sends to be worth it.
+MICRO_BATCHES_PER_STAGE = 4
+SAVED_TIMES = 4
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What of a model decides how it is parallel.
+
+    Attributes:
+        numbers: parameters.
+        number_bytes: of a parameter with its gradient and what the optimizer keeps of it.
+        weight_bytes: of a parameter as it is sent.
+        layer_numbers: parameters of the largest layer that is computed at once.
+        layers: how many there are in a row, where it could be cut.
+        between_bytes: of what one layer hands to the next in a micro-batch; 0: not known.
+        is_cut_by_plan: whether it says how its layers are cut over ranks (``tp_plan``).
+    """
+
+    numbers: int
+    number_bytes: float = 16.0
+    weight_bytes: int = 4
+    layer_numbers: int = 0
+    layers: int = 0
+    between_bytes: int = 0
+    is_cut_by_plan: bool = False
+
+    @property
+    def state_bytes(self) -> float:
+        """Parameters, gradients and the optimizer's state."""
+        return self.numbers * self.number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What of the machines does.
+
+    Attributes:
+        ranks: how many train.
+        ranks_per_host: how many of them share a host, and so talk fast.
+        device_bytes: memory of a rank.
+        micro_batches: of a step (``gradient_accumulation_steps``).
+    """
+
+    ranks: int
+    ranks_per_host: int
+    device_bytes: int
+    micro_batches: int = 1
+
+    @property
+    def room_bytes(self) -> float:
+        """Memory of a rank for the state."""
+        return self.device_bytes * (1 - ROOM_FOR_THE_REST)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return max(1, self.ranks // self.ranks_per_host)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelismChoice:
+    """What was chosen, as arguments say it.
+
+    Attributes:
+        arguments: ``parallelism`` and what goes with it.
+        reasons: one sentence each, in the order in which they were found.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
+    """Return how ``model`` is to be parallel: as little as memory allows.
+
+    Replicas send gradients once a step. Shards over a host send weights fast, over all hosts
+    slowly. Layers are cut over ranks only where one does not fit on a rank, and models into
+    stages where that sends far less than shards would.
+
+    Raises:
+        ConfigError: it does not fit on all ranks together; says how many would do.
+    """
+    need, room = model.state_bytes, machine.room_bytes
+    what = (
+        f"parameters, gradients and optimizer take {_gib(need)}, and a rank has {_gib(room)} for "
+        f"them ({ROOM_FOR_THE_REST:.0%} of {_gib(machine.device_bytes)} is left for activations)"
+    )
+    said = [what]
+    tensor = _tensor_ranks(model, machine, said)
+    if need > room * machine.ranks:
+        raise ConfigError(
+            f"the model fits nowhere: {what}, so it needs {-int(-need // room)} ranks, and "
+            f"there are {machine.ranks}",
+            hint="start more ranks, use an optimizer with less state, or offload it: "
+            'TrainingArguments(fsdp="full_shard offload")',
+        )
+    if tensor > 1:
+        return _over_groups(model, machine, tensor, said)
+    if need <= room:
+        said.append("it fits on each rank: replicas send gradients, once a step, and nothing else")
+        return ParallelismChoice({"parallelism": "ddp"}, tuple(said))
+    stages = _stages(model, machine, said)
+    if stages > 1:
+        mesh = {"pp_size": stages, "pp_schedule": "1f1b"}
+        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(said))
+    return ParallelismChoice(_shards(model, machine, said), tuple(said))
+
+
+def _tensor_ranks(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
+    """Return over how many ranks of a host a layer must be cut, so that one is held while used."""
+    spare = machine.device_bytes - machine.room_bytes
+    # Gathered weights and their gradients, of this layer and the one that is fetched meanwhile.
+    layer = 4.0 * model.layer_numbers * model.weight_bytes
+    if layer <= spare or machine.ranks == 1:
+        return 1
+    fits = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
+    what = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
+    if not fits:
+        raise ConfigError(f"the model fits nowhere: {what}, on all ranks of a host as well")
+    if not model.is_cut_by_plan:
+        raise ConfigError(
+            f"{what}: it must be cut over {fits[0]} ranks, and the model does not say how",
+            hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
+        )
+    said.append(f"{what}: layers are cut over {fits[0]} ranks of a host")
+    return fits[0]
+
+
+def _over_groups(
+    model: ModelFacts, machine: MachineFacts, tensor: int, said: list[str]
+) -> ParallelismChoice:
+    """Return replicas or shards of groups that hold each layer together."""
+    mesh: dict[str, Any] = {"tp_size": tensor}
+    if model.state_bytes <= machine.room_bytes * tensor:
+        said.append(f"{tensor} ranks together hold all of it: groups of them are replicas")
+        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(said))
+    said.append("such groups hold a share of it each (FSDP)")
+    return ParallelismChoice({"parallelism": "fsdp", "parallelism_config": mesh}, tuple(said))
+
+
+def _stages(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
+    """Return how many ranks of a host are to be a pipeline; 1: none."""
+    room, count = machine.room_bytes, machine.micro_batches
+    # The stages at the ends also hold embeddings and head, so half as much again is asked for.
+    sizes = [
+        size
+        for size in _divisors(machine.ranks_per_host)
+        if 1 < size <= model.layers
+        and 1.5 * model.state_bytes / size <= room
+        and count >= MICRO_BATCHES_PER_STAGE * size
+    ]
+    if not sizes or not model.between_bytes:
+        return 1
+    sent = 2.0 * count * model.between_bytes
+    weights = _sent_by_shards(model, count)
+    if sent * SAVED_TIMES > weights:
+        return 1
+    said.append(
+        f"in a step of {count} micro-batches shards would send {_gib(weights)} of weights and "
+        f"gradients, and {sizes[0]} stages {_gib(sent)} of activations"
+    )
+    said.append(
+        f"it is cut into {sizes[0]} stages in a host"
+        + ("" if machine.ranks == sizes[0] else ", and such pipelines are replicas")
+    )
+    return sizes[0]
+
+
+def _sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
+    """Return what FSDP sends in a step: weights for each pass, gradients once."""
+    return (2.0 * micro_batches + 1) * model.numbers * model.weight_bytes
+
+
+def _shards(model: ModelFacts, machine: MachineFacts, said: list[str]) -> dict[str, Any]:
+    is_several = machine.hosts > 1
+    if is_several and model.state_bytes <= machine.room_bytes * machine.ranks_per_host:
+        said.append(
+            f"the {machine.ranks_per_host} ranks of a host hold all of it: weights are sent inside "
+            "hosts, gradients once a step between them"
+        )
+        config = {"shard_size": machine.ranks_per_host}
+        return {"parallelism": "fsdp", "fsdp": "hybrid_shard", "fsdp_config": config}
+    where = "all ranks of all hosts" if is_several else "all ranks"
+    said.append(f"{where} hold a share of it each (FSDP)")
+    return {"parallelism": "fsdp", "fsdp": "full_shard"}
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (one for one in range(1, number + 1) if number % one == 0)
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB"

@@ -1,0 +1,206 @@
+"""Refuse modules that mix micro-batches; arithmetic probe.
+
+Modules whose passes are not functions of one micro-batch, and what shows that they are not.
+
+A module that changes a buffer in its forward pass (running statistics, the vectors of spectral
+norm) or a parameter (a codebook, the weights of a teacher) carries something from one micro-batch
+to the next; which was the one before depends on how many ranks there are.
+
+What a host's arithmetic is: the digest of a computation that is the same everywhere.
+
+Two hosts with the same digest make the same bits of these operations; other processors, other
+libraries or another number of threads mostly do not. Matrix products are of several shapes, as
+libraries choose their kernels by that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_INSTEAD = (
+    "use a norm of single samples (GroupNorm, LayerNorm), or freeze it: call `.eval()` on it in "
+    "`on_train_begin`, or make it with track_running_stats=False"
+)
+_BETWEEN = "change it between steps, on every rank alike: in `on_step_end` of a callback"
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Refuse modules that are known to carry state from one micro-batch to the next.
+
+    Call it when the model is in the mode in which it is trained.
+
+    Raises:
+        ConfigError: names the module.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and module.training:
+            raise _mixes(name, module, "it computes with the samples of all ranks together")
+        if isinstance(module, _NormBase) and module.training and module.track_running_stats:
+            raise _mixes(
+                name, module, "its running statistics depend on the order of micro-batches"
+            )
+
+
+def refuse_layouts(model: nn.Module) -> None:
+    """Refuse parameters whose elements do not fill their memory, and sparse gradients.
+
+    Raises:
+        ConfigError: names the parameter or the module.
+    """
+    for name, one in model.named_parameters():
+        if one.requires_grad and torch.empty_like(one).stride() != one.stride():
+            raise ConfigError(
+                f"parameter `{name}` of shape {tuple(one.shape)} has strides {one.stride()}, and "
+                "reduction='canonical' sums what lies dense: make it with .contiguous()"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"module `{name}` ({type(module).__name__}) has sparse gradients, and "
+                "reduction='canonical' adds dense ones: write sparse=False"
+            )
+
+
+def _mixes(name: str, module: nn.Module, why: str, hint: str = _INSTEAD) -> ConfigError:
+    return ConfigError(
+        f"module `{name}` ({type(module).__name__}) cannot be trained with "
+        f"reduction='canonical': {why}",
+        hint=hint,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImmutabilityCheck:
+    """The buffers and parameters of a model as they were; they must stay so in every pass.
+
+    Attributes:
+        seen: by name: the tensor's identity and the number of changes to it.
+    """
+
+    seen: Mapping[str, tuple[int, int]]
+
+    @staticmethod
+    def of(model: nn.Module) -> ImmutabilityCheck:
+        """Return those of a model as they are."""
+        return ImmutabilityCheck(
+            {name: (id(one), _changes(one)) for name, one in tensors_of(model)}
+        )
+
+    def require_same(self, model: nn.Module) -> None:
+        """Refuse a model whose forward pass has changed one, or put another in its place.
+
+        Raises:
+            ConfigError: names the module.
+        """
+        now = ImmutabilityCheck.of(model).seen
+        changed = sorted(
+            name for name in {*now, *self.seen} if now.get(name) != self.seen.get(name)
+        )
+        refuse_changed(model, changed)
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors that a forward pass may read and must not change."""
+    return chain(model.named_buffers(), model.named_parameters())
+
+
+def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
+    """Refuse a model that has changed buffers or parameters, by their names.
+
+    Raises:
+        ConfigError: there are any; names the module of the first.
+    """
+    if changed:
+        owner, _, name = changed[0].rpartition(".")
+        module = model.get_submodule(owner)
+        if name in dict(module.named_parameters(recurse=False)):
+            why = f"its forward pass changes its parameter `{name}`"
+            raise _mixes(owner, module, why, _BETWEEN)
+        raise _mixes(owner, module, f"its forward pass changes its buffer `{name}`")
+
+
+def _changes(one: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; torch does not count in inference mode."""
+    return -1 if one.is_inference() else one._version  # noqa: SLF001 - torch has no other
+
+
+_SEED = 20_220_711
+_SHAPES = ((8, 8, 8), (33, 65, 17), (128, 256, 64), (5, 1000, 300))
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Return a digest of the bits of some tensors, in hexadecimal."""
+    hashed = blake2b(digest_size=16)
+    for one in tensors:
+        dense = one.detach().to("cpu").contiguous()
+        hashed.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
+        hashed.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def checksum_of(tensor: torch.Tensor) -> int:
+    """Return a number that nearly any change of a tensor's bits changes; its device makes it."""
+    dense = tensor.detach().contiguous().reshape(-1)
+    if dense.is_complex():
+        dense = torch.view_as_real(dense).reshape(-1)
+    return int(dense.view(_OF_SIZE[dense.element_size()]).sum(dtype=torch.int64))
+
+
+def arithmetic_of(device: torch.device, dtype: torch.dtype) -> str:
+    """Return the digest of this host's arithmetic.
+
+    Global random numbers stay as they are.
+
+    Args:
+        device: where the model is.
+        dtype: in which it multiplies matrices.
+    """
+    with torch.enable_grad():
+        return digest_of(_numbers(device, dtype))
+
+
+def _numbers(device: torch.device, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(_SEED)
+    for rows, inner, columns in _SHAPES:
+        left = torch.randn(rows, inner, generator=generator).to(device).requires_grad_()
+        right = torch.randn(inner, columns, generator=generator).to(device).requires_grad_()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            product = functional.gelu(left @ right)
+            made = functional.layer_norm(product, (columns,)).softmax(-1)
+            loss = (made.float().log() * product.float().tanh()).mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        yield from (made, loss, *(one.grad for one in (left, right) if one.grad is not None))
+    yield from _convolved(generator, device)
+    yield from _stepped(generator, device)
+
+
+def _convolved(generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
+    image = torch.randn(2, 3, 17, 19, generator=generator).to(device)
+    kernel = torch.randn(5, 3, 3, 3, generator=generator).to(device).requires_grad_()
+    made = functional.conv2d(image, kernel)
+    made.exp().sum().backward()  # type: ignore[no-untyped-call]  # as above
+    assert kernel.grad is not None  # noqa: S101 - for mypy
+    yield from (made, kernel.grad)
+
+
+def _stepped(generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
+    weight = torch.nn.Parameter(torch.randn(1003, generator=generator).to(device))
+    optimizer = torch.optim.AdamW([weight], lr=0.01)
+    for _ in range(3):
+        weight.grad = torch.randn(1003, generator=generator).to(device)
+        optimizer.step()
+    yield weight

@@ -1,0 +1,435 @@
+"""Fixed-order tree reduction over ranks.
+
+The one order in which micro-batches are added, and what of it each rank does (pure).
+
+The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers an
+aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off where the leaves
+end. Floating-point addition commutes but does not associate, so whoever joins only neighbours
+that are the two halves of a node gets the same bits as anybody else who does.
+
+A rank computes a contiguous run of leaves, and what it can join of them is the shortest list of
+nodes that covers the run; their sums are all that it sends.
+
+Sums of gradients over ranks, in the order of the tree.
+
+Each rank sums one span of the line of all gradients. It is sent that span of every partial sum
+there is, joins them as the tree says, and either tells everyone the result (replicas) or keeps
+it (a rank that steps only its span). With one partial per rank this sends as much as the ring of
+a native all-reduce does. Spans go in windows, so that buffers stay small.
+
+Where the numbers of a model lie when they are summed, and who sums which (pure).
+
+Parameters are cut into blocks of fixed size and laid end to end. A block is what one rank sums,
+measures and steps as a whole, at any world size: so no kernel ever sees a tensor whose length
+depends on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
+# A plan looks at no more than this many ways to deal the leaves out.
+_WAYS_MAX = 20_000
+
+
+class Node(NamedTuple):
+    """A run of leaves, ``start`` to ``stop - 1``, that is summed as one."""
+
+    start: int
+    stop: int
+
+
+def parent(left: Node, right: Node, leaves: int) -> Node | None:
+    """Return the node whose halves these are; None if there is no such node.
+
+    Args:
+        left: a node.
+        right: a node.
+        leaves: of the tree.
+    """
+    half = left.stop - left.start
+    is_power = half & (half - 1) == 0
+    if left.stop != right.start or not is_power or left.start % (2 * half):
+        return None
+    stop = min(left.start + 2 * half, leaves)
+    return Node(left.start, stop) if right.stop == stop else None
+
+
+class TreeAccumulator(Generic[T]):
+    """Joins values of nodes as they come, from left to right.
+
+    Args:
+        leaves: of the tree.
+        add: the sum of two values, left and right; may change either.
+    """
+
+    def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
+        self._leaves = leaves
+        self._add = add
+        self._held: list[tuple[Node, T]] = []
+
+    def take(self, node: Node, value: T) -> None:
+        """Take the value of a node, and join as much as is there.
+
+        Raises:
+            ValueError: it does not follow what was taken before, so that leaves would be missing.
+        """
+        if self._held and self._held[-1][0].stop != node.start:
+            raise ValueError(f"leaf {node.start} does not follow {self._held[-1][0].stop - 1}")
+        while self._held:
+            whole = parent(self._held[-1][0], node, self._leaves)
+            if whole is None:
+                break
+            node, value = whole, self._add(self._held.pop()[1], value)
+        self._held.append((node, value))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return what could not be joined any further."""
+        return tuple(node for node, _ in self._held)
+
+    def values(self) -> list[T]:
+        """Return the values of :meth:`nodes`."""
+        return [value for _, value in self._held]
+
+    def root(self) -> T:
+        """Return the value of the whole tree.
+
+        Raises:
+            ValueError: leaves are missing.
+        """
+        if self.nodes() != (Node(0, self._leaves),):
+            raise ValueError(f"{self.nodes()} are not all of {self._leaves} leaves")
+        return self._held[0][1]
+
+
+def cover(run: Node, leaves: int) -> tuple[Node, ...]:
+    """Return the nodes that a rank with a run of leaves sends, from left to right."""
+    joining: TreeAccumulator[None] = TreeAccumulator(leaves, lambda _left, _right: None)
+    for leaf in range(run.start, run.stop):
+        joining.take(Node(leaf, leaf + 1), None)
+    return joining.nodes()
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPlan:
+    """Who computes which leaves, and what each sends.
+
+    Attributes:
+        leaves: micro-batches of a step.
+        runs: by rank; a rank that is one too many has an empty one.
+        nodes: by rank, the covers of its run.
+    """
+
+    leaves: int
+    runs: tuple[Node, ...]
+    nodes: tuple[tuple[Node, ...], ...]
+
+
+@cache
+def plan_for(leaves: int, ranks: int) -> ReductionPlan:
+    """Deal leaves to ranks: as evenly as can be, and cut so that few nodes are sent.
+
+    Raises:
+        ValueError: there are no leaves or no ranks.
+    """
+    if leaves < 1 or ranks < 1:
+        raise ValueError(f"{leaves} leaves cannot be dealt to {ranks} ranks")
+    runs, start = [], 0
+    for count in _counts(leaves, ranks):
+        runs.append(Node(start, start + count))
+        start += count
+    return ReductionPlan(leaves, tuple(runs), tuple(cover(run, leaves) for run in runs))
+
+
+def _counts(leaves: int, ranks: int) -> list[int]:
+    """Return how many leaves each rank has: the same, or one more for some of them."""
+    few, more = divmod(leaves, ranks)
+    if not more or not few or ranks * (more + 1) > _WAYS_MAX:
+        return [few + (rank < more) for rank in range(ranks)]
+    # cheapest[given]: fewest nodes of the ranks so far, if `given` of them have one leaf more,
+    # and who does.
+    cheapest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for rank in range(ranks):
+        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for given, (cost, counts) in cheapest.items():
+            start = rank * few + given
+            for extra in (1, 0):
+                fits = given + extra <= more <= given + extra + ranks - rank - 1
+                if not fits:
+                    continue
+                sent = len(cover(Node(start, start + few + extra), leaves))
+                way = (cost + sent, (*counts, few + extra))
+                known = found.get(given + extra)
+                if known is None or way[0] < known[0]:
+                    found[given + extra] = way
+        cheapest = found
+    return list(cheapest[more][1])
+
+
+WINDOW_BYTES = 32 << 20
+# Since torch 2.13 under a new name, and the old one warns.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements of a dense tensor, in the order of its memory, without a copy."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def add_in_place(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Add ``right`` to ``left``."""
+    return left.add_(right)
+
+
+@dataclass(slots=True)
+class TreeReduce:
+    """Sums over ranks for the tensors of one line.
+
+    Attributes:
+        line: how they lie.
+        plan: which nodes of the tree each rank sends.
+        rank: which of them this is.
+        like: has the dtype and device of the tensors.
+        window_bytes: how much goes at once.
+    """
+
+    line: FlatBuffer
+    plan: ReductionPlan
+    rank: int
+    like: torch.Tensor
+    window_bytes: int = WINDOW_BYTES
+    windows: list[ExchangeWindow] = field(init=False)
+    _room: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.windows = self.line.windows(self.window_bytes // self.like.element_size())
+
+    @property
+    def ranks(self) -> int:
+        """How many sum together."""
+        return len(self.plan.runs)
+
+    def sum_up(
+        self, partials: Sequence[Sequence[torch.Tensor]], window: ExchangeWindow
+    ) -> torch.Tensor:
+        """Return the mean over all leaves of this rank's span of a window. Collective.
+
+        Args:
+            partials: for each node that this rank sends, its flat tensors in the line's order.
+            window: one of ``windows``.
+
+        Returns:
+            Memory that the next call overwrites.
+        """
+        lengths = [stop - start for start, stop in window.spans]
+        own, counts = lengths[self.rank], [len(nodes) for nodes in self.plan.nodes]
+        sent = self._buffer("sent", sum(lengths) * len(partials))
+        parts = [
+            part
+            for span in window.spans
+            for tensors in partials
+            for part in self._cut(tensors, span)
+        ]
+        if parts:
+            torch.cat(parts, out=sent)
+        heard = self._buffer("heard", own * sum(counts))
+        dist.all_to_all_single(
+            heard,
+            sent,
+            [own * count for count in counts],
+            [length * len(partials) for length in lengths],
+        )
+        joining: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
+        nodes = [node for nodes in self.plan.nodes for node in nodes]
+        for nth, node in enumerate(nodes):
+            joining.take(node, heard[nth * own : (nth + 1) * own])
+        return joining.root().mul_(1 / self.plan.leaves)
+
+    def tell(
+        self, mine: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
+    ) -> None:
+        """Give every rank what each has of a window. Collective.
+
+        Args:
+            mine: this rank's span.
+            tensors: flat, in the line's order; what others have is copied into them, and what
+                this rank has as well.
+            window: which one.
+        """
+        longest = window.longest
+        told = self._buffer("told", longest)
+        told[: mine.numel()].copy_(mine)
+        everything = self._buffer("everything", longest * self.ranks)
+        _all_gather(everything, told)
+        into: list[torch.Tensor] = []
+        source: list[torch.Tensor] = []
+        for rank, span in enumerate(window.spans):
+            parts = self._cut(tensors, span)
+            first = everything[rank * longest : rank * longest + span[1] - span[0]]
+            into += parts
+            source += torch.split(first, [part.numel() for part in parts])
+        torch._foreach_copy_(into, source)
+
+    def mine(self, tensors: Sequence[torch.Tensor], window: ExchangeWindow) -> torch.Tensor:
+        """Return this rank's span of a window of some flat tensors."""
+        span = window.spans[self.rank]
+        room = self._buffer("mine", span[1] - span[0])
+        parts = self._cut(tensors, span)
+        return torch.cat(parts, out=room) if parts else room
+
+    def _cut(self, tensors: Sequence[torch.Tensor], span: tuple[int, int]) -> list[torch.Tensor]:
+        return [tensors[one.tensor][one.start : one.stop] for one in self.line.segments(*span)]
+
+    def _buffer(self, name: str, elements: int) -> torch.Tensor:
+        """Return memory that is kept between steps: fresh pages cost more than what is sent."""
+        room = self._room.get(name)
+        if room is None or room.numel() < elements:
+            room = self._room[name] = torch.empty(
+                elements, dtype=self.like.dtype, device=self.like.device
+            )
+        return room[:elements]
+
+
+def add_gradients(
+    left: list[torch.Tensor | None], right: list[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Return the sums of two lists of gradients, in the memory of either.
+
+    One that is missing counts as zeros, as it would if it came from another rank: so zero is
+    added to what is there, which makes +0.0 of -0.0.
+    """
+    both = [(one, other) for one, other in zip(left, right, strict=True) if _has(one, other)]
+    if both:
+        sums, more = zip(*both, strict=True)
+        torch._foreach_add_(list(sums), list(more))
+    return [
+        one if other is None else other if one is None else one
+        for one, other in zip(_zero_added(left, right), _zero_added(right, left), strict=True)
+    ]
+
+
+def _has(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None
+
+
+def _zero_added(
+    these: Iterable[torch.Tensor | None], those: Iterable[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Return ``these``, with zero added where there is nothing of ``those``."""
+    return [
+        one.add_(0.0) if one is not None and other is None else one
+        for one, other in zip(these, those, strict=True)
+    ]
+
+
+BLOCK = 16_384
+"""Elements of a block: so few that torch leaves one to one thread, and never cuts it in two."""
+
+
+class TensorSlice(NamedTuple):
+    """A run of elements of one tensor.
+
+    Attributes:
+        tensor: its number.
+        start: the first element.
+        stop: the one after the last.
+    """
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class ExchangeWindow(NamedTuple):
+    """What is exchanged at once: one run of the line for each rank, which that rank sums.
+
+    Attributes:
+        spans: by rank, (start, stop) on the line.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def longest(self) -> int:
+        """Elements of the longest span."""
+        return max(stop - start for start, stop in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBuffer:
+    """Tensors of one dtype laid end to end, and cut over ranks at the borders of blocks.
+
+    Attributes:
+        sizes: elements of each tensor.
+        offsets: where each begins, and the end.
+        cuts: where the span of each rank begins, and the end.
+    """
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    def span(self, rank: int) -> tuple[int, int]:
+        """Return (start, stop) of what a rank sums."""
+        return self.cuts[rank], self.cuts[rank + 1]
+
+    def segments(self, start: int, stop: int) -> list[TensorSlice]:
+        """Return the runs of tensors that lie between two places on the line."""
+        found, place = [], start
+        tensor = bisect_right(self.offsets, start) - 1
+        while place < stop:
+            begin, end = self.offsets[tensor], min(self.offsets[tensor + 1], stop)
+            if end > place:
+                found.append(TensorSlice(tensor, place - begin, end - begin))
+                place = end
+            tensor += 1
+        return found
+
+    def run(self, tensor: int, rank: int) -> TensorSlice:
+        """Return the elements of a tensor that a rank sums; an empty run where it has none."""
+        begin, size = self.offsets[tensor], self.sizes[tensor]
+        start, stop = (min(max(cut - begin, 0), size) for cut in self.span(rank))
+        return TensorSlice(tensor, start, max(start, stop))
+
+    def windows(self, elements: int) -> list[ExchangeWindow]:
+        """Return all spans in pieces of at most ``elements`` for all ranks together."""
+        ranks = len(self.cuts) - 1
+        each = max(1, elements // ranks)
+        most = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
+        return [
+            ExchangeWindow(
+                tuple(
+                    (min(low + done, high), min(low + done + each, high))
+                    for low, high in map(self.span, range(ranks))
+                )
+            )
+            for done in range(0, most, each)
+        ]
+
+
+def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
+    """Return tensors laid end to end and cut over ranks, as evenly as blocks allow."""
+    offsets = (0, *accumulate(sizes))
+    borders = [
+        begin + start
+        for begin, size in zip(offsets, sizes, strict=False)
+        for start in range(0, size, BLOCK)
+    ] + [offsets[-1]]
+    cuts = [0]
+    for rank in range(1, ranks):
+        wanted = offsets[-1] * rank / ranks
+        above = min(bisect_right(borders, wanted), len(borders) - 1)
+        nearest = min(borders[max(above - 1, 0)], borders[above], key=lambda at: abs(at - wanted))
+        cuts.append(max(cuts[-1], nearest))
+    return FlatBuffer(tuple(sizes), offsets, (*cuts, offsets[-1]))

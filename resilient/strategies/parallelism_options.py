@@ -1,0 +1,276 @@
+"""Mesh sizes and pipeline options (pure).
+
+What a pipeline is told: how many ranks, which schedule, where the model is cut (pure).
+
+How ranks are laid out: replicas, shards and ranks that compute a layer together (pure).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SIZE = "pp_size"
+SCHEDULE = "pp_schedule"
+SPLIT_POINTS = "pp_split_points"
+STAGES_PER_RANK = "pp_stages_per_rank"
+PIPELINE_KEYS = (SIZE, SCHEDULE, SPLIT_POINTS, STAGES_PER_RANK)
+# Schedule -> whether a rank holds several stages.
+SCHEDULES = {
+    "gpipe": False,
+    "1f1b": False,
+    "loopedbfs": True,
+    "interleaved1f1b": True,
+    "interleavedzerobubble": True,
+}
+# These halve the backward pass: gradients of what came in first, those of weights later.
+SPLIT_BACKWARD = ("interleavedzerobubble",)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a model is cut and in which order its stages compute.
+
+    Attributes:
+        ranks: of one pipeline.
+        schedule: one of ``SCHEDULES``.
+        stages_per_rank: how many stages each rank holds; stage ``n`` is on rank ``n % ranks``.
+        split_points: names of the modules that begin the stages after the first; none: evenly.
+    """
+
+    ranks: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    split_points: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model is cut into."""
+        return self.ranks * self.stages_per_rank
+
+
+def is_schedule(value: Any) -> bool:
+    """Say whether a schedule has this name."""
+    return isinstance(value, str) and value.lower() in SCHEDULES
+
+
+def is_list_of_names(value: Any) -> bool:
+    """Say whether a value is a list of names."""
+    return isinstance(value, list | tuple) and all(isinstance(one, str) and one for one in value)
+
+
+def pipeline_size(config: Mapping[str, Any] | None) -> int:
+    """Return how many ranks compute one after another."""
+    return int((config or {}).get(SIZE) or 1)
+
+
+def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
+    """Return what ``parallelism_config``, whose values are checked, says about pipelines.
+
+    Raises:
+        ConfigError: keys contradict each other, or one would be ignored.
+    """
+    told = config or {}
+    ranks = pipeline_size(told)
+    given = [name for name in PIPELINE_KEYS[1:] if told.get(name) is not None]
+    if ranks == 1 and given:
+        raise ConfigError(
+            f"`parallelism_config.{given[0]}` is about pipelines, and `{SIZE}` says no ranks of one"
+        )
+    schedule = (told.get(SCHEDULE) or "1f1b").lower()
+    several = SCHEDULES[schedule]
+    per_rank = told.get(STAGES_PER_RANK) or (2 if several else 1)
+    if several != (per_rank > 1):
+        holds = "at least 2 stages" if several else "1 stage"
+        raise ConfigError(
+            f"`{STAGES_PER_RANK}`={per_rank} of parallelism_config is not accepted: with "
+            f"`{SCHEDULE}`={schedule!r} each rank holds {holds}"
+        )
+    points = tuple(told.get(SPLIT_POINTS) or ())
+    options = PipelineOptions(ranks, schedule, per_rank, points)
+    if points and len(points) != options.stages - 1:
+        raise ConfigError(
+            f"`{SPLIT_POINTS}` of parallelism_config names {len(points)} modules, and "
+            f"{options.stages} stages begin at {options.stages - 1} besides the model's start"
+        )
+    return options
+
+
+def micro_batches_fit(options: PipelineOptions, count: int) -> bool:
+    """Say whether a schedule can take so many micro-batches."""
+    if options.schedule == "1f1b":
+        return count >= options.stages
+    if options.schedule.startswith("interleaved"):
+        return count % max(1, count // options.ranks) == 0
+    return True
+
+
+def check_micro_batches(options: PipelineOptions, count: int) -> None:
+    """Refuse a number of micro-batches that the schedule cannot take.
+
+    Args:
+        options: of the pipeline.
+        count: ``gradient_accumulation_steps``.
+
+    Raises:
+        ConfigError: says which numbers fit.
+    """
+    if options.ranks == 1 or micro_batches_fit(options, count):
+        return
+    near = [n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)]
+    fit = sorted(sorted(near, key=lambda n: abs(n - count))[:3])
+    raise ConfigError(
+        f"`gradient_accumulation_steps`={count} is how many micro-batches go through the pipeline "
+        f"in a step, and `{SCHEDULE}`={options.schedule!r} over {options.stages} stages cannot "
+        f"take so many: use {', '.join(map(str, fit))}, or `{SCHEDULE}`='gpipe'"
+    )
+
+
+def known_schedules(value: Any) -> str:
+    """Return what is said to a schedule that there is not."""
+    close = get_close_matches(str(value).lower(), SCHEDULES, n=1)
+    return f"use {', '.join(SCHEDULES)}" + (f"; did you mean `{close[0]}`?" if close else "")
+
+
+# Key -> whether a value is accepted, and what is.
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        (SIZE, STAGES_PER_RANK),
+        (lambda value: type(value) is int and value > 0, "use a whole number of at least 1"),
+    ),
+    SCHEDULE: (is_schedule, known_schedules("")),
+    SPLIT_POINTS: (is_list_of_names, "use a list of names of modules"),
+}
+
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size")
+PLAN = "tp_plan"
+MESH_KEYS = (*_SIZES, PLAN, *PIPELINE_KEYS)
+_ONE = ("cp_size", "sp_size")
+_HANDLERS = ("tp_handler", "cp_handler", "sp_handler")
+# Key -> whether a value is accepted, and what is.
+_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        _SIZES,
+        (lambda value: type(value) is int and value > 0, "use a whole number of at least 1"),
+    ),
+    **dict.fromkeys(
+        _ONE, (lambda value: value == 1, "sequences are not cut over ranks here: leave it out")
+    ),
+    **dict.fromkeys(_HANDLERS, (lambda _: False, "it is accelerate's own: leave it out")),
+    # Named by accelerate's object whether they are used or not.
+    **dict.fromkeys(("cp_backend", "sp_backend"), (lambda _: True, "")),
+    PLAN: (
+        lambda value: value == "auto" or isinstance(value, dict),
+        "use a dict of names and styles, or auto",
+    ),
+    **CHECKS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    """How many ranks each dimension of the mesh has; neighbours compute together.
+
+    Attributes:
+        replicate: groups that each hold the model.
+        shard: groups of ranks that hold it together.
+        tensor: ranks that hold a layer together.
+        pipeline: ranks, or groups of ``tensor`` ranks, that hold stages of one pipeline.
+    """
+
+    replicate: int
+    shard: int
+    tensor: int
+    pipeline: int = 1
+
+    @property
+    def data(self) -> int:
+        """How many groups train on samples of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The mesh of what computes together, without data dimensions if there is one group.
+
+        Of pipelines each stage has a mesh like this of its own.
+        """
+        if self.data == 1:
+            return (self.tensor,)
+        data = (self.shard,) if self.replicate == 1 else (self.replicate, self.shard)
+        return (*data, self.tensor)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its dimensions."""
+        if self.data == 1:
+            return ("tp",)
+        data = ("dp_shard",) if self.replicate == 1 else ("dp_replicate", "dp_shard")
+        return (*data, "tp")
+
+
+def check_mesh(config: Mapping[str, Any] | None) -> None:
+    """Refuse what ``parallelism_config`` cannot say.
+
+    Raises:
+        ConfigError: names the key and what would be accepted.
+    """
+    for name, value in (config or {}).items():
+        if name not in _KEYS:
+            known = (*MESH_KEYS, *_ONE)
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise _refused(name, value, f"use {', '.join(known)}{hint}")
+        accepts, accepted = _KEYS[name]
+        if value is not None and not accepts(value):
+            raise _refused(name, value, accepted)
+
+
+def tensor_size(config: Mapping[str, Any] | None) -> int:
+    """Return how many ranks compute a layer together."""
+    return int((config or {}).get("tp_size") or 1)
+
+
+def model_parallel_size(config: Mapping[str, Any] | None) -> int:
+    """Return how many neighbouring ranks train on the same samples."""
+    return tensor_size(config) * pipeline_size(config)
+
+
+def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) -> MeshSizes:
+    """Return the mesh of ``ranks``; what is not said is what is left.
+
+    Args:
+        config: ``parallelism_config``, checked.
+        ranks: how many there are.
+        shards: whether what is left are shards; else they are replicas.
+
+    Raises:
+        ConfigError: the sizes do not multiply to the number of ranks.
+    """
+    told = config or {}
+    tensor, pipeline = tensor_size(told), pipeline_size(told)
+    replicate, shard = told.get("dp_replicate_size"), told.get("dp_shard_size")
+    data = max(1, ranks // (tensor * pipeline))
+    if shards:
+        replicate = replicate or (data // shard if shard else 1)
+        shard = shard or data // replicate
+    else:
+        shard = shard or 1
+        replicate = replicate or data // shard
+    if tensor * pipeline * replicate * shard != ranks:
+        stages = (f" x {pipeline}", ", stages") if pipeline > 1 else ("", "")
+        raise ConfigError(
+            f"`parallelism_config` says {replicate} x {shard} x {tensor}{stages[0]} ranks "
+            f"(replicas, shards, tensors{stages[1]}), and there are {ranks}",
+            hint="start as many ranks, or leave one of dp_replicate_size and dp_shard_size out",
+        )
+    return MeshSizes(replicate, shard, tensor, pipeline)
+
+
+def _refused(name: str, value: Any, accepted: str) -> ConfigError:
+    return ConfigError(f"`parallelism_config.{name}`={value!r} is not accepted: {accepted}")

@@ -1,0 +1,496 @@
+"""Run stages by torch schedules.
+
+Where a rank is in its pipeline, and the random numbers that its stages draw.
+
+Schedules of torch by their names, over stages whose shapes are known beforehand.
+
+Passes through a pipeline: training by a schedule of torch, evaluation from stage to stage.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from resilient.errors import ConfigError, ResilientError
+from resilient.state_dict.pipeline import PipelineModel
+from resilient.state_dict.snapshot import Part
+from resilient.strategies.parallelism_options import SCHEDULES, micro_batches_fit
+from resilient.strategies.pipeline.partition import StageComplete, is_fake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from resilient.strategies.parallelism_options import PipelineOptions
+    from resilient.strategies.pipeline.partition import Shapes, StageEntry, StageShapes
+
+    Run = Callable[[nn.Module], Any]
+    """Calls a model with one micro-batch; what it returns is the loss in training."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRank:
+    """Where this rank is.
+
+    Attributes:
+        device: where it computes.
+        number: its place in its pipeline.
+        pipeline: the ranks of that, in order.
+        pipeline_group: they.
+        peers: the ranks of the same place in all pipelines.
+        peers_group: they; None if this rank is alone.
+    """
+
+    device: torch.device
+    number: int
+    pipeline: tuple[int, ...]
+    pipeline_group: dist.ProcessGroup
+    peers: tuple[int, ...]
+    peers_group: dist.ProcessGroup | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes what all ranks of its stages have."""
+        return dist.get_rank() == self.peers[0]
+
+    def holder(self, stage: int) -> int:
+        """Return the rank that holds a stage of this pipeline."""
+        return self.pipeline[stage % len(self.pipeline)]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return what each rank of the pipeline shows. Collective.
+
+        Among ranks of one job only: what arrives is unpickled.
+        """
+        shown: list[Any] = [None] * len(self.pipeline)
+        dist.all_gather_object(shown, value, group=self.pipeline_group)
+        return shown
+
+
+class StageRandom:
+    """The random stream of a stage's passes; a Stateful, of which each rank saves its own.
+
+    Ranks of one pipeline share all other random numbers, so that they make the same batches of
+    the same samples; what their layers draw is their own.
+
+    Args:
+        place: of this rank; what computes a stage together draws the same.
+    """
+
+    def __init__(self, place: PipelineRank) -> None:
+        self._device = place.device
+        seed = (torch.initial_seed() + 1_000_003 * (place.number + 1)) % 2**63
+        with self._swapped(None):
+            torch.manual_seed(seed)
+            self._states = self._read()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw from this stream, and leave the process's own as it is."""
+        with self._swapped(self._states):
+            try:
+                yield
+            finally:
+                self._states = self._read()
+
+    @contextmanager
+    def _swapped(self, states: dict[str, torch.Tensor] | None) -> Iterator[None]:
+        outside = self._read()
+        if states is not None:
+            self._write(states)
+        try:
+            yield
+        finally:
+            self._write(outside)
+
+    def _read(self) -> dict[str, torch.Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self._device)
+        return states
+
+    def _write(self, states: Mapping[str, torch.Tensor]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if "cuda" in states and self._device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], self._device)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the generators' states, by kind of device."""
+        return self._states
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Take them back."""
+        self._states = {**self._states, **state_dict}
+
+
+_CLASSES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "loopedbfs": ScheduleLoopedBFS,
+    "interleaved1f1b": ScheduleInterleaved1F1B,
+    "interleavedzerobubble": ScheduleInterleavedZeroBubble,
+}
+
+
+def class_for(options: PipelineOptions, count: int) -> Any:
+    """Return the schedule, or the plain one of its kind where so few micro-batches are left."""
+    if micro_batches_fit(options, count):
+        return _CLASSES[options.schedule]
+    return ScheduleLoopedBFS if SCHEDULES[options.schedule] else ScheduleGPipe
+
+
+def make_schedule(
+    options: PipelineOptions,
+    stages: Mapping[int, nn.Module],
+    shapes: Shapes,
+    count: int,
+    place: tuple[torch.device, dist.ProcessGroup],
+) -> Any:
+    """Return what makes the passes of ``count`` micro-batches of the same shapes.
+
+    Args:
+        options: of the pipeline.
+        stages: this rank's, by number; each returns its tensor, the last one the loss.
+        shapes: of the tensors that go from stage to stage.
+        count: of micro-batches.
+        place: this rank's device, and the ranks of its pipeline.
+    """
+    device, group = place
+    made = [
+        PipelineStage(
+            module,
+            number,
+            options.stages,
+            device,
+            # Told, so that nothing is computed to find out, which would draw random numbers.
+            input_args=_like(shapes[number - 1]) if number else torch.empty(1, device="meta"),
+            output_args=_like(shapes[number])
+            if number < len(shapes)
+            else torch.empty((), device="meta"),
+            group=group,
+        )
+        for number, module in stages.items()
+    ]
+    several = SCHEDULES[options.schedule]
+    return class_for(options, count)(
+        made if several else made[0], count, loss_fn=_its_loss, scale_grads=False
+    )
+
+
+def _like(shape: tuple[tuple[int, ...], torch.dtype]) -> torch.Tensor:
+    return torch.empty(shape[0], dtype=shape[1], device="meta", requires_grad=True)
+
+
+def _its_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Return what the last stage has returned: the loss already."""
+    return output
+
+
+_SCHEDULES_MAX = 4
+
+
+class Stage(nn.Module):
+    """One stage: the model's forward pass as far as it goes there.
+
+    Args:
+        number: of the stage.
+        tree: the model, with what is not of this stage replaced.
+        entry: the module that begins it; None in the first.
+        whole: the user's model, which is told whether it trains.
+    """
+
+    def __init__(
+        self, number: int, tree: nn.Module, entry: StageEntry | None, whole: nn.Module
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self.number = number
+        self.shapes: Shapes = ()
+        self.runs: Sequence[Run] = ()
+        # Not modules of this one: what looks for parameters here is not to find others'.
+        self.__dict__["_entry"] = entry
+        self.__dict__["_whole"] = whole
+
+    def forward(self, *tensors: torch.Tensor, nth: torch.Tensor) -> Any:
+        """Return what goes to the next stage, in the last what the run returns.
+
+        Args:
+            tensors: what the stage before has sent; the first stage needs none.
+            nth: which micro-batch, as a tensor of one number.
+
+        Raises:
+            ConfigError: the model cannot be cut so.
+        """
+        entry, whole = self.__dict__["_entry"], self.__dict__["_whole"]
+        if self.tree.training != whole.training:
+            self.tree.train(whole.training)
+        if entry is not None:
+            entry.waiting = tensors[0]
+        try:
+            made = self.runs[int(nth)](self.tree)
+        except StageComplete as over:
+            return self._checked(over.tensor)
+        if self.number < len(self.shapes):
+            raise ConfigError(
+                f"the model's forward pass ended in stage {self.number} of the pipeline, before "
+                "it came to the next"
+            )
+        if is_fake(made):
+            raise ConfigError(_NEEDS_MORE)
+        return made
+
+    def _checked(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_fake(tensor):
+            raise ConfigError(_NEEDS_MORE)
+        planned = self.shapes[self.number]
+        if (tuple(tensor.shape), tensor.dtype) != planned:
+            raise ConfigError(
+                f"stage {self.number} of the pipeline made {tensor.dtype} {list(tensor.shape)} "
+                f"where {planned[1]} {list(planned[0])} follows from the shapes of its batch: "
+                "shapes must not depend on numbers"
+            )
+        return tensor.contiguous()
+
+
+_NEEDS_MORE = (
+    "the model uses in a later stage of the pipeline what an earlier one makes, besides the tensor "
+    "that goes from stage to stage (a skip connection, or a weight used twice): cut it elsewhere"
+)
+
+
+class PipelinedModel(nn.Module):
+    """A model of which this rank holds some stages; called, it evaluates.
+
+    Args:
+        whole: the user's model; what is elsewhere is on the meta device.
+        stages: this rank's, by number.
+        plan: says shapes.
+        options: of the pipeline.
+        place: of this rank.
+
+    Attributes:
+        beside: names of what is saved and every stage has.
+        units: name of a module -> the stage that holds all that is in it.
+    """
+
+    beside: tuple[str, ...] = ()
+    units: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(
+        self,
+        whole: nn.Module,
+        stages: Mapping[int, Stage],
+        plan: StageShapes,
+        options: PipelineOptions,
+        place: PipelineRank,
+    ) -> None:
+        super().__init__()
+        self.whole = whole
+        self.held = nn.ModuleList(stages.values())
+        self.stages = dict(stages)
+        self.options = options
+        self.place = place
+        self.random = StageRandom(place)
+        self.__dict__["_plan"] = plan
+        self._schedules: dict[tuple[int, Shapes], Any] = {}
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return the model's outputs, on every rank of the pipeline. Collective, without gradients.
+
+        What it returns besides tensors and plain values (caches) is None.
+
+        Raises:
+            ConfigError: gradients are wanted, or the model cannot be cut so.
+        """
+        if torch.is_grad_enabled() and self.whole.training:
+            raise ConfigError(
+                "a model in a pipeline is not trained by calling it: its passes are made by the "
+                "schedule, from `compute_loss` of the trainer"
+            )
+
+        def run(model: nn.Module) -> Any:
+            return model(*inputs, **named)
+
+        shapes = self._shapes(run, (inputs, named))
+        made: Any = None
+        for number in range(self.options.stages):
+            if number in self.stages:
+                made = self._evaluate(self.stages[number], run, shapes, made)
+        return self._told(made)
+
+    def align(self) -> None:
+        """Give ranks that hold the same stages the buffers of the first of them. Collective."""
+        place = self.place
+        if place.peers_group is None:
+            return
+        for buffer in self.whole.buffers():
+            if not buffer.is_meta:
+                dist.broadcast(buffer, place.peers[0], group=place.peers_group)
+
+    def part(self) -> Part:
+        """Return the model as it is saved and loaded."""
+        # Every stage has what lies beside modules, and the first writes it.
+        but = self.beside if self.place.number else ()
+        return Part(PipelineModel(self.whole, writes=self.place.writes, but=but))
+
+    def gathered(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the model whole, on the CPU of every rank. Collective.
+
+        Args:
+            name: in the user's model.
+            tensor: what this rank has of it, which may be nothing.
+        """
+        held = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
+        source = self.place.holder(next(held, 0))
+        if tensor.is_meta:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
+        else:
+            full: Any = tensor.detach()
+            whole = full.full_tensor() if hasattr(full, "full_tensor") else full.clone()
+        dist.broadcast(whole, source, group=self.place.pipeline_group)
+        return whole.cpu()
+
+    def _evaluate(self, stage: Stage, run: Run, shapes: Shapes, before: Any) -> Any:
+        """Receive what a stage needs, compute it, and send what it made."""
+        place, number = self.place, stage.number
+        me = place.holder(number)
+        tensors: tuple[torch.Tensor, ...] = ()
+        if number:
+            tensors = (before,)
+            if place.holder(number - 1) != me:
+                shape, dtype = shapes[number - 1]
+                tensors = (torch.empty(shape, dtype=dtype, device=place.device),)
+                dist.recv(tensors[0], place.holder(number - 1), group=place.pipeline_group)
+        stage.shapes, stage.runs = shapes, (run,)
+        made = stage(*tensors, nth=torch.zeros(1, dtype=torch.int64))
+        stage.runs = ()
+        if number < len(shapes) and place.holder(number + 1) != me:
+            dist.send(made, place.holder(number + 1), group=place.pipeline_group)
+        return made
+
+    def _told(self, outputs: Any) -> Any:
+        """Return the last stage's outputs on every rank."""
+        place, last = self.place, self.options.stages - 1
+        leaves, spec = tree_flatten(outputs if last in self.stages else None)
+        outline: list[Any] = [[_outline(one) for one in leaves], spec]
+        dist.broadcast_object_list(outline, place.holder(last), group=place.pipeline_group)
+        told = []
+        for nth, one in enumerate(outline[0]):
+            if not isinstance(one, _Outline):
+                told.append(one)
+                continue
+            tensor = torch.empty(one.shape, dtype=one.dtype, device=place.device)
+            if last in self.stages:
+                tensor = leaves[nth].contiguous()
+            dist.broadcast(tensor, place.holder(last), group=place.pipeline_group)
+            told.append(tensor)
+        return tree_unflatten(told, outline[1])
+
+    def passes(self, runs: Sequence[Run], batches: Sequence[Any]) -> list[torch.Tensor]:
+        """Make the passes of a step; gradients add up in what this rank holds. Collective.
+
+        Micro-batches of unequal shapes, here or in another pipeline, go through one by one.
+
+        Args:
+            runs: one for each micro-batch.
+            batches: which shapes those have.
+
+        Returns:
+            The loss of each, on every rank of the pipeline.
+        """
+        # Each step begins alike whether or not the one before was saved.
+        self.align()
+        with self.random.drawing():
+            shapes = [self._shapes(*one) for one in zip(runs, batches, strict=True)]
+            together = self._agree(alike=len(set(shapes)) == 1)
+            count = len(runs)
+            groups = [range(count)] if together else [range(n, n + 1) for n in range(count)]
+            losses: list[torch.Tensor] = []
+            for group in groups:
+                losses += self._step([runs[nth] for nth in group], shapes[group[0]])
+        return self._told_losses(losses, count)
+
+    def _shapes(self, run: Run, batch: Any) -> Shapes:
+        plan: StageShapes = self.__dict__["_plan"]
+        if plan.tree.training != self.whole.training:
+            plan.tree.train(self.whole.training)
+        return plan.shapes(run, batch)
+
+    def _agree(self, *, alike: bool) -> bool:
+        """Say whether no pipeline has unequal micro-batches: all make as many reductions."""
+        if self.place.peers_group is None:
+            return alike
+        shown = torch.tensor([alike], dtype=torch.int32, device=self.place.device)
+        dist.all_reduce(shown, dist.ReduceOp.MIN, group=self.place.peers_group)
+        return bool(shown.item())
+
+    def _step(self, runs: Sequence[Run], shapes: Shapes) -> list[torch.Tensor]:
+        count, losses = len(runs), list[torch.Tensor]()
+        schedule = self._schedule(count, shapes)
+        for stage in self.stages.values():
+            stage.shapes, stage.runs = shapes, runs
+        last = self.options.stages - 1 in self.stages
+        first = (torch.zeros(count, device=self.place.device),) if 0 in self.stages else ()
+        try:
+            schedule.step(
+                *first,
+                target=torch.zeros(count) if last else None,
+                losses=losses,
+                return_outputs=False,
+                nth=torch.arange(count),
+            )
+        except RuntimeError as error:
+            if isinstance(error.__cause__, ResilientError):
+                raise error.__cause__ from None
+            raise
+        finally:
+            for stage in self.stages.values():
+                stage.runs = ()
+        return losses
+
+    def _schedule(self, count: int, shapes: Shapes) -> Any:
+        known = self._schedules
+        if (count, shapes) not in known:
+            if len(known) >= _SCHEDULES_MAX:
+                del known[next(iter(known))]
+            place = (self.place.device, self.place.pipeline_group)
+            known[count, shapes] = make_schedule(self.options, self.stages, shapes, count, place)
+        return known[count, shapes]
+
+    def _told_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """Return the losses, which the last stage has, on every rank of the pipeline."""
+        told = torch.zeros(count, dtype=torch.float64, device=self.place.device)
+        if losses:
+            told.copy_(torch.stack([one.detach() for one in losses]))
+        source = self.place.holder(self.options.stages - 1)
+        dist.broadcast(told, source, group=self.place.pipeline_group)
+        return list(told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """A tensor of the outputs, before it comes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Outline(tuple(value.shape), value.dtype)
+    return value if isinstance(value, bool | int | float | str) else None

@@ -1,0 +1,167 @@
+"""Which faults can be had here, said before anything starts; none is ever left out in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.testing.chaos.clock_shift import why_not_moving
+from resilient.testing.chaos.netns import why_no_hosts
+from resilient.testing.chaos.plan import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.testing.chaos.plan import ChaosPlan
+
+_PROBE_SECONDS = 20.0
+_TAKEN = {
+    "repo": "each of the two runs gets a repository of its own",
+    "events": "each of the two runs gets event files of its own",
+    "storage_options": "the runs save in local folders, whose files can be damaged",
+    "resume": "the struck run must find by itself where to go on",
+    "dry_run": "give it to `chaos run`",
+}
+_OF_ONE_HOST = {
+    "nnodes": "chaos starts one host, and more with `chaos run --hosts N`",
+    "rdzv_endpoint": "chaos starts one host, and more with `chaos run --hosts N`",
+}
+_OF_HOSTS = dict.fromkeys(
+    (
+        *("rdzv_endpoint", "rdzv_backend", "rdzv_id", "local_addr"),
+        *("node_rank", "master_addr", "master_port", "standalone"),
+    ),
+    "chaos says where its hosts meet",
+)
+_ALONE = "it is about one host of several: chaos run --hosts 2, or more"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCapabilities:
+    """What this machine can do; empty texts say that it can.
+
+    Attributes:
+        processes: why processes cannot be found and struck.
+        mounting: why a small file system cannot be mounted.
+        tracing: why system calls of another process cannot be made to fail.
+        moving: why the clock of one job cannot be moved.
+        hosts: why several hosts cannot be made.
+    """
+
+    processes: str = ""
+    mounting: str = ""
+    tracing: str = ""
+    moving: str = ""
+    hosts: str = ""
+
+
+def look_at_machine(plan: ChaosPlan, hosts: int = 1) -> MachineCapabilities:
+    """Return what this machine can do, as far as the plan on so many hosts needs it."""
+    return MachineCapabilities(
+        processes="" if sys.platform == "linux" else f"it needs /proc, and this is {sys.platform}",
+        mounting=_why_not_mounting() if plan.has(FaultKind.DISK_FULL) else "",
+        tracing=_why_not_tracing() if plan.has(FaultKind.STORAGE_ERROR) else "",
+        moving=why_not_moving() if plan.has(FaultKind.CLOCK_SKEW) else "",
+        hosts=why_no_hosts() if hosts > 1 or plan.needs_hosts else "",
+    )
+
+
+def require_capabilities(
+    plan: ChaosPlan, given: Mapping[str, Any], machine: MachineCapabilities, hosts: int = 1
+) -> None:
+    """Raise if any fault of the plan cannot be had, or the command leaves no room for it.
+
+    Args:
+        plan: the faults.
+        given: the options of `resilient train` that the command has, by name.
+        machine: what can be done here.
+        hosts: on how many the command shall run.
+
+    Raises:
+        ConfigError: it says all reasons.
+    """
+    taken = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
+    reasons = [f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in given]
+    if hosts > 1:
+        reasons += filter(None, (_why_not_nodes(str(given.get("nnodes", "")), hosts),))
+        reasons += [f"--hosts {hosts}: {machine.hosts}"] * bool(machine.hosts)
+    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in given)
+    reasons += [f"`{kind}`: {why}" for kind, why in lacks.items()]
+    if machine.processes:
+        reasons.append(machine.processes)
+    if reasons:
+        raise ConfigError(
+            f"plan `{plan.name}` cannot be carried out here: {'; '.join(reasons)}",
+            hint="resilient chaos list (what each plan needs), or a plan without that fault",
+        )
+
+
+def why_not(
+    plan: ChaosPlan, machine: MachineCapabilities, *, hosts: int = 1, has_notice: bool = False
+) -> dict[str, str]:
+    """Return why faults of a plan cannot be had, by kind; kinds that can are not there."""
+    reasons = {
+        FaultKind.DISK_FULL.value: machine.mounting,
+        FaultKind.STORAGE_ERROR.value: machine.tracing,
+        FaultKind.NOTICE.value: "the command has a --notice of its own" if has_notice else "",
+        FaultKind.CLOCK_SKEW.value: machine.moving,
+    }
+    found = {kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))}
+    of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
+    names = {
+        "kill of a host" if one.kind is FaultKind.KILL else one.kind.value
+        for one in plan.faults
+        if one.needs_hosts
+    }
+    return found | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
+
+
+def _why_not_nodes(nnodes: str, hosts: int) -> str:
+    """Return why so many hosts do not fit ``MIN:MAX``, or nothing."""
+    bounds = nnodes.split(":")
+    if not nnodes or not all(one.isdecimal() for one in bounds):
+        return ""  # not given, or refused by the command itself
+    if int(bounds[0]) <= hosts <= int(bounds[-1]):
+        return ""
+    return f"--nnodes {nnodes}: there are {hosts} hosts, which must be in between"
+
+
+def _why_not_mounting() -> str:
+    if os.geteuid() != 0:
+        return "it mounts a small file system, which only root may"
+    with tempfile.TemporaryDirectory(prefix="resilient-chaos-") as folder:
+        return mount_small(Path(folder), 1 << 20) or unmount(Path(folder))
+
+
+def mount_small(folder: Path, size_bytes: int) -> str:
+    """Mount a file system in memory; return why it cannot be, or nothing."""
+    size = f"size={size_bytes}"
+    return _run("mount", "-t", "tmpfs", "-o", size, "resilient-chaos", str(folder))
+
+
+def unmount(folder: Path) -> str:
+    """Take a file system away; return why it cannot be, or nothing."""
+    return _run("umount", "-l", str(folder))
+
+
+def _why_not_tracing() -> str:
+    if shutil.which("strace") is None:
+        return "it needs strace, which is not installed"
+    return _run("strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "true")
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - a program of the system, from a fixed list
+            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"`{command[0]}` does not run here: {error}"
+    return f"`{command[0]}` may not do it here: {done.stderr.strip()[:200]}" * bool(done.returncode)

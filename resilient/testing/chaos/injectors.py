@@ -1,0 +1,356 @@
+"""Carry out each fault.
+
+What harms files and what they lie on: a flipped bit, a full disk, an fsync that fails.
+
+A job that cannot save for a while: whether it notices, and what it makes of that.
+
+Each fault, done to a job. A strike returns once the fault is over, or has ended the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import committed, folders_of
+from resilient.checkpoint.verify import verify
+from resilient.testing.chaos.job import Job, JobFailed
+from resilient.testing.chaos.plan import FaultKind, Target
+from resilient.testing.chaos.processes import is_running, send
+from resilient.testing.chaos.verdict import KILLED, SAVE_FAILED, STOPPED, InjectionResult, ended_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from resilient.clock import Clock
+    from resilient.testing.chaos.job import Host
+    from resilient.testing.chaos.plan import Injection
+    from resilient.testing.chaos.processes import RankProcess
+
+_SLICE_SECONDS = 0.1
+_BLOCK = bytes(1 << 16)
+
+
+def flip_bit(path: Path, random: Random) -> None:
+    """Change one bit of a file where it lies."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        bit = random.randrange(8 * size)
+        file.seek(bit // 8)
+        byte = file.read(1)[0] ^ 1 << bit % 8
+        file.seek(bit // 8)
+        file.write(bytes([byte]))
+
+
+@contextmanager
+def full(ballast: Path) -> Iterator[None]:
+    """Leave no free byte in the file system of ``ballast`` inside."""
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            size = len(_BLOCK)
+            while size:
+                try:
+                    file.write(_BLOCK[:size])
+                except OSError:
+                    # Smaller and smaller, until not even one byte fits.
+                    size //= 2
+        yield
+    finally:
+        ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) -> Iterator[None]:
+    """Let fsync fail with EIO in these processes, and in what they start, inside.
+
+    Raises:
+        WentWrong: they cannot be traced.
+    """
+    calls = "fsync,fdatasync"
+    command = ["strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"]
+    command += ["-e", f"inject={calls}:error=EIO"]
+    for pid in pids:
+        command += ["-p", str(pid)]
+    tracer = subprocess.Popen(  # noqa: S603 - a fixed program
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        deadline_seconds = clock.monotonic_seconds() + within_seconds
+        while not all(_is_traced(pid) for pid in pids if is_running(pid)):
+            if tracer.poll() is not None or clock.monotonic_seconds() > deadline_seconds:
+                raise JobFailed("strace does not get hold of the job")
+            clock.sleep(_SLICE_SECONDS)
+        yield
+    finally:
+        # It lets go of whom it traces, and they go on.
+        tracer.terminate()
+        tracer.wait()
+
+
+def _is_traced(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:  # noqa: PTH123
+            return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
+    except OSError:
+        return True
+
+
+_STEPS = 2
+
+
+def until_a_save_fails(
+    job: Job, clock: Clock, within_seconds: float, told: InjectionResult
+) -> InjectionResult:
+    """Wait until a save has failed, and return what came of that.
+
+    Args:
+        job: nothing that it saves becomes durable.
+        clock: time.
+        within_seconds: how long a job may take to end when it should.
+        told: what is known of the strike.
+
+    Raises:
+        WentWrong: the job neither ends nor goes on.
+    """
+    count = len(job.facts())
+
+    def has_failed() -> bool:
+        return any(one["event"] == "SaveAborted" for one in job.facts()[count:])
+
+    seconds = told.strike.fault.seconds
+    began_seconds = clock.monotonic_seconds()
+    try:
+        code = job.until(has_failed, seconds)
+    except JobFailed:
+        # Nothing was saved meanwhile, or it was not noticed; the run goes on.
+        return replace(told, what=f"{told.what} for {seconds:g} s, and no save failed")
+    took_seconds = clock.monotonic_seconds() - began_seconds
+    what = f"{told.what} for {took_seconds:.1f} s"
+    if code is None and _ends_soon(job, within_seconds):
+        code = job.wait(within_seconds)
+    if code is None:
+        return replace(told, what=what)
+    return ended_by(told, what, code, *SAVE_FAILED)
+
+
+def _ends_soon(job: Job, within_seconds: float) -> bool:
+    """Whether a failed save ends the job: it does unless the script says otherwise."""
+    step = job.highest
+    return job.until(lambda: job.highest > step + _STEPS, within_seconds) is not None
+
+
+NOTICE_FILE = "notice-{host}.json"
+_ORPHANS_SECONDS = 30.0
+_STRIKES_SLICE_SECONDS, _AWAKE = 0.1, 0.1
+
+
+class FaultInjector:
+    """Does what a plan says to one job.
+
+    Args:
+        job: it runs when a strike begins.
+        clock: time.
+        within_seconds: how long a job may take to end when it should.
+    """
+
+    def __init__(self, job: Job, clock: Clock, within_seconds: float) -> None:
+        self._job = job
+        self._clock = clock
+        self._within_seconds = within_seconds
+        self._ways: dict[FaultKind, Callable[[InjectionResult], InjectionResult]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.STOP: self._stop,
+            FaultKind.SLOW: self._slow,
+            FaultKind.PREEMPT: self._preempt,
+            FaultKind.NOTICE: self._notice,
+            FaultKind.BIT_FLIP: self._flip,
+            FaultKind.STORAGE_ERROR: self._break_storage,
+            FaultKind.DISK_FULL: self._fill_disk,
+            FaultKind.CLOCK_SKEW: self._move_clock,
+            FaultKind.CUT: self._cut,
+        }
+
+    def strike(self, strike: Injection) -> InjectionResult:
+        """Do it, and return what was done, with the job's exit code if it ended by it.
+
+        Raises:
+            WentWrong: the job did not end in time, or ended before it was struck.
+        """
+        job = self._job
+        ranks = [one.pid for one in job.look()]
+        is_of_host = strike.fault.is_of_host and len(job.hosts) > 1
+        host = strike.host(len(job.hosts)) if is_of_host else None
+        told = InjectionResult(
+            strike, str(strike.fault.kind), job.highest, before=job.newest(), host=host
+        )
+        struck = self._ways[strike.fault.kind](told)
+        # Ranks may have finished steps while they were struck; those of another life count none.
+        return replace(struck, step=job.last_step(ranks) or struck.step)
+
+    def _kill(self, told: InjectionResult) -> InjectionResult:
+        fault = told.strike.fault
+        if fault.in_save:
+            self._until_it_saves()
+        told = replace(told, before=self._job.newest())
+        if fault.target is Target.RANK:
+            victim = self._victim(told)
+            send([victim.pid], signal.SIGKILL)
+            what = f"SIGKILL to {self._name(victim)}"
+            return replace(told, what=what, host=self._place(victim), is_new_life=True)
+        if fault.target is Target.JOB:
+            return self._kill_job(replace(told, what="SIGKILL to the whole job"))
+        if fault.target is Target.HOST:
+            return self._kill_host(told)
+        return self._kill_agent(told)
+
+    def _kill_job(self, told: InjectionResult) -> InjectionResult:
+        self._job.kill()
+        code = self._job.wait(self._within_seconds)
+        return ended_by(told, told.what, code, KILLED)
+
+    def _kill_host(self, told: InjectionResult) -> InjectionResult:
+        host, seconds = self._host(told), told.strike.fault.seconds
+        host.kill()
+        self._watch(seconds)
+        what = f"SIGKILL to all of {host.name}, which is away for {seconds:g} s"
+        return replace(told, what=what, is_new_life=True)
+
+    def _kill_agent(self, told: InjectionResult) -> InjectionResult:
+        host = self._host(told)
+        ranks = [one.pid for one in host.look()]
+        host.kill_agent()
+        if told.host is not None:
+            told = replace(told, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
+            return replace(told, orphans=self._orphans(ranks))
+        code = self._job.wait(self._within_seconds)
+        what = "SIGKILL to the agent"
+        return replace(ended_by(told, what, code, KILLED), orphans=self._orphans(ranks))
+
+    def _cut(self, told: InjectionResult) -> InjectionResult:
+        host, seconds, network = self._host(told), told.strike.fault.seconds, self._job.network
+        assert network is not None, "a plan with this fault starts the job on hosts"  # noqa: S101
+        network.cut(host.number)
+        try:
+            self._watch(seconds)
+        finally:
+            network.join(host.number)
+        return replace(told, what=f"{host.name} cut off for {seconds:g} s")
+
+    def _watch(self, seconds: float) -> None:
+        """Wait, and see how far ranks get meanwhile."""
+        deadline_seconds = self._clock.monotonic_seconds() + seconds
+        while self._clock.monotonic_seconds() < deadline_seconds:
+            self._job.look()
+            self._clock.sleep(_STRIKES_SLICE_SECONDS)
+
+    def _orphans(self, ranks: list[int]) -> tuple[int, ...]:
+        deadline_seconds = self._clock.monotonic_seconds() + _ORPHANS_SECONDS
+        while self._clock.monotonic_seconds() < deadline_seconds:
+            if not any(map(is_running, ranks)):
+                return ()
+            self._clock.sleep(_STRIKES_SLICE_SECONDS)
+        left = tuple(filter(is_running, ranks))
+        send(left, signal.SIGKILL)
+        return left
+
+    def _stop(self, told: InjectionResult) -> InjectionResult:
+        victim, seconds = self._victim(told), told.strike.fault.seconds
+        send([victim.pid], signal.SIGSTOP)
+        self._clock.sleep(seconds)
+        send([victim.pid], signal.SIGCONT)
+        what = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
+        return replace(told, what=what, host=self._place(victim))
+
+    def _slow(self, told: InjectionResult) -> InjectionResult:
+        victim, seconds = self._victim(told), told.strike.fault.seconds
+        deadline_seconds = self._clock.monotonic_seconds() + seconds
+        while self._clock.monotonic_seconds() < deadline_seconds:
+            send([victim.pid], signal.SIGSTOP)
+            self._clock.sleep(_STRIKES_SLICE_SECONDS * (1 - _AWAKE))
+            send([victim.pid], signal.SIGCONT)
+            self._clock.sleep(_STRIKES_SLICE_SECONDS * _AWAKE)
+        what = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
+        return replace(told, what=what, host=self._place(victim))
+
+    def _preempt(self, told: InjectionResult) -> InjectionResult:
+        self._job.terminate()
+        code = self._job.wait(self._within_seconds)
+        return ended_by(told, "SIGTERM to the job", code, STOPPED, 0)
+
+    def _notice(self, told: InjectionResult) -> InjectionResult:
+        host, seconds = self._host(told), told.strike.fault.seconds
+        path = self._job.folder / NOTICE_FILE.format(host=host.name)
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps({"reason": "chaos", "seconds": seconds}), encoding="utf-8")
+        fresh.replace(path)
+        try:
+            code = self._job.wait(self._within_seconds)
+        finally:
+            path.unlink()
+        which = "the host" if told.host is None else host.name
+        what = f"a notice that {which} goes in {seconds:g} s"
+        return ended_by(told, what, code, STOPPED, 0)
+
+    def _flip(self, told: InjectionResult) -> InjectionResult:
+        killed = self._kill_job(told)
+        newest = self._job.newest()
+        assert newest is not None, "there were two when it was struck"  # noqa: S101
+        random = Random(told.strike.draw)  # noqa: S311 - repeatable is the point
+        sizes = folders_of(self._job.store)[newest]
+        name = random.choice(sorted(one for one, size in sizes.items() if size))
+        flip_bit(self._job.repository / newest.folder / name, random)
+        is_found = bool(verify(self._job.store, newest))
+        what = f"one bit flipped in {newest.folder}/{name}"
+        return replace(killed, what=what, before=newest, damaged=newest, is_found=is_found)
+
+    def _break_storage(self, told: InjectionResult) -> InjectionResult:
+        told = replace(told, what="EIO from fsync")
+        with broken_syncs(self._job.processes(), self._clock):
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
+
+    def _fill_disk(self, told: InjectionResult) -> InjectionResult:
+        told = replace(told, what="no space left")
+        with full(self._job.repository / "chaos-ballast"):
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
+
+    def _move_clock(self, told: InjectionResult) -> InjectionResult:
+        hands, seconds = self._job.hands, told.strike.fault.seconds
+        assert hands is not None, "a plan with this fault starts the job with some"  # noqa: S101
+        hands.move(seconds)
+        return replace(told, what=f"the time of day jumps by {seconds:+g} s")
+
+    def _until_it_saves(self) -> None:
+        code = self._job.until(self._job.is_saving, self._within_seconds)
+        if code is not None:
+            raise JobFailed("it ended before it saved again", code)
+
+    def _victim(self, told: InjectionResult) -> RankProcess:
+        ranks = self._job.look()
+        if not ranks:
+            raise JobFailed("no rank was there to be struck", self._job.code())
+        return ranks[told.strike.rank(len(ranks))]
+
+    def _name(self, victim: RankProcess) -> str:
+        place = self._place(victim)
+        of_host = "" if place is None else f" of {self._job.hosts[place].name}"
+        return f"rank {victim.local_rank}{of_host}"
+
+    def _place(self, victim: RankProcess) -> int | None:
+        return victim.host if len(self._job.hosts) > 1 else None
+
+    def _host(self, told: InjectionResult) -> Host:
+        return self._job.hosts[told.host or 0]
+
+
+def is_ready(strike: Injection, job: Job) -> bool:
+    """Whether the job has what a fault needs: to flip a bit, a second checkpoint to go back to."""
+    if strike.fault.kind is not FaultKind.BIT_FLIP:
+        return True
+    return sum(not verify(job.store, one) for one in committed(job.store)[:3]) > 1

@@ -1,0 +1,412 @@
+"""Baseline run and faulted run.
+
+One job led through all strikes, with what was seen of each.
+
+Both runs: one that nothing happens to, and one to which the plan does.
+
+Orders to end: a rehearsal that gets one takes down all that it has begun.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from resilient.errors import ConfigError
+from resilient.format.keys import parse_checkpoint
+from resilient.testing.chaos.capabilities import mount_small, unmount
+from resilient.testing.chaos.clock_shift import MovableClock
+from resilient.testing.chaos.injectors import NOTICE_FILE, FaultInjector, is_ready
+from resilient.testing.chaos.job import HOST, Job, JobEnvironment, JobFailed
+from resilient.testing.chaos.netns import Network
+from resilient.testing.chaos.plan import FaultKind, draw_injections
+from resilient.testing.chaos.processes import children, kill_all
+from resilient.testing.chaos.verdict import (
+    ExperimentResult,
+    HostEnd,
+    RunResult,
+    examine,
+    measure,
+    newest_whole,
+    right_codes,
+    saved_steps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from resilient.clock import Clock
+    from resilient.format.keys import CheckpointId
+    from resilient.testing.chaos.plan import ChaosPlan, Injection
+    from resilient.testing.chaos.verdict import InjectionResult
+
+# Within that time after a link is up again the hosts have found out whom they took for lost.
+_SETTLED_SECONDS = 10.0
+
+
+class FaultedRun:
+    """Leads one job through all strikes.
+
+    Args:
+        job: not started yet.
+        clock: time.
+        within_seconds: how long the job may take to go on after a fault.
+        patience_seconds: until a step comes at which something is struck, and until the end.
+    """
+
+    def __init__(
+        self, job: Job, clock: Clock, within_seconds: float, patience_seconds: float
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        self._within_seconds = within_seconds
+        self._patience_seconds = patience_seconds
+        self._striker = FaultInjector(job, clock, within_seconds)
+        self._struck: list[InjectionResult] = []
+
+    def through(
+        self, strikes: Sequence[Injection], calm: RunResult, tell: Callable[[str], None]
+    ) -> ExperimentResult:
+        """Start the job, strike it, wait for its end; whatever goes wrong is part of what is seen.
+
+        A fault that ends a life waits until the run has saved since the one before: life after
+        life without a new checkpoint would rightly be taken for a crash loop.
+
+        Args:
+            strikes: in the order of the run.
+            calm: the undisturbed run.
+            tell: hears of each strike.
+        """
+        self._job.start()
+        missed: tuple[Injection, ...] = ()
+        problem, code = "", None
+        try:
+            for number, strike in enumerate(strikes):
+                code = self._reach(strike, calm.step)
+                if code is not None:
+                    missed = tuple(strikes[number:])
+                    break
+                self._struck.append(self._strike(strike))
+                tell(f"{number + 1}/{len(strikes)}  {self._struck[-1].what}")
+                if self._struck[-1].problem:
+                    problem = self._struck[-1].problem
+                    missed = tuple(strikes[number + 1 :])
+                    break
+            if not problem and code is None:
+                code = self._job.wait(self._patience_seconds)
+        except JobFailed as error:
+            problem, code = str(error), error.code
+            missed = tuple(strikes[len(self._struck) :])
+        self._job.kill()
+        ended = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
+        return ExperimentResult(calm, ended, tuple(self._struck), missed)
+
+    def _reach(self, strike: Injection, steps: int) -> int | None:
+        """Wait for the step of a strike; return the exit code if the job ended before."""
+        job, step = self._job, strike.step(steps)
+        last = next((one for one in reversed(self._struck) if one.is_new_life), None)
+
+        def is_due() -> bool:
+            return (
+                job.highest >= step
+                and bool(job.look())
+                and (last is None or job.newest() != last.after)
+                and is_ready(strike, job)
+            )
+
+        return job.until(is_due, self._patience_seconds)
+
+    def _strike(self, strike: Injection) -> InjectionResult:
+        job = self._job
+        old, told = {one.pid for one in job.look()}, len(job.facts())
+        ended, known = [len(one.codes) for one in job.hosts], set(job.reached)
+        struck = self._striker.strike(strike)
+        struck = replace(struck, after=newest_whole(job.store))
+        if struck.code == 0:
+            return self._with_ends(struck, ended)
+        began_seconds = self._clock.monotonic_seconds()
+        if struck.code is not None:
+            job.start()
+        tend, problem = job.revive if len(job.hosts) > 1 else None, ""
+        try:
+            job.until(lambda: self._goes_on(old, struck, began_seconds), self._within_seconds, tend)
+        except JobFailed as error:
+            problem = str(error)
+        seconds = self._clock.monotonic_seconds() - began_seconds
+        is_new_life = struck.is_new_life or bool(set(job.reached) - known)
+        struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
+        struck = with_lives(struck, job.facts()[told:], has_hosts=len(job.hosts) > 1)
+        struck = self._with_ends(struck, ended)
+        # Asked again: of hosts that ended, some may be excused now.
+        code = job.code()
+        return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
+
+    def _goes_on(self, old: set[int], struck: InjectionResult, began_seconds: float) -> bool:
+        """Whether all ranks have finished a step since: of a new life, or beyond those before."""
+        ranks, step = self._job.look(), struck.step
+        if not ranks or len(ranks) < self._job.ranks:
+            return False
+        if all(one.pid not in old and one.step >= 0 for one in ranks):
+            return True
+        since_seconds = self._clock.monotonic_seconds() - began_seconds
+        is_settled = (
+            struck.strike.fault.kind is not FaultKind.CUT or since_seconds > _SETTLED_SECONDS
+        )
+        return is_settled and all(one.pid in old and one.step > step for one in ranks)
+
+    def _with_ends(self, struck: InjectionResult, before: Sequence[int]) -> InjectionResult:
+        """Add whose agents have ended since; hosts that need not come back are not missed."""
+        job, fault = self._job, struck.strike.fault
+        if len(job.hosts) == 1:
+            return struck
+        codes = {one.number: one.code() for one in job.hosts}
+        ends = tuple(
+            HostEnd(one.number, code, right_codes(fault, struck.host, one.number))
+            for one, known in zip(job.hosts, before, strict=True)
+            for code in one.codes[known:]
+        )
+        if 0 in codes.values():
+            job.excused |= {
+                one.host for one in ends if codes[one.host] == one.code and one.is_right
+            }
+        return replace(struck, ends=ends)
+
+
+def with_lives(
+    struck: InjectionResult, facts: Sequence[Mapping[str, str]], *, has_hosts: bool
+) -> InjectionResult:
+    """Return a strike with where the new life began, and from what it had to (pure).
+
+    Args:
+        struck: what is known of it.
+        facts: of rank 0, since it struck.
+        has_hosts: whether some hosts may have gone on without another one meanwhile.
+    """
+    is_mended = any(one["event"] == "CheckpointMended" for one in facts)
+    # What was damaged meanwhile is not what a life can begin from.
+    lives = began_from(facts, struck.after if struck.damaged else struck.before)
+    if not lives:
+        return replace(struck, is_mended=is_mended)
+    # Others may follow, as hosts come back; the one that began from too little is told.
+    wrong = (one for one in lives if one[1] is not None and one[0] < one[1])
+    restored, due = next(wrong, lives[0])
+    return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
+
+
+def began_from(
+    facts: Sequence[Mapping[str, str]], before: CheckpointId | None
+) -> list[tuple[CheckpointId, CheckpointId | None]]:
+    """Return where lives began that resumed, each with the newest that was committed then (pure).
+
+    Args:
+        facts: of rank 0.
+        before: the newest that was committed before them.
+    """
+    newest, found = before, []
+    for one in facts:
+        checkpoint = parse_checkpoint(one.get("checkpoint", ""))
+        if checkpoint is None:
+            continue
+        if one["event"] == "CheckpointRestored":
+            found.append((checkpoint, newest))
+        elif one["event"] == "CheckpointCommitted":
+            newest = checkpoint if newest is None else max(newest, checkpoint)
+    return found
+
+
+CALM, STRUCK = "calm", "struck"
+_DISK = "disk"
+_REPOSITORY = "repository"
+_DISK_BYTES_MIN = 16 << 20
+_CALM_FACTOR = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosExperiment:
+    """What is to be tried.
+
+    Attributes:
+        plan: the faults.
+        seed: decides what the plan leaves open.
+        command: what follows `resilient train`.
+        folder: of both runs.
+        within_seconds: how long a job may take to go on after a fault.
+        hosts: on how many it runs.
+    """
+
+    plan: ChaosPlan
+    seed: int
+    command: tuple[str, ...]
+    folder: Path
+    within_seconds: float = 600.0
+    hosts: int = 1
+
+
+def run_experiment(
+    wish: ChaosExperiment, clock: Clock, tell: Callable[[str], None]
+) -> ExperimentResult:
+    """Run the command undisturbed, then under the plan, and return what was seen.
+
+    Whatever is raised inside, nothing that it has started goes on and no disk stays mounted. If
+    this process is killed, the run goes on to its end by itself, and a disk stays.
+
+    Args:
+        wish: what is to be tried; the plan must be feasible.
+        clock: time.
+        tell: hears what happens, a line at a time.
+
+    Raises:
+        ConfigError: the undisturbed run does not end well, shows no steps or saves nothing, or
+            the folder holds what no rehearsal made.
+    """
+    clear(wish.folder)
+    with ExitStack() as ends:
+        network = ends.enter_context(Network(wish.hosts)) if wish.hosts > 1 else None
+        home, around = wish.folder / CALM, JobEnvironment(network=network)
+        calm = Job(home, home / _REPOSITORY, (), wish.command, clock, around)
+        ends.callback(calm.kill)
+        began_seconds = clock.monotonic_seconds()
+        tell("the undisturbed run")
+        calmly = measure(calm, _run_calm(calm))
+        calm_seconds = clock.monotonic_seconds() - began_seconds
+        tell(f"the undisturbed run: {calmly.step} steps in {calm_seconds:.0f} s")
+        repository = ends.enter_context(_place(wish, calm))
+        hands = MovableClock(wish.folder / STRUCK) if wish.plan.has(FaultKind.CLOCK_SKEW) else None
+        around = JobEnvironment(hands, network)
+        options = _options(wish)
+        struck = Job(wish.folder / STRUCK, repository, options, wish.command, clock, around)
+        ends.callback(struck.kill)
+        patience_seconds = max(wish.within_seconds, _CALM_FACTOR * calm_seconds)
+        run = FaultedRun(struck, clock, wish.within_seconds, patience_seconds)
+        evidence = run.through(draw_injections(wish.plan, wish.seed), calmly, tell)
+        tell("comparing")
+        left = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
+        return replace(evidence, ended=left)
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier rehearsal left in its folder, and never anything else.
+
+    Raises:
+        ConfigError: something else is there.
+    """
+    names = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    for name in sorted(names - {CALM, STRUCK}):
+        raise ConfigError(
+            f"`{folder}` holds `{name}`, which no rehearsal made", hint="--folder ANOTHER"
+        )
+    for name in (CALM, STRUCK):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True)
+
+
+def _run_calm(job: Job) -> RunResult:
+    job.start()
+    code = None
+    while code is None:
+        # However long it takes: a person knows how long their script trains.
+        code = job.until(lambda: False, float("inf"))
+    newest = job.newest()
+    if code:
+        raise ConfigError(
+            f"the undisturbed run ended with {code}, so there is nothing to compare with",
+            hint=f"tail {next((one.said for one in job.hosts if one.code()), job.folder)}",
+        )
+    if newest is None:
+        raise ConfigError(
+            "the undisturbed run saved nothing in the repository that `resilient train --repo` "
+            "names",
+            hint="resilient.Trainer saves there, and so does a Checkpointer that is given no URL",
+        )
+    if job.highest < 1:
+        raise ConfigError(
+            "the undisturbed run showed no steps, so nothing can be struck at one",
+            hint="resilient.Trainer shows them; in a loop of your own call resilient.heartbeat",
+        )
+    return RunResult(code, step=newest.step, steps=saved_steps(job))
+
+
+def _options(wish: ChaosExperiment) -> list[str]:
+    """Return options for the struck run; the same ones given by the user come later and win."""
+    often = str(sum(one.count for one in wish.plan.faults) + 3)
+    file = wish.folder / STRUCK / NOTICE_FILE.format(host=HOST)
+    notice = ["--notice", f"file:{file}"] if wish.plan.has(FaultKind.NOTICE) else []
+    # A host that is struck often is not an unhealthy one, which the others leave out.
+    healthy = ["--max-host-failures", often] if wish.hosts > 1 else []
+    return ["--max-restarts", often, *healthy, *notice]
+
+
+@contextmanager
+def _place(wish: ChaosExperiment, calm: Job) -> Iterator[Path]:
+    """Yield where the struck run saves: on a small disk of its own if the plan fills it."""
+    repository = wish.folder / STRUCK / _REPOSITORY
+    if not wish.plan.has(FaultKind.DISK_FULL):
+        yield repository
+        return
+    disk = wish.folder / STRUCK / _DISK
+    disk.mkdir()
+    used = sum(one.stat().st_size for one in calm.repository.rglob("*") if one.is_file())
+    try:
+        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
+        if problem:
+            raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
+        yield disk / _REPOSITORY
+    finally:
+        # What was on it is for whoever looks into what happened.
+        if (disk / _REPOSITORY).is_dir():
+            shutil.copytree(disk / _REPOSITORY, repository, dirs_exist_ok=True)
+        if disk.is_mount():
+            unmount(disk)
+        disk.rmdir()
+
+
+_ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """Somebody asked this process to end.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def obeying_orders() -> Iterator[None]:
+    """Inside, an order is raised; what this process has started is gone when it leaves.
+
+    The way out is not disturbed by another order. What was ignored before (nohup) stays ignored.
+    Main thread only.
+
+    Raises:
+        Ordered: SIGTERM, SIGINT or SIGHUP came.
+    """
+    before = {one: signal.getsignal(one) for one in _ORDERS}
+    heard = [one for one, handler in before.items() if handler != signal.SIG_IGN]
+
+    def obey(number: int, _frame: object) -> NoReturn:
+        for one in heard:
+            signal.signal(one, lambda *_: None)
+        raise Terminated(number)
+
+    for one in heard:
+        signal.signal(one, obey)
+    try:
+        yield
+    except Terminated:
+        # It may have come between a start and the moment in which somebody knew of it.
+        for pid in children(os.getpid()):
+            kill_all(pid)
+        raise
+    finally:
+        for one in heard:
+            signal.signal(one, before[one])

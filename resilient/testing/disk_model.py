@@ -1,0 +1,635 @@
+"""Recorded file operations and power-loss states.
+
+What a LocalStore really asks of the file system: each operation done, and written down in order.
+
+The operations are carried out by the files that it stands on, the machine's own for example, so
+the record is of what happened and not of what was meant. A record can be replayed into
+:class:`resilient.testing.disk_model.Disk`, which says what a power loss may leave of it.
+
+A model of what POSIX allows a power loss to leave, fed with recorded operations.
+
+* What was written to a file and not synced may be there, or not, or in part: each block of it may
+  be missing, zero or garbage, in any order (metadata before data, data before metadata).
+* What was done to the names of a folder and not synced may have happened or not, each operation
+  for itself and in any combination; a rename within a folder is atomic.
+* What was synced is there. A folder whose own name was lost is lost with all that it holds.
+
+A file system that orders its operations, as ext4 does, leaves a subset of these states.
+
+Threads that take turns in an order that a seed decides, so that it can be repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import product
+from typing import TYPE_CHECKING, Any, Union
+
+from resilient.testing.fault_store import Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from random import Random
+
+    from resilient.storage.posix import DirEntry, FileSystem, WritableFile
+    from resilient.storage.transfer import Arrived, ScatterBuffer
+
+
+class FileOpKind(Enum):
+    """What a file system may be asked to change."""
+
+    MAKE_FOLDER = "mkdir"
+    REMOVE_FOLDER = "rmdir"
+    CREATE = "open"
+    WRITE = "write"
+    SYNC = "fsync"
+    REPLACE = "rename"
+    LINK = "link"
+    UNLINK = "unlink"
+    SYNC_FOLDER = "fsync of a folder"
+
+
+@dataclass(frozen=True, slots=True)
+class FileOp:
+    """One operation that succeeded.
+
+    Attributes:
+        act: which.
+        path: names below the machine's top; empty for the top itself.
+        target: the new name, of a rename or a link.
+        file: number of the file, of what is done to a file and not to a name.
+        data: what was appended.
+    """
+
+    act: FileOpKind
+    path: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    file: int = -1
+    data: bytes = b""
+
+
+@dataclass(slots=True)
+class FileOpLog:
+    """What happened, in order: operations, and between them what the user of a store noted.
+
+    Attributes:
+        steps: operations and notes.
+        operations: how many of them are operations.
+    """
+
+    steps: list[FileOp | Any] = field(default_factory=list)
+    operations: int = 0
+
+
+class RecordingFileSystem:
+    """``Files`` that do the work with others and write down what succeeded.
+
+    Args:
+        inner: who does the work.
+        top: the folder that stands for the machine's root; what happens outside is not recorded.
+        record: where it is written down.
+        turns: decides which thread comes next; None for a process with one thread.
+    """
+
+    def __init__(
+        self, inner: FileSystem, top: Path, record: FileOpLog, turns: ThreadScheduler | None = None
+    ) -> None:
+        self.record = record
+        self.dies_after: int | None = None
+        self.full_in: int | None = None
+        self._inner = inner
+        self._depth = len(top.parts)
+        self._top = top.parts
+        self._turns = turns
+        self._lock = threading.RLock()
+        self._dead = False
+        self._files = 0
+
+    def create(self, path: Path) -> RecordingHandle:
+        """Create a file; writing to it is recorded too."""
+        with self._step():
+            handle = self._inner.create(path)
+            number = self._files
+            self._files += 1
+            self._did(FileOpKind.CREATE, path, file=number)
+        return RecordingHandle(self, handle, number)
+
+    def read(self, path: Path, start: int, length: int | None) -> bytes:
+        """Read."""
+        with self._look():
+            return self._inner.read(path, start, length)
+
+    def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
+        """Read into memory."""
+        with self._look():
+            return self._inner.read_into(path, start, room, arrived)
+
+    def size_bytes(self, path: Path) -> int:
+        """Ask for a file's length."""
+        with self._look():
+            return self._inner.size_bytes(path)
+
+    def items(self, path: Path) -> Iterable[DirEntry]:
+        """List a folder."""
+        with self._look():
+            return self._inner.items(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename."""
+        with self._step():
+            self._inner.replace(source, target)
+            self._did(FileOpKind.REPLACE, source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Add a name."""
+        with self._step():
+            self._inner.link(source, target)
+            self._did(FileOpKind.LINK, source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+        with self._step():
+            self._inner.unlink(path)
+            self._did(FileOpKind.UNLINK, path)
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder."""
+        with self._step():
+            self._inner.make_folder(path)
+            self._did(FileOpKind.MAKE_FOLDER, path)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        with self._step():
+            self._inner.remove_folder(path)
+            self._did(FileOpKind.REMOVE_FOLDER, path)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make names durable."""
+        with self._step():
+            self._inner.sync_folder(path)
+            self._did(FileOpKind.SYNC_FOLDER, path)
+
+    def note(self, what: Any) -> None:
+        """Write down what the user of the store knows at this moment."""
+        with self._lock:
+            self.record.steps.append(what)
+
+    def die_in(self, operations: int) -> None:
+        """Let the process die right after so many more operations."""
+        self.dies_after = self.record.operations + operations
+
+    def revive(self) -> None:
+        """Begin the next process, on the disk as the dead one left it."""
+        self._dead, self.dies_after, self.full_in = False, None, None
+
+    def _live(self) -> None:
+        if self._dead:
+            raise Crash("dead since an earlier operation")
+
+    @contextmanager
+    def _look(self) -> Iterator[None]:
+        """Read, which is a turn too: what comes after it depends on whether the process lives."""
+        with self._turns.turn() if self._turns else nullcontext():
+            self._live()
+            yield
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        if self._turns is None:
+            with self._lock:
+                self._live()
+                yield
+            return
+        with self._turns.turn(), self._lock:
+            self._live()
+            yield
+
+    def _did(
+        self, act: FileOpKind, path: Path | None, target: Path | None = None, **more: Any
+    ) -> None:
+        names = self._below(path) if path else ()
+        if names is None:
+            return
+        new = self._below(target) if target else ()
+        self.record.steps.append(FileOp(act, names, new or (), **more))
+        self.record.operations += 1
+        if self.record.operations == self.dies_after:
+            self._dead = True
+            raise Crash(f"after operation {self.dies_after}, {act.value} {'/'.join(names)}")
+
+    def _below(self, path: Path) -> tuple[str, ...] | None:
+        parts = path.parts
+        return parts[self._depth :] if parts[: self._depth] == self._top else None
+
+
+class RecordingHandle:
+    """A file of ``RecordingFiles`` that is being written."""
+
+    def __init__(self, files: RecordingFileSystem, inner: WritableFile, number: int) -> None:
+        self._files = files
+        self._inner = inner
+        self._number = number
+
+    def write(self, data: memoryview) -> int:
+        """Append, and record as much as was appended."""
+        files = self._files
+        with files._step():  # noqa: SLF001 - one recorder in two classes
+            if files.full_in is not None:
+                files.full_in -= 1
+                if files.full_in < 0:
+                    files.full_in = None
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            written = self._inner.write(data)
+            content = bytes(data[:written])
+            files._did(FileOpKind.WRITE, None, file=self._number, data=content)  # noqa: SLF001
+        return written
+
+    def sync(self) -> None:
+        """Make the content durable."""
+        with self._files._step():  # noqa: SLF001 - one recorder in two classes
+            self._inner.sync()
+            self._files._did(FileOpKind.SYNC, None, file=self._number)  # noqa: SLF001
+
+    def close(self) -> None:
+        """Close; that changes nothing on the disk."""
+        self._inner.close()
+
+
+BLOCK_BYTES = 512
+SUBSETS_OF_MAX = 5
+_GARBAGE = b"\xa5"
+_FOLDER = 1 << 62
+"""Begins the sum of a folder, so that an empty one is no empty file."""
+
+Tree = dict[str, Union[bytes, "Tree"]]
+"""What is on a disk: content by name, a tree for a folder."""
+
+
+@dataclass(slots=True)
+class _File:
+    content: bytes = b""
+    durable: bytes = b""
+
+
+@dataclass(slots=True)
+class _Folder:
+    names: dict[str, _File | _Folder] = field(default_factory=dict)
+    durable: dict[str, _File | _Folder] = field(default_factory=dict)
+    pending: list[Change] = field(default_factory=list)
+    settled: tuple[int, Tree] | None = None
+
+    def change(self, change: Change) -> None:
+        self.pending.append(change)
+        _apply(self.names, change)
+
+    def sync(self) -> None:
+        self.durable = dict(self.names)
+        self.pending = []
+
+
+Names = dict[str, _File | _Folder]
+Change = dict[str, _File | _Folder | None]
+Fate = bytes | Names
+_Shape = tuple[int, list[tuple[str, _File | _Folder]]]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """What a disk may hold after a power loss.
+
+    Attributes:
+        digest: equal for equal trees within one process.
+        tree: files and folders; None if the caller knows it already.
+    """
+
+    digest: int
+    tree: Tree | None
+
+
+class Disk:
+    """A disk as recorded operations leave it, with what is durable of it.
+
+    Args:
+        tree: what is on it, all of it durable.
+        lies: asked at each sync; where it says True, the disk only claims to have synced.
+    """
+
+    def __init__(self, tree: Tree | None = None, lies: Callable[[], bool] | None = None) -> None:
+        self._top = _folder_of(tree or {})
+        self._files: dict[int, _File] = {}
+        self._homes: dict[int, Sequence[str]] = {}
+        self._lies = lies or (lambda: False)
+
+    def apply(self, op: FileOp) -> None:
+        """Let one operation happen."""
+        match op.act:
+            case FileOpKind.CREATE:
+                file = self._files[op.file] = _File()
+                self._homes[op.file] = op.path[:-1]
+                self._at(op.path[:-1]).change({op.path[-1]: file})
+            case FileOpKind.WRITE:
+                self._at(self._homes[op.file])
+                self._files[op.file].content += op.data
+            case FileOpKind.SYNC:
+                self._at(self._homes[op.file])
+                if not self._lies():
+                    self._files[op.file].durable = self._files[op.file].content
+            case FileOpKind.SYNC_FOLDER:
+                if not self._lies():
+                    self._at(op.path).sync()
+            case _:
+                self._rename(op)
+
+    def _rename(self, op: FileOp) -> None:
+        folder, name = self._at(op.path[:-1]), op.path[-1]
+        match op.act:
+            case FileOpKind.MAKE_FOLDER:
+                folder.change({name: _Folder()})
+            case FileOpKind.REMOVE_FOLDER | FileOpKind.UNLINK:
+                folder.change({name: None})
+            case FileOpKind.REPLACE | FileOpKind.LINK:
+                if op.path[:-1] != op.target[:-1]:
+                    raise NotImplementedError("this model renames within one folder only")
+                gone: Change = {name: None} if op.act is FileOpKind.REPLACE else {}
+                folder.change(gone | {op.target[-1]: folder.names[name]})
+
+    def states(
+        self, draw: Random, limit: int, known: Container[int] = frozenset()
+    ) -> Iterator[DiskState]:
+        """Return what may be left if the power goes now: all of it, or ``limit`` drawn ones.
+
+        Each comes once; the last is that all of it is there, and the first that nothing
+        unsynced is, if that differs.
+
+        Args:
+            draw: draws, where there are too many.
+            limit: how many are too many.
+            known: digests of states whose trees need not be built.
+        """
+        unsettled: list[_File | _Folder] = []
+        settled: dict[int, tuple[int, Tree]] = {}
+        _find(self._top, unsettled, settled)
+        fates = [_fates(node, draw) for node in unsettled]
+        keys = [id(node) for node in unsettled]
+        shapes: dict[int, _Shape] = {}
+        found: dict[int, Mapping[int, Fate]] = {}
+        last = 0
+        for choice in _choices(fates, draw, limit):
+            chosen: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
+            last = _digest(self._top, chosen, settled, shapes)
+            found.setdefault(last, chosen)
+        found[last] = found.pop(last)
+        for digest, chosen in found.items():
+            tree = None if digest in known else _built(self._top, chosen, settled)
+            yield DiskState(digest, tree)
+
+    def _at(self, names: Sequence[str]) -> _Folder:
+        """Return a folder in which something changes, and with it all that it lies in."""
+        folder = self._top
+        folder.settled = None
+        for name in names:
+            found = folder.names[name]
+            assert isinstance(found, _Folder), "recorded operations succeeded"  # noqa: S101
+            folder = found
+            folder.settled = None
+        return folder
+
+
+def _apply(names: Names, change: Change) -> None:
+    for name, node in change.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+def _folder_of(tree: Tree) -> _Folder:
+    names: Names = {
+        name: _folder_of(node) if isinstance(node, dict) else _File(node, node)
+        for name, node in tree.items()
+    }
+    return _Folder(names, dict(names))
+
+
+def _find(
+    folder: _Folder, unsettled: list[_File | _Folder], settled: dict[int, tuple[int, Tree]]
+) -> bool:
+    """Gather what may have several fates; say whether nothing at or below ``folder`` has."""
+    if folder.settled is not None:
+        settled[id(folder)] = folder.settled
+        return True
+    is_settled = not folder.pending
+    if folder.pending:
+        unsettled.append(folder)
+    for node in _reached(folder):
+        if isinstance(node, _Folder):
+            is_settled &= _find(node, unsettled, settled)
+        elif node.content != node.durable:
+            if all(node is not one for one in unsettled):
+                unsettled.append(node)
+            is_settled = False
+    if is_settled:
+        digest, tree = _digest(folder, {}, settled, {}), _built(folder, {}, settled)
+        settled[id(folder)] = folder.settled = (digest, tree)
+    return is_settled
+
+
+def _reached(folder: _Folder) -> Iterable[_File | _Folder]:
+    """Return what may be in a folder: a name may come back; what has none has a fate no more."""
+    reached = {id(node): node for node in folder.durable.values()}
+    for change in folder.pending:
+        reached |= {id(node): node for node in change.values() if node is not None}
+    return reached.values()
+
+
+def _digest(
+    folder: _Folder,
+    fates: Mapping[int, Fate],
+    settled: Mapping[int, tuple[int, Tree]],
+    shapes: dict[int, _Shape],
+) -> int:
+    """Return a number that equal folders share: a sum over names, so that most is added once."""
+    if id(folder) in settled:
+        return settled[id(folder)][0]
+    names = fates.get(id(folder), folder.names)
+    assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
+    shape = shapes.get(id(names))
+    if shape is None:
+        shape = shapes[id(names)] = _shape(names, fates, settled)
+    total, unsettled = shape
+    for name, node in unsettled:
+        if isinstance(node, _Folder):
+            total += _spread(name, _digest(node, fates, settled, shapes))
+        else:
+            total += _spread(name, hash(fates[id(node)]))
+    return hash(total)
+
+
+def _spread(name: str, digest: int) -> int:
+    """Return a number that adds up well: hashes of tuples are almost linear, squares are not."""
+    mixed = hash((name, digest))
+    return mixed * mixed
+
+
+def _shape(
+    names: Names, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
+) -> _Shape:
+    """Return the sum over those names whose fate is known, and the others."""
+    total, unsettled = _FOLDER, list[tuple[str, _File | _Folder]]()
+    for name, node in names.items():
+        if id(node) in fates or (isinstance(node, _Folder) and id(node) not in settled):
+            unsettled.append((name, node))
+        elif isinstance(node, _Folder):
+            total += _spread(name, settled[id(node)][0])
+        else:
+            total += _spread(name, hash(node.content))
+    return total, unsettled
+
+
+def _built(
+    folder: _Folder, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
+) -> Tree:
+    if id(folder) in settled:
+        return settled[id(folder)][1]
+    names = fates.get(id(folder), folder.names)
+    assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
+    tree: Tree = {}
+    for name, node in names.items():
+        if isinstance(node, _Folder):
+            tree[name] = _built(node, fates, settled)
+        else:
+            content = fates.get(id(node), node.content)
+            assert isinstance(content, bytes), "a file's fate is its content"  # noqa: S101
+            tree[name] = content
+    return tree
+
+
+def _fates(node: _File | _Folder, draw: Random) -> Sequence[Fate]:
+    return _names_left(node, draw) if isinstance(node, _Folder) else _contents_left(node, draw)
+
+
+def _names_left(folder: _Folder, draw: Random) -> list[Names]:
+    """Return which names may be left: of few changes every subset, of many some."""
+    count = len(folder.pending)
+    if count <= SUBSETS_OF_MAX:
+        masks = list(range(1 << count))
+    else:
+        full = (1 << count) - 1
+        some = draw.sample(range(count), SUBSETS_OF_MAX)
+        masks = [0, *(full ^ (1 << at) for at in some), *(1 << at for at in some)]
+        masks += [(1 << at) - 1 for at in some]
+        masks += [draw.getrandbits(count) for _ in range(2 * SUBSETS_OF_MAX)] + [full]
+    found: dict[frozenset[tuple[str, int]], Names] = {}
+    for mask in masks:
+        names = dict(folder.durable)
+        for at, change in enumerate(folder.pending):
+            if mask >> at & 1:
+                _apply(names, change)
+        key = frozenset((name, id(node)) for name, node in names.items())
+        found.pop(key, None)  # so that the last one is that everything happened
+        found[key] = names
+    return list(found.values())
+
+
+def _contents_left(file: _File, draw: Random) -> list[bytes]:
+    """Return what may be left of a file, from nothing unsynced to all of it."""
+    kept, whole = file.durable, file.content
+    size = len(whole) - len(kept)
+    starts = range(len(kept), len(whole), BLOCK_BYTES)
+    cuts = starts[1:] if len(starts) <= SUBSETS_OF_MAX else sorted(draw.sample(starts[1:], 4))
+    found = [kept, *(whole[:cut] for cut in cuts), whole[: len(kept) + size // 2]]
+    found += [kept + bytes(size), kept + _GARBAGE * size]
+    for _ in range(min(len(starts), SUBSETS_OF_MAX)):
+        fill = draw.choice((b"\0", _GARBAGE))
+        blocks = [
+            whole[at : at + BLOCK_BYTES]
+            if draw.random() < 0.5  # noqa: PLR2004 - an even chance
+            else fill * len(whole[at : at + BLOCK_BYTES])
+            for at in starts
+        ]
+        found.append(kept + b"".join(blocks))
+    return list(dict.fromkeys([*found, whole]))
+
+
+def _choices(
+    fates: Sequence[Sequence[Fate]], draw: Random, limit: int
+) -> Iterator[tuple[Fate, ...]]:
+    if math.prod(map(len, fates)) <= limit:
+        yield from product(*fates)
+        return
+    yield tuple(one[0] for one in fates)
+    for _ in range(limit - 2):
+        yield tuple(draw.choice(one) for one in fates)
+    yield tuple(one[-1] for one in fates)
+
+
+class ThreadScheduler:
+    """Decides which of several threads may do its next operation.
+
+    A thread that is not one of them, and one that is alone, never waits.
+
+    Args:
+        draw: who comes next.
+    """
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+        self._changed = threading.Condition()
+        self._members: list[int] = []
+        self._next = -1
+        self._mine = threading.local()
+
+    def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run each in a thread of its own; return the results, or raise the first's error.
+
+        To end is a turn too: otherwise the order would depend on how soon a thread ends.
+        """
+        self._members = list(range(len(works)))
+        self._next = self._draw.choice(self._members)
+
+        def main(number: int) -> Any:
+            self._mine.number = number
+            try:
+                return works[number]()
+            finally:
+                self._leave(number)
+
+        with ThreadPoolExecutor(len(works), thread_name_prefix="rank") as pool:
+            futures = [pool.submit(main, number) for number in range(len(works))]
+        return [future.result() for future in futures]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until this thread comes next; afterwards somebody else may."""
+        number = getattr(self._mine, "number", None)
+        if number is None:
+            yield
+            return
+        self._await(number)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _await(self, number: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next == number)
+
+    def _pass_on(self) -> None:
+        with self._changed:
+            self._next = self._draw.choice(self._members) if self._members else -1
+            self._changed.notify_all()
+
+    def _leave(self, number: int) -> None:
+        self._await(number)
+        with self._changed:
+            self._members.remove(number)
+        self._pass_on()

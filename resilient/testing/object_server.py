@@ -1,0 +1,269 @@
+"""An object store in memory, one request at a time, and everything that may happen to a request.
+
+Large objects go up in parts, as on S3: begun, part by part, completed; until then nobody sees
+them. A condition (``If-None-Match: *``) is judged where the object lies. What is in the way
+happens between the client and the server, so a client may learn nothing of what took effect.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+from resilient.errors import KeyExists, KeyNotFound, StoreError
+from resilient.storage.errors import kind_of_answer
+from resilient.storage.store import ObjectInfo, check_key
+from resilient.storage.transfer import as_byte_view, check_range
+from resilient.testing.fault_store import Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from resilient.clock import Clock
+    from resilient.storage.store import Data
+
+Result = TypeVar("Result")
+
+
+class RequestFault(Enum):
+    """What may happen to a request."""
+
+    DIES_BEFORE = "the client dies before the request leaves"
+    DIES_AFTER = "the client dies after the effect, before the answer"
+    BUSY = "503, nothing happened"
+    CONFLICT = "409, nothing happened"
+    ANSWER_LOST = "a timeout, and yet it happened"
+    TWICE = "it is delivered twice, and the second answer is heard: 412 for an exclusive create"
+    LATE = "a timeout; it happens ``after`` requests later, whoever makes those"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequestFault:
+    """What happens to one request.
+
+    Attributes:
+        at: its number, counted from 0 over all clients.
+        trouble: what happens.
+        after: how many requests later a ``LATE`` one arrives.
+        lasting: how many requests in a row it happens to; with a client that asks again, more
+            than one are needed to make it give up.
+    """
+
+    at: int
+    trouble: RequestFault
+    after: int = 0
+    lasting: int = 1
+
+
+class ObjectServer:
+    """Objects and unfinished uploads, and a plan of what goes wrong.
+
+    Args:
+        objects: what is there.
+        mishaps: what will happen.
+
+    Attributes:
+        requests: how many came.
+        trace: verb and key of each.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, bytes] | None = None,
+        mishaps: Iterable[PlannedRequestFault] = (),
+    ) -> None:
+        self.objects = dict(objects or {})
+        self.uploads: dict[int, tuple[str, dict[int, bytes]]] = {}
+        self.requests = 0
+        self.trace: list[tuple[str, str]] = []
+        self._plan = {one.at + more: one for one in mishaps for more in range(one.lasting)}
+        self._late: list[tuple[int, Callable[[], object]]] = []
+        self._begun = 0
+        self._lock = threading.RLock()
+
+    def request(self, verb: str, key: str, effect: Callable[[], Result]) -> Result:
+        """Take one request, to which the plan may happen."""
+        with self._lock:
+            return self._take(verb, key, effect)
+
+    def _take(self, verb: str, key: str, effect: Callable[[], Result]) -> Result:
+        number = self.requests
+        self.requests += 1
+        self.trace.append((verb, key))
+        self._deliver(number)
+        mishap = self._plan.get(number)
+        if mishap is None:
+            return effect()
+        match mishap.trouble:
+            case RequestFault.DIES_BEFORE:
+                raise Crash(f"before request {number}, {verb} `{key}`")
+            case RequestFault.DIES_AFTER:
+                _silently(effect)
+                raise Crash(f"after request {number}, {verb} `{key}`")
+            case RequestFault.TWICE:
+                _silently(effect)
+                return effect()
+            case RequestFault.ANSWER_LOST:
+                _silently(effect)
+            case RequestFault.LATE:
+                self._late.append((number + mishap.after, effect))
+        raise _answer(mishap.trouble, verb, key)
+
+    def calm(self) -> None:
+        """Let everything that is still on its way arrive, and nothing more go wrong."""
+        self._plan.clear()
+        self._deliver(1 << 62)
+
+    def begin(self, key: str) -> int:
+        """Begin an upload and return its number."""
+        self._begun += 1
+        self.uploads[self._begun] = (key, {})
+        return self._begun
+
+    def take_part(self, upload: int, number: int, content: bytes) -> None:
+        """Keep one part of an upload."""
+        self._upload(upload)[1][number] = content
+
+    def complete(self, upload: int, parts: int) -> None:
+        """Make an object of an upload; again is harmless, as S3 promises for a while."""
+        if upload not in self.uploads:
+            return
+        key, found = self._upload(upload)
+        if len(found) != parts:
+            raise StoreError(f"upload of `{key}` lacks a part", key=key)
+        del self.uploads[upload]
+        self.objects[key] = b"".join(found[number] for number in range(parts))
+
+    def _upload(self, upload: int) -> tuple[str, dict[int, bytes]]:
+        if upload not in self.uploads:
+            raise StoreError("no such upload")
+        return self.uploads[upload]
+
+    def _deliver(self, now: int) -> None:
+        due = [effect for at, effect in self._late if at <= now]
+        self._late = [(at, effect) for at, effect in self._late if at > now]
+        for effect in due:
+            _silently(effect)
+
+
+def _silently(effect: Callable[[], object]) -> None:
+    """Do it; nobody hears the answer."""
+    with suppress(StoreError):
+        effect()
+
+
+def _answer(trouble: RequestFault, verb: str, key: str) -> StoreError:
+    code, status = {
+        RequestFault.BUSY: ("SlowDown", 503),
+        RequestFault.CONFLICT: ("ConditionalRequestConflict", 409),
+    }.get(trouble, ("RequestTimeout", 408))
+    return kind_of_answer(code, status)(f"cannot {verb} `{key}`: {status} {code}", key=key)
+
+
+class ObjectClient:
+    """A Store that speaks to an ``ObjectServer``: one process, which may die.
+
+    Args:
+        server: where the objects are.
+        part_bytes: larger objects go up in parts, but for an exclusive create.
+        page: how many keys one request lists.
+    """
+
+    exclusive = True
+
+    def __init__(self, server: ObjectServer, part_bytes: int = 512, page: int = 12) -> None:
+        self.url = "test://objects"
+        self._server = server
+        self._part_bytes = part_bytes
+        self._page = page
+        self._is_dead = False
+
+    def put(self, key: str, data: Data) -> None:
+        """Store, in parts if it is large."""
+        content = bytes(as_byte_view(data, check_key(key)))
+        if len(content) <= self._part_bytes:
+            self._ask("put", key, lambda: self._server.objects.update({key: content}))
+            return
+        upload = self._ask("begin", key, lambda: self._server.begin(key))
+        parts = [
+            content[at : at + self._part_bytes] for at in range(0, len(content), self._part_bytes)
+        ]
+        for number, part in enumerate(parts):
+            self._ask("part", key, lambda n=number, p=part: self._server.take_part(upload, n, p))  # type: ignore[misc]
+        self._ask("complete", key, lambda: self._server.complete(upload, len(parts)))
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store with ``If-None-Match: *``."""
+        content = bytes(as_byte_view(data, check_key(key)))
+
+        def create() -> None:
+            if key in self._server.objects:
+                raise KeyExists(f"cannot create `{key}`: 412", key=key)
+            self._server.objects[key] = content
+
+        self._ask("put_new", key, create)
+
+    def get(self, key: str) -> bytes:
+        """Return an object."""
+        return self._ask("get", key, lambda: self._find(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of an object."""
+        check_range(key, start, length)
+        return self._ask("get", key, lambda: self._find(key)[start : start + length])
+
+    def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
+        """Return entries, page by page."""
+        after, found = "", list[ObjectInfo]()
+        while True:
+            page = self._ask("list", prefix, lambda after=after: self._list(prefix, after))  # type: ignore[misc]
+            found += page
+            if len(page) < self._page:
+                return found
+            after = page[-1].key
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        check_key(key)
+        self._ask("delete", key, lambda: self._server.objects.pop(key, None))
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return an entry."""
+        return self._ask("stat", key, lambda: ObjectInfo(key, len(self._find(key))))
+
+    def sweep(
+        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+    ) -> tuple[str, ...]:
+        """Abort unfinished uploads; on this server all of them are old."""
+        del older_than_seconds, clock
+        uploads = self._server.uploads
+        found = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})
+        doomed = {number: key for number, key in found.items() if is_ours(key)}
+        for number, key in doomed.items():
+            self._ask("abort", key, lambda number=number: uploads.pop(number, None))  # type: ignore[misc]
+        return tuple(doomed.values())
+
+    def _list(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
+        objects = self._server.objects
+        keys = sorted(key for key in objects if key.startswith(prefix) and key > after)
+        return tuple(ObjectInfo(key, len(objects[key])) for key in keys[: self._page])
+
+    def _find(self, key: str) -> bytes:
+        if check_key(key) not in self._server.objects:
+            raise KeyNotFound(f"cannot get `{key}`: 404", key=key)
+        return self._server.objects[key]
+
+    def _ask(self, verb: str, key: str, effect: Callable[[], Result]) -> Result:
+        if self._is_dead:
+            raise Crash("dead since an earlier request")
+        try:
+            return self._server.request(verb, key, effect)
+        except Crash:
+            self._is_dead = True
+            raise

@@ -1,0 +1,105 @@
+"""What a run ended with, and where two runs differ: correctness as an equality test.
+
+::
+
+    store, other = open_store("runs/calm"), open_store("runs/struck")
+    assert not differences(ending(store), ending(other))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.restore.read import read
+from resilient.state_dict.load import load
+from resilient.state_dict.snapshot import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.storage.store import Store
+
+# Names the life that saved the best model, which two equal runs may differ in.
+NOT_COMPARED = frozenset({"best"})
+
+
+class AnyState:
+    """A Stateful that takes any state and holds it."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what is held."""
+        held: Mapping[str, Any] = self.state
+        return held
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hold a state."""
+        self.state = state_dict
+
+
+def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[str, Any]:
+    """Return the state of every part of a checkpoint by stored name, and its ``step``.
+
+    Every byte is proved; the ranks' own parts are there by their stored names.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        ref: of the checkpoint.
+        with_own: whether parts are there that each rank has of its own.
+
+    Raises:
+        IntegrityError: the checkpoint is damaged.
+        KeyNotFound: there is none.
+    """
+    proved = read(store, resolve(store, ref))
+    names = [
+        one.name
+        for one in proved.manifest.parts
+        if one.name not in NOT_COMPARED and (with_own or one.scope != "rank")
+    ]
+    held = {name: AnyState() for name in names}
+    parts = {name: Part(one) for name, one in held.items()}
+    load(proved.manifest, proved.files, parts, 0)
+    step = proved.manifest.checkpoint.step
+    return {"step": step} | {name: one.state for name, one in held.items()}
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return where two values differ in type, shape or a single bit; empty if nowhere.
+
+    Args:
+        one: nested dicts, lists and tuples of tensors and plain values.
+        other: what it is held against.
+        path: of these values in something larger; begins each line.
+    """
+    if type(one) is not type(other):
+        return [f"{path}: {type(one).__name__} and {type(other).__name__}"]
+    if isinstance(one, dict):
+        found = [] if list(one) == list(other) else [f"{path}: keys {list(one)} and {list(other)}"]
+        shared = [key for key in one if key in other]
+        return found + [
+            line for key in shared for line in differences(one[key], other[key], f"{path}/{key}")
+        ]
+    if isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return [f"{path}: {len(one)} and {len(other)} items"]
+        pairs = enumerate(zip(one, other, strict=True))
+        return [line for index, (a, b) in pairs for line in differences(a, b, f"{path}/{index}")]
+    if isinstance(one, torch.Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape and same_bits(one, other)
+    else:
+        same = repr(one) == repr(other)
+    return [] if same else [f"{path}: {one!r:.80} and {other!r:.80}"]
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors of one dtype and shape hold the same bits, NaNs included."""
+    plain = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*plain)

@@ -1,0 +1,222 @@
+"""Names that arguments once had: taken with a warning, and written as today's (pure).
+
+Each old name says how its value is written today: another name, other values too, or nothing
+because it asks for what happens anyway. What has no equal is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.choices import did_you_mean, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+# Old name -> the name whose value means the same.
+RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+    "no_cuda": "use_cpu",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "torchdynamo": "torch_compile_backend",
+    "warmup_ratio": "warmup_steps",
+    "xpu_backend": "ddp_backend",
+}
+
+
+class Old(NamedTuple):
+    """How an old argument is understood.
+
+    Attributes:
+        written: its value -> today's arguments; nothing if it changes nothing.
+        accepted: the values that can be understood; empty: all.
+        why: what happens instead, in a few words.
+    """
+
+    written: Callable[[Any], dict[str, Any]]
+    accepted: tuple[Any, ...]
+    why: str
+
+
+# What a config of DeepSpeed says that is made from nothing but its stage.
+_FROM_STAGE_2 = {
+    "allgather_partitions": True,
+    "allgather_bucket_size": 200_000_000,
+    "overlap_comm": True,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 200_000_000,
+    "contiguous_gradients": True,
+}
+_FROM_STAGE_3 = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
+
+
+def zero_of(stage: int) -> dict[str, Any]:
+    """Return DeepSpeed's ``zero_optimization`` for a stage, with the usual sizes."""
+    more = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
+    return {"stage": stage, **more}
+
+
+def _warmup(ratio: Any) -> dict[str, Any]:
+    """Return a ratio of all steps as ``warmup_steps`` has it: there 1 would be one step."""
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio <= 1:
+        raise refused("warmup_ratio", ratio, "use a number from 0 to 1, or write warmup_steps=N")
+    return {"warmup_steps": math.nextafter(1.0, 0.0) if ratio == 1 else ratio}
+
+
+def _nothing(_value: Any) -> dict[str, Any]:
+    return {}
+
+
+# Old name -> its meaning, where that is more than another name.
+MEANT = {
+    "adafactor": Old(
+        lambda value: {"optim": "adafactor"} if value else {}, (), 'write optim="adafactor"'
+    ),
+    "deepspeed_zero_stage": Old(
+        lambda value: {"deepspeed": {"zero_optimization": zero_of(value)}},
+        (0, 1, 2, 3),
+        'write deepspeed={"zero_optimization": {"stage": N}}',
+    ),
+    "dispatch_batches": Old(_nothing, (None, False), "each rank loads its own batches"),
+    "fp16_backend": Old(_nothing, ("auto", "native", "amp"), "fp16 is torch's own; apex is gone"),
+    "fp16_opt_level": Old(_nothing, (), "it was apex's, which is gone"),
+    "group_by_length": Old(
+        lambda value: {"train_sampling_strategy": "group_by_length"} if value else {},
+        (),
+        'write train_sampling_strategy="group_by_length"',
+    ),
+    "half_precision_backend": Old(
+        _nothing, ("auto", "native", "amp", "cuda_amp", "cpu_amp"), "fp16 and bf16 are torch's own"
+    ),
+    "include_inputs_for_metrics": Old(
+        lambda value: {"include_for_metrics": ["inputs"]} if value else {},
+        (),
+        'write include_for_metrics=["inputs"]',
+    ),
+    "jit_mode_eval": Old(_nothing, (False, None), "write torch_compile=True"),
+    "learning_rate_end": Old(
+        lambda value: {"lr_scheduler_kwargs": {"lr_end": value}},
+        (),
+        'write lr_scheduler_kwargs={"lr_end": N}',
+    ),
+    "local_rank": Old(_nothing, (), "the launcher says it; `args.local_rank` shows it"),
+    "overwrite_output_dir": Old(
+        _nothing,
+        (False, None),
+        "nothing is overwritten: train(resume_from_checkpoint=False) starts afresh",
+    ),
+    "parallel_mode": Old(_nothing, (), "the launcher says it; `args.parallel_mode` shows it"),
+    "past_index": Old(_nothing, (-1,), "give the model what it remembers in `compute_loss`"),
+    "power": Old(
+        lambda value: {"lr_scheduler_kwargs": {"power": value}},
+        (),
+        'write lr_scheduler_kwargs={"power": N}',
+    ),
+    "save_safetensors": Old(_nothing, (True, None), "checkpoints are safetensors, always"),
+    "sharded_ddp": Old(_nothing, ("", None, False, []), 'write parallelism="fsdp"'),
+    "split_batches": Old(
+        _nothing, (None, False), "a batch size is that of a rank, not of all of them"
+    ),
+    "tpu_num_cores": Old(_nothing, (None,), "current torch does not support torch_xla"),
+    "use_ipex": Old(_nothing, (False, None), "its work went into torch; leave it out"),
+    "use_mps_device": Old(_nothing, (False, None), "leave it out"),
+}
+# What is no argument of training, and where it belongs.
+ELSEWHERE = {
+    "data_collator": "give it to the Trainer",
+    "dropout": "it is the model's: set it in the model or in its config",
+    "model_init": "give it to the Trainer",
+    "processing_class": "give it to the Trainer",
+    "task_name": "it is the script's: `compute_metrics` can be a partial",
+    "tokenizer": "give it to the Trainer as `processing_class`",
+}
+OLD_NAMES = frozenset({*RENAMED, *MEANT})
+
+
+def rename_deprecated(
+    options: Mapping[str, Any], known: Collection[str], *, depth: int = 3
+) -> dict[str, Any]:
+    """Return the options under the names of today; warn of each old one.
+
+    Args:
+        options: arguments by name.
+        known: the names of the class that they are for; its own win over old ones.
+        depth: frames between this call and the user's line, for the warning.
+
+    Raises:
+        ConfigError: a name is unknown, an old one has no equal, or old and new contradict.
+    """
+    taken = {name: value for name, value in options.items() if name in known}
+    for name, value in options.items():
+        if name in known:
+            continue
+        written = _written(name, value, known)
+        warnings.warn(_told(name, written), FutureWarning, stacklevel=depth)
+        for now, meant in written.items():
+            taken[now] = _joined(name, now, meant, taken)
+    return taken
+
+
+def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
+    """Return an old argument in today's words.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if name == "warmup_ratio":
+        return _warmup(value)
+    if name in RENAMED:
+        return {RENAMED[name]: value}
+    if name in MEANT:
+        old = MEANT[name]
+        if old.accepted and value not in old.accepted:
+            raise ConfigError(f"`{name}`={value!r} has no equal today: {old.why}")
+        return old.written(value)
+    if name in ELSEWHERE:
+        raise ConfigError(f"`{name}`={value!r} is no argument of training: {ELSEWHERE[name]}")
+    hint = did_you_mean(name, [*known, *OLD_NAMES])
+    raise ConfigError(f"`{name}`={value!r} is no argument of training{hint}")
+
+
+def _told(name: str, written: Mapping[str, Any]) -> str:
+    now = ", ".join(f"{today}={value!r}" for today, value in written.items())
+    if name == "warmup_ratio":
+        now += " (below 1 it is a ratio of all steps)"
+    if now:
+        return f"`{name}` is deprecated: write {now}"
+    return f"`{name}` is deprecated and changes nothing: {MEANT[name].why}"
+
+
+def _joined(old: str, now: str, meant: Any, taken: Mapping[str, Any]) -> Any:
+    """Return what ``now`` becomes when its old name is given too.
+
+    Raises:
+        ConfigError: both are given and differ.
+    """
+    if now not in taken or taken[now] is None:
+        return meant
+    if isinstance(meant, dict) and isinstance(taken[now], dict):
+        return {**meant, **taken[now]}
+    # Transformers' rule: steps that are given win over the ratio.
+    if old == "warmup_ratio" and taken[now] != 0:
+        return taken[now]
+    if old == "warmup_ratio" or meant == taken[now]:
+        return meant
+    raise ConfigError(
+        f"`{old}` is an old name of `{now}`, and both are set: {meant!r} and {taken[now]!r}; "
+        f"leave `{old}` out"
+    )

@@ -1,0 +1,490 @@
+"""Values that follow from several arguments.
+
+What the arguments about several ranks say together (pure).
+
+What ``reduction`` says together with other arguments (pure).
+
+``save_every``: when checkpoints are made, in time or by what they cost (pure).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.environment import read_flag
+from resilient.errors import ConfigError
+from resilient.goodput.save_planning import parse_every
+from resilient.strategies.activation_checkpointing import ActivationCheckpointing, read_recomputing
+from resilient.strategies.fsdp_options import FsdpOptions, read_fsdp
+from resilient.strategies.gradient_compression import Compression, check_compression
+from resilient.strategies.parallelism_options import (
+    MESH_KEYS,
+    SPLIT_BACKWARD,
+    check_mesh,
+    check_micro_batches,
+    model_parallel_size,
+    read_pipeline,
+    tensor_size,
+)
+from resilient.train.arguments.choices import did_you_mean, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from resilient.train.arguments.arguments import TrainingArguments
+
+AUTO = "auto"
+# Arguments that only mean something where each rank has the whole model.
+_REPLICAS = (
+    *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
+    *("ddp_static_graph", "ddp_comm_hook"),
+)
+# Optimizers that treat each number by itself, so that they need not know where it is.
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
+# Argument -> the strategy that it is about, and the values that ask for nothing.
+_OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "deepspeed": ("deepspeed", (None, "", {})),
+    "fsdp": ("fsdp", (None, False, "", [])),
+    "fsdp_config": ("fsdp", (None, "", {})),
+    "fsdp_min_num_params": ("fsdp", (0,)),
+    "fsdp_reshard_after_forward": ("fsdp", (True,)),
+}
+_SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
+# Keys of accelerate's configuration -> what is done here; any other value is refused.
+_ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
+    "split_batches": ((False,), "a batch size is that of a rank, not of all of them"),
+    "dispatch_batches": ((None, False), "each rank loads its own batches"),
+    "even_batches": ((True,), "ranks train together, so they have equal batches"),
+    "use_seedable_sampler": ((True,), "only an order that can be drawn again can be resumed"),
+    "non_blocking": ((None, True, False), "True or False"),
+    "use_configured_state": ((None, False), "there is no state of accelerate's"),
+}
+
+
+def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the arguments that one section about parallelism says.
+
+    Args:
+        section: ``strategy``, sizes of the mesh and its plan, and arguments by their names.
+        known: the names of the arguments about several ranks.
+
+    Raises:
+        ConfigError: a key is none of these.
+    """
+    told: dict[str, Any] = {"parallelism": "ddp"}
+    mesh: dict[str, Any] = {}
+    for name, value in section.items():
+        if name == "strategy":
+            told["parallelism"] = value
+        elif name in MESH_KEYS:
+            mesh[name] = value
+        elif name in known and name != "parallelism":
+            told[name] = value
+        else:
+            hint = did_you_mean(name, ["strategy", *MESH_KEYS, *known])
+            raise refused(f"parallelism.{name}", value, f"it is no key of the section{hint}")
+    return {**told, "parallelism_config": mesh} if mesh else told
+
+
+def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
+    """Return the names of the classes whose modules FSDP gathers one by one."""
+    names = args.fsdp_transformer_layer_cls_to_wrap.split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
+    """Return how ranks share the model: what is said, or what the other arguments are about.
+
+    Args:
+        args: if they say nothing, ``USE_FSDP`` and ``USE_DEEPSPEED`` do.
+        environ: the environment.
+
+    Raises:
+        ConfigError: both of these are true, or one has a value that is not accepted.
+    """
+    if args.parallelism != "ddp":
+        return args.parallelism
+    if args.deepspeed:
+        return "deepspeed"
+    if args.fsdp:
+        return "fsdp"
+    asked = [name for name in _SWITCHES if read_flag(environ, name)]
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} are both set: use one of them")
+    return _SWITCHES[asked[0]] if asked else "ddp"
+
+
+def fsdp_options(args: TrainingArguments) -> FsdpOptions:
+    """Return how a model is sharded.
+
+    Raises:
+        ConfigError: names what is not accepted.
+    """
+    given: dict[str, Any] = {
+        "layer_classes": layer_classes(args),
+        "min_num_params": args.fsdp_min_num_params,
+        "reshard_after_forward": args.fsdp_reshard_after_forward,
+    }
+    return read_fsdp(args.fsdp, args.fsdp_config, given)
+
+
+def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
+    """Return how activations are computed again; None if they are stored.
+
+    Raises:
+        ConfigError: names what is not accepted.
+    """
+    is_fsdp = args.parallelism == "fsdp"
+    asked = args.activation_checkpointing or (
+        is_fsdp and fsdp_options(args).activation_checkpointing
+    )
+    kwargs = args.activation_checkpointing_kwargs
+    how = read_recomputing(None if isinstance(kwargs, str) else kwargs)
+    if not asked:
+        return None
+    if is_fsdp and how.options["use_reentrant"]:
+        raise ConfigError(
+            "`use_reentrant`=True in activation_checkpointing_kwargs trains wrong under FSDP, "
+            "without a word from torch: write False"
+        )
+    return how
+
+
+def compression_of(args: TrainingArguments) -> Compression:
+    """Return how DDP sends gradients."""
+    options = args.ddp_comm_state_option
+    options = {} if options is None or isinstance(options, str) else options
+    return Compression(args.ddp_comm_hook, args.ddp_comm_wrapper, options)
+
+
+def syncs_each_batch(args: TrainingArguments) -> bool:
+    """Say whether gradients are added up over ranks after each micro-batch.
+
+    Raises:
+        ConfigError: a key of ``accelerator_config`` is unknown, or asks for what is not done.
+    """
+    config = args.accelerator_config
+    told = dict(config) if isinstance(config, dict) else {}
+    accumulation = dict(told.pop("gradient_accumulation_kwargs", None) or {})
+    known = {
+        **_ACCELERATOR,
+        "num_steps": ((None, args.gradient_accumulation_steps), "set gradient_accumulation_steps"),
+        "adjust_scheduler": ((True,), "the schedule counts steps, not micro-batches"),
+        "sync_with_dataloader": ((True,), "the last window of an epoch is a step"),
+        "sync_each_batch": ((True, False), "use True or False"),
+    }
+    for name, value in {**told, **accumulation}.items():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise refused(f"accelerator_config.{name}", value, f"it is no key of it{hint}")
+        if value not in known[name][0]:
+            raise refused(f"accelerator_config.{name}", value, known[name][1])
+    return bool(accumulation.get("sync_each_batch"))
+
+
+def copies_ahead(args: TrainingArguments) -> bool:
+    """Say whether a batch is copied to the device while what was asked of that is computed."""
+    config = args.accelerator_config
+    return not isinstance(config, dict) or config.get("non_blocking") is not False
+
+
+def check_distribution(args: TrainingArguments) -> None:
+    """Refuse what is not accepted of the arguments about several ranks.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for name, (strategy, nothing) in _OF_STRATEGIES.items():
+        if getattr(args, name) not in nothing and args.parallelism != strategy:
+            raise ConfigError(
+                f"`{name}` is given and `parallelism`={args.parallelism!r}: leave one of them "
+                f"out, or write parallelism={strategy!r}"
+            )
+    if fsdp_options(args).version == 1:
+        _check_flat(args)
+    recomputing(args)
+    check_compression(compression_of(args))
+    _check_overflow(args)
+    _check_mesh(args)
+    _check_pipeline(args)
+    _check_ddp(args)
+
+
+def _check_flat(args: TrainingArguments) -> None:
+    """Refuse what goes wrong where parameters are flat shards (FSDP1).
+
+    Raises:
+        ConfigError: names it.
+    """
+    told = {
+        "optim": (
+            args.optim not in BY_ELEMENT,
+            f"looks at whole tensors ({', '.join(BY_ELEMENT)} do not)",
+        ),
+        "torch_compile": (args.torch_compile, "would compile what is gathered inside"),
+        "parallelism_config": (
+            model_parallel_size(args.parallelism_config) > 1,
+            "cuts what would be flat",
+        ),
+    }
+    for name, (is_told, why) in told.items():
+        if is_told:
+            value = getattr(args, name)
+            raise ConfigError(
+                f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {why}",
+                hint="leave it out, or write version=2 in fsdp_config",
+            )
+
+
+def _check_overflow(args: TrainingArguments) -> None:
+    """Refuse a compression from which an overflow never goes away."""
+    if args.fp16 and compression_of(args).remembers:
+        raise ConfigError(
+            "`ddp_comm_hook`='power_sgd' with `fp16`: the gradients of a step that overflows, "
+            "which fp16 leaves out, would stay in PowerSGD's error feedback and warm start, and "
+            "no later ones would be finite",
+            hint="write bf16=True, or use_error_feedback=False and warm_start=False in "
+            "ddp_comm_state_option",
+        )
+
+
+def _check_mesh(args: TrainingArguments) -> None:
+    check_mesh(args.parallelism_config)
+    config = args.parallelism_config or {}
+    if args.parallelism == AUTO and config:
+        raise ConfigError(
+            "`parallelism_config` is given and `parallelism`='auto', which chooses it: leave one "
+            "of them out"
+        )
+    if args.parallelism != "fsdp" and (config.get("dp_shard_size") or 1) > 1:
+        raise ConfigError(
+            f"`parallelism_config.dp_shard_size` is above 1, and `parallelism`="
+            f"{args.parallelism!r} shards nothing by it: write fsdp=True"
+        )
+    if args.parallelism == "deepspeed" and tensor_size(config) > 1:
+        raise ConfigError("`tp_size` of parallelism_config cannot be combined with DeepSpeed here")
+
+
+# Arguments that a pipeline cannot do, and why.
+_NOT_IN_PIPELINES = {
+    "fp16": "stages would have to agree on the scale in mid-step; write bf16=True",
+    "fp8": "layers would be converted that are held elsewhere",
+    "torch_compile": "a pass is left in the middle of the model, where compiled code cannot",
+    "predict_with_generate": "a model generates as a whole; evaluate it in another process",
+    "auto_find_batch_size": "ranks compute each pass together; halve the batch by hand",
+}
+
+
+def _check_pipeline(args: TrainingArguments) -> None:
+    """Refuse what a pipeline cannot do."""
+    options = read_pipeline(args.parallelism_config)
+    if options.ranks == 1:
+        return
+    if args.parallelism == "deepspeed":
+        raise ConfigError("`pp_size` of parallelism_config cannot be combined with DeepSpeed here")
+    for name, why in _NOT_IN_PIPELINES.items():
+        if getattr(args, name, False):
+            raise ConfigError(f"`{name}` cannot be combined with `pp_size`: {why}")
+    if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
+        raise ConfigError(
+            "`mixed_precision` in fsdp_config cannot be combined with `pp_size`: stages send "
+            "tensors of the dtypes that the model computes in",
+            hint="leave it out and write bf16=True",
+        )
+    if options.schedule in SPLIT_BACKWARD and recomputing(args) is not None:
+        raise ConfigError(
+            f"`pp_schedule`={options.schedule!r} halves the backward pass, and "
+            "`activation_checkpointing` would compute activations in each half: use another"
+        )
+    check_micro_batches(options, args.gradient_accumulation_steps)
+
+
+def _check_ddp(args: TrainingArguments) -> None:
+    """Refuse what is about whole replicas where there are none."""
+    by_ddp = args.parallelism in ("ddp", AUTO) and model_parallel_size(args.parallelism_config) == 1
+    for name in _REPLICAS:
+        if getattr(args, name) not in (None, False, "no") and not by_ddp:
+            raise ConfigError(
+                f"`{name}`={getattr(args, name)!r} is about whole replicas, and the model is cut "
+                f"over ranks (`parallelism`={args.parallelism!r}, `tp_size` or `pp_size`): leave "
+                "it out"
+            )
+    if syncs_each_batch(args) or not args.ddp_static_graph or args.gradient_accumulation_steps == 1:
+        return
+    raise ConfigError(
+        "`ddp_static_graph` with `gradient_accumulation_steps` above 1: torch wants the very "
+        "first backward pass to reduce",
+        hint="set sync_each_batch of gradient_accumulation_kwargs in accelerator_config",
+    )
+
+
+CANONICAL = "canonical"
+# Arguments -> what they may be with canonical reduction, and why not otherwise.
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "parallelism": (
+        ("ddp",),
+        "its ranks join gradients in an order of their own; write shard_optimizer_state=True",
+    ),
+    "parallelism_config": ((None,), "a mesh ties ranks to parts of a step"),
+    "gradient_accumulation_steps": (
+        (1,),
+        "how many micro-batches a rank computes follows from global_train_batch_size",
+    ),
+    "ddp_comm_hook": (("no",), "compressed gradients depend on who sends them"),
+    "ddp_static_graph": ((None, False), "there is no DDP whose graph could be static"),
+    "ddp_broadcast_buffers": ((None, True), "no pass may change a buffer"),
+    "auto_find_batch_size": (
+        (False,),
+        "the micro-batch is fixed for the run; find its size with one short native run",
+    ),
+    "average_tokens_across_devices": (
+        (True,),
+        "the tokens of one rank depend on how many ranks there are",
+    ),
+    "random_numbers": (("own",), "each micro-batch has random numbers of its own"),
+    "torch_compile": (
+        (False,),
+        "what is compiled depends on the shapes that a rank has seen before, and so on its place",
+    ),
+}
+# Arguments that ask for nothing without it.
+_NEEDING = ("global_train_batch_size", "shard_optimizer_state")
+
+
+def is_canonical(args: TrainingArguments) -> bool:
+    """Say whether gradients are joined in one fixed order."""
+    return args.reduction == CANONICAL
+
+
+def micro_batches(args: TrainingArguments) -> int:
+    """Return into how many micro-batches a step is cut with canonical reduction."""
+    assert args.global_train_batch_size is not None, "it was checked"  # noqa: S101
+    return args.global_train_batch_size // args.per_device_train_batch_size
+
+
+def check_reduction(args: TrainingArguments) -> None:
+    """Refuse what cannot go with canonical reduction, and what needs it.
+
+    Raises:
+        ConfigError: names the argument and why.
+    """
+    if not is_canonical(args):
+        for name in _NEEDING:
+            if getattr(args, name):
+                raise ConfigError(
+                    f"`{name}`={getattr(args, name)!r} is about reduction='canonical', and "
+                    f"`reduction`={args.reduction!r}: write that, or leave it out"
+                )
+        return
+    for name, (accepted, why) in _ONLY.items():
+        value = getattr(args, name)
+        if value not in accepted:
+            raise _refused(name, value, why)
+    if syncs_each_batch(args):
+        raise _refused("sync_each_batch", "True", "gradients are joined once a step")
+    _check_batch(args)
+    _check_shards(args)
+
+
+def _refused(name: str, value: Any, why: str) -> ConfigError:
+    return ConfigError(f"`{name}`={value!r} cannot be combined with reduction='canonical': {why}")
+
+
+def _check_batch(args: TrainingArguments) -> None:
+    each, all_together = args.per_device_train_batch_size, args.global_train_batch_size
+    if all_together is None:
+        raise ConfigError(
+            "`reduction`='canonical' needs `global_train_batch_size`: how many samples a step "
+            "trains on, whatever the number of ranks",
+            hint=f"write a multiple of per_device_train_batch_size={each}, the size of one "
+            "micro-batch",
+        )
+    if all_together % each:
+        raise ConfigError(
+            f"`global_train_batch_size`={all_together} is no multiple of "
+            f"`per_device_train_batch_size`={each}, which is the size of one micro-batch"
+        )
+
+
+def _check_shards(args: TrainingArguments) -> None:
+    if not args.shard_optimizer_state:
+        return
+    if args.optim not in BY_ELEMENT:
+        raise ConfigError(
+            f"`optim`={args.optim!r} looks at whole tensors, and with `shard_optimizer_state` a "
+            f"rank steps pieces of them: use one of {', '.join(BY_ELEMENT)}"
+        )
+    if args.fp16:
+        raise ConfigError(
+            "`fp16` cannot be combined with `shard_optimizer_state`: ranks would have to agree "
+            "on an overflow that one of them sees; write bf16=True"
+        )
+
+
+def normalize_save_every(args: TrainingArguments) -> None:
+    """Turn a number of steps into ``save_steps``, which says the same.
+
+    Raises:
+        ConfigError: ``save_every`` says nothing that is known.
+    """
+    if args.save_every:
+        args.save_steps = parse_every(args.save_every, "`save_every`").steps or args.save_steps
+
+
+def is_planned(args: TrainingArguments) -> bool:
+    """Say whether the steps of saves follow from what is measured."""
+    if not args.save_every:
+        return False
+    every = parse_every(args.save_every, "`save_every`")
+    return every.says_saves and not every.steps
+
+
+def is_auto(args: TrainingArguments) -> bool:
+    """Say whether the time between saves follows from what they cost."""
+    return bool(args.save_every) and parse_every(args.save_every, "`save_every`").is_auto
+
+
+def memory_steps(args: TrainingArguments) -> int:
+    """Return after how many steps memory holds one between saves, 0 for never."""
+    return parse_every(args.save_every, "`save_every`").memory_steps if args.save_every else 0
+
+
+def check_every(args: TrainingArguments) -> None:
+    """Refuse what asks for saves at other moments than ``save_every``.
+
+    Raises:
+        ConfigError: names the argument that contradicts it.
+    """
+    if not args.save_every:
+        return
+    said = f"`save_every`={args.save_every!r} (or --every)"
+    every = parse_every(args.save_every, "`save_every`")
+    if every.memory_steps:
+        _check_memory(args, said)
+    if args.save_strategy != "steps" and every.says_saves:
+        raise ConfigError(
+            f"{said} contradicts `save_strategy`={args.save_strategy!r}: leave one of them out"
+        )
+    if args.load_best_model_at_end and is_planned(args):
+        raise ConfigError(
+            f"`load_best_model_at_end` needs a checkpoint of every evaluated model, and {said} "
+            "saves when time has passed: say how often to save in steps, or use "
+            "`save_strategy`='best' without it"
+        )
+
+
+def _check_memory(args: TrainingArguments, said: str) -> None:
+    """Refuse what leaves nothing to hold in memory, or another tier that takes every save.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    if args.save_only_model:
+        raise ConfigError(f"{said} holds what a resume needs, and `save_only_model` leaves it out")
+    if args.near_repo:
+        raise ConfigError(
+            f"{said} holds steps for `repo` alone, and `near_repo` takes every save: use one "
+            "of them"
+        )
+    if args.save_strategy == "no":
+        raise ConfigError(f"{said} contradicts `save_strategy`='no': what is held may be saved")

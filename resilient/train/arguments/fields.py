@@ -1,0 +1,409 @@
+"""The dataclass fields by group.
+
+How a field says its default and its help.
+
+When a run saves, what stays, where it goes, and what a resume takes back.
+
+How several ranks train one model.
+
+Where a run writes, how long it trains, and what is random in it.
+
+How numbers are computed: precision, recomputation, compilation, kernels.
+
+What optimises, how fast, and over how many micro-batches.
+
+What is told of a run, when, and to whom.
+
+When and how a model is evaluated, and which one is the best.
+
+How samples become batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Value = TypeVar("Value")
+
+
+def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # noqa: A002 - the key users of dataclasses know
+    """Return a dataclass field with its help text as metadata.
+
+    Args:
+        default: its value when nobody says another.
+        help: what it does, in one line.
+        is_secret: never shown, never saved.
+    """
+    metadata = {"help": help, "is_secret": is_secret}
+    made: Value = field(default=default, repr=not is_secret, metadata=metadata)
+    return made
+
+
+def made_by(factory: Callable[[], Any], help: str) -> Any:  # noqa: A002 - as above
+    """Return a field whose default is made anew for each object, as lists must be."""
+    return field(default_factory=factory, metadata={"help": help, "is_secret": False})
+
+
+@dataclass
+class SavingArguments:
+    """Checkpoints in the names of the field."""
+
+    save_strategy: str = option("steps", "when to save: no, steps, epoch, best")
+    save_steps: float = option(500, "steps between checkpoints; below 1 a ratio of all steps")
+    save_every: str = option(
+        "",
+        "500steps, 30s, 5m or auto (by what saves cost and how often the run fails); empty: "
+        "save_strategy and save_steps; and memory=1step: hold each step in memory between saves",
+    )
+    save_total_limit: int | None = option(
+        None,
+        "checkpoints to keep, the best among them; None keeps all; 1 is 2 if the best is older",
+    )
+    save_only_model: bool = option(
+        default=False, help="save the model alone; such a checkpoint cannot be resumed"
+    )
+    save_on_each_node: bool = option(default=False, help="save on every node")
+    enable_jit_checkpoint: bool = option(
+        default=False, help="save on SIGTERM; here a run always does"
+    )
+    ignore_data_skip: bool = option(
+        default=False, help="on resume begin the epoch's data again instead of going on in it"
+    )
+    restore_callback_states_from_checkpoint: bool = option(
+        default=True, help="on resume give callbacks their state back; here always"
+    )
+    strict_resume: bool = option(
+        default=False, help="refuse to resume a checkpoint that lost a part of its state"
+    )
+    resume_changes: list[str] | str | None = option(
+        None,
+        "arguments, and parts as part:NAME, that may differ from the checkpoint's though a resume "
+        "refuses it; or all",
+    )
+
+
+@dataclass
+class RepositoryArguments:
+    """The repository of checkpoints, and what is promised about it."""
+
+    repo: str = option("", "URL of the checkpoint repository; empty: output_dir")
+    near_repo: str = option(
+        "", "URL of a near repository, mostly on each host's own disk, that takes every save"
+    )
+    durable_every: int | None = option(
+        None, "with near_repo: every n-th save goes on to repo; None: all, or what seconds say"
+    )
+    durable_every_seconds: float | None = option(
+        None, "with near_repo: a save goes on to repo if the last that did is so long ago"
+    )
+    near_total_limit: int = option(2, "with near_repo: checkpoints that stay there")
+    storage_options: dict[str, Any] | None = option(
+        None,
+        "endpoint, credentials and the like of repo; never shown, never saved",
+        is_secret=True,
+    )
+    save_retention: dict[str, Any] | None = option(
+        None, "keep_best, keep_every, keep_hourly, ... (Retention)"
+    )
+    save_parity: int = option(
+        0, "files of each rank that may be lost and are computed back; each costs the longest one"
+    )
+    repair_on_restore: bool = option(
+        default=True, help="compute damaged files back from parity instead of going further back"
+    )
+    save_unchanged: str = option("refer", "bytes that are stored already: refer, write (again)")
+    on_save_failure: str = option("stop", "what a failed save does to training: stop, continue")
+    save_overlap: bool = option(
+        default=True, help="copy what only the optimizer changes beside the next step"
+    )
+    rollback_on: str = option(
+        "off", "go back to the last checkpoint and skip the data since: off, nan, spike (or nan)"
+    )
+    rollback_limit: int = option(3, "how often a run may go back for a broken loss")
+    loss_spike_deviations: float = option(
+        8.0, "a loss above the median of recent ones by so many deviations is a spike"
+    )
+    save_within_seconds: float = option(600.0, "time after which a save has failed")
+    grace_seconds: float = option(
+        20.0,
+        "from a request to stop to leaving at once; under `resilient train` its --grace counts",
+    )
+
+
+@dataclass
+class HubArguments:
+    """Models on the Hub of Hugging Face."""
+
+    push_to_hub: bool = option(default=False, help="push the model to the Hub when it is saved")
+    hub_model_id: str | None = option(None, "name of the repository there")
+    hub_strategy: str = option(
+        "every_save", "what to push: end, every_save, checkpoint, all_checkpoints"
+    )
+    hub_token: str | None = option(
+        None, "token for the Hub; None: that of the login; never saved", is_secret=True
+    )
+    hub_private_repo: bool | None = option(None, "make the repository private")
+    hub_always_push: bool = option(default=False, help="push though the push before is not done")
+    hub_revision: str | None = option(None, "branch, tag or commit to push to")
+
+
+@dataclass
+class DistributedArguments:
+    """DDP, FSDP, DeepSpeed and meshes."""
+
+    parallelism: str = option(
+        "ddp",
+        "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO); auto: by size",
+    )
+    reduction: str = option(
+        "native",
+        "order in which gradients are added: native (the backend's, the fastest), canonical (one "
+        "fixed order: the same bits at any world size)",
+    )
+    global_train_batch_size: int | None = option(
+        None, "samples of a step, of all ranks together; needed by reduction canonical"
+    )
+    shard_optimizer_state: bool = option(
+        default=False, help="each rank keeps a share of the optimizer's state (reduction canonical)"
+    )
+    threads_per_rank: int | None = option(
+        None, "threads of torch on each rank; None: as they are, and 1 with reduction canonical"
+    )
+    on_arithmetic_mismatch: str = option(
+        "stop", "hosts that compute other bits, with reduction canonical: stop, continue"
+    )
+    ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
+    ddp_timeout: float = option(1800, "seconds that a collective may take")
+    ddp_find_unused_parameters: bool | None = option(None, "see torch's DDP; None: False")
+    ddp_bucket_cap_mb: float | None = option(None, "size of DDP's buckets in MB; None: torch's")
+    ddp_broadcast_buffers: bool | None = option(None, "see torch's DDP; None: as we align them")
+    ddp_static_graph: bool | None = option(None, "see torch's DDP; None: False")
+    ddp_comm_hook: str = option(
+        "no", "how DDP sends gradients: no (as they are), fp16, bf16, power_sgd"
+    )
+    ddp_comm_wrapper: str = option("no", "dtype in which PowerSGD sends: no, fp16, bf16")
+    ddp_comm_state_option: dict[str, Any] | str | None = option(
+        None, "options of PowerSGD: matrix_approximation_rank, start_powerSGD_iter, ..."
+    )
+
+    fsdp: bool | str | list[str] | None = option(
+        None, "True, or full_shard, shard_grad_op, hybrid_shard with auto_wrap, offload"
+    )
+    fsdp_config: dict[str, Any] | str | None = option(None, "more for FSDP: a dict or a JSON file")
+    fsdp_transformer_layer_cls_to_wrap: str = option("", "classes to gather one by one: A,B")
+    fsdp_min_num_params: int = option(0, "parameters of a module to gather it by itself; 0: off")
+    fsdp_reshard_after_forward: bool = option(
+        default=True, help="free gathered parameters between forward and backward"
+    )
+    deepspeed: dict[str, Any] | str | None = option(
+        None, "DeepSpeed's config, a dict or a JSON file; None with parallelism deepspeed: ZeRO 2"
+    )
+    accelerator_config: dict[str, Any] | str | None = option(
+        None, "more for accelerate: a dict or a JSON file"
+    )
+    parallelism_config: Any = option(
+        None, "the mesh: dp_replicate_size, dp_shard_size, tp_size, tp_plan, pp_size, pp_schedule"
+    )
+
+
+@dataclass
+class BasicArguments:
+    """The folder, the length, the batch and the seeds."""
+
+    output_dir: str = option("trainer_output", "folder for checkpoints, logs and models")
+    do_train: bool = option(default=False, help="for scripts: whether to train")
+    do_eval: bool = option(
+        default=False, help="for scripts: whether to evaluate; set by `eval_strategy`"
+    )
+    do_predict: bool = option(default=False, help="for scripts: whether to predict")
+    resume_from_checkpoint: str | None = option(None, "for scripts: what to give to `train`")
+
+    num_train_epochs: float = option(3.0, "passes over the training data")
+    max_steps: int = option(-1, "optimizer steps in all; above 0 it overrides num_train_epochs")
+    per_device_train_batch_size: int = option(8, "samples per rank and micro-batch")
+    per_device_eval_batch_size: int = option(8, "samples per rank and batch of evaluation")
+    auto_find_batch_size: bool = option(
+        default=False, help="when memory runs out, go on with a smaller batch"
+    )
+
+    seed: int = option(42, "seed of Python's, NumPy's and torch's random numbers")
+    data_seed: int | None = option(None, "seed of the order of samples; None: seed")
+    random_numbers: str = option(
+        "own", "own, or transformers: drawn as its Trainer draws them, for the same losses"
+    )
+    full_determinism: bool = option(
+        default=False, help="deterministic algorithms only, and the environment that they need"
+    )
+    use_cpu: bool = option(default=False, help="train on the CPU though a GPU is there")
+
+    debug: str | list[str] = option("", "underflow_overflow, tpu_metrics_debug")
+    skip_memory_metrics: bool = option(default=True, help="do not measure memory")
+    torch_empty_cache_steps: int | None = option(
+        None, "steps between emptying the device's cache of free memory; None: never"
+    )
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order of samples."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+
+@dataclass
+class ComputingArguments:
+    """Precision, activation checkpointing and compilation."""
+
+    fp16: bool = option(default=False, help="autocast to float16, with loss scaling")
+    bf16: bool = option(default=False, help="autocast to bfloat16")
+    fp8: bool = option(default=False, help="linear layers multiply in float8 (torchao)")
+    fp8_recipe: str = option(
+        "tensorwise", "how fp8 is scaled: tensorwise, rowwise, rowwise_with_gw_hp"
+    )
+    fp16_full_eval: bool = option(default=False, help="evaluate with weights in float16")
+    bf16_full_eval: bool = option(default=False, help="evaluate with weights in bfloat16")
+    tf32: bool | None = option(None, "allow TF32 in matrix products; None: torch's default")
+
+    activation_checkpointing: bool | None = option(
+        None, "compute activations again in the backward pass instead of storing them"
+    )
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = option(
+        None, "use_reentrant, preserve_rng_state, every_n_layers, offload"
+    )
+
+    torch_compile: bool = option(default=False, help="compile the model with torch.compile")
+    torch_compile_backend: str | None = option(None, "its backend; switches torch_compile on")
+    torch_compile_mode: str | None = option(None, "its mode; switches torch_compile on")
+    use_liger_kernel: bool = option(default=False, help="fused kernels of liger-kernel")
+    liger_kernel_config: dict[str, bool] | None = option(None, "which of its kernels")
+    use_cache: bool = option(default=False, help="keep the cache of keys and values in training")
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """The old name of ``activation_checkpointing``."""
+        return bool(self.activation_checkpointing)
+
+    @property
+    def gradient_checkpointing_kwargs(self) -> Any:
+        """The old name of ``activation_checkpointing_kwargs``."""
+        return self.activation_checkpointing_kwargs
+
+
+@dataclass
+class OptimizationArguments:
+    """Optimizer, schedule, accumulation and the loss."""
+
+    optim: str = option("adamw_torch_fused", "name of the optimizer")
+    optim_args: dict[str, Any] | str | None = option(
+        None, 'more for the optimizer: "k=v,k=v" or a dict'
+    )
+    optim_target_modules: list[str] | str | None = option(
+        None, "names or patterns of the modules that GaLore and APOLLO project"
+    )
+    learning_rate: float = option(5e-5, "peak learning rate")
+    weight_decay: float = option(0.0, "decay of weights; never of biases and norms")
+    adam_beta1: float = option(0.9, "decay of AdamW's first moment")
+    adam_beta2: float = option(0.999, "decay of AdamW's second moment")
+    adam_epsilon: float = option(1e-8, "AdamW's epsilon")
+    max_grad_norm: float = option(1.0, "norm to clip gradients to; 0 only measures it")
+
+    lr_scheduler_type: str = option("linear", "name of the learning-rate schedule")
+    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
+        None, "more for the schedule, as a dict or JSON: lr_end, power, num_cycles, ..."
+    )
+    warmup_steps: float = option(0, "steps of linear warm-up; below 1 a ratio of all steps")
+
+    gradient_accumulation_steps: int = option(1, "micro-batches per optimizer step")
+    average_tokens_across_devices: bool = option(
+        default=True, help="the loss is the mean over the tokens of all ranks"
+    )
+    label_smoothing_factor: float = option(0.0, "share of the target spread over all classes")
+    neftune_noise_alpha: float | None = option(
+        None, "strength of the noise on embeddings in training (NEFTune); None: none"
+    )
+
+
+@dataclass
+class LoggingArguments:
+    """Logs, progress and trackers."""
+
+    logging_strategy: str = option("steps", "when to log: no, steps, epoch")
+    logging_steps: float = option(500, "steps between logs; below 1 a ratio of all steps")
+    logging_first_step: bool = option(default=False, help="log step 1 too")
+    logging_nan_inf_filter: bool = option(
+        default=True, help="leave losses that are no number out of what is logged"
+    )
+    logging_dir: str | None = option(None, "folder of TensorBoard's files; None: output_dir/runs")
+    log_level: str = option("passive", "what the coordinator shows: debug, info, warning, ...")
+    log_level_replica: str = option("warning", "what the other ranks show")
+    log_on_each_node: bool = option(
+        default=True, help="show logs on every node, not only on the first"
+    )
+    include_num_input_tokens_seen: bool | str = option(
+        "no", "count the tokens trained on: no, all, non_padding"
+    )
+    disable_tqdm: bool | None = option(None, "None: a progress bar if stderr is a terminal")
+
+    report_to: list[str] | str | None = option("none", "trackers to report to: none, all or names")
+    run_name: str | None = option(None, "name of the run in trackers")
+    project: str = option("huggingface", "name of the project in Trackio")
+    trackio_space_id: str | None = option(None, "Space that shows Trackio's logs")
+    trackio_bucket_id: str | None = option(None, "bucket of that Space")
+    trackio_static_space_id: str | bool | None = option(
+        None, "read-only Space over that bucket; False: none"
+    )
+
+
+@dataclass
+class EvaluationArguments:
+    """Evaluation and the best model."""
+
+    eval_strategy: str = option("no", "when to evaluate: no, steps, epoch")
+    eval_steps: float | None = option(None, "steps between evaluations; None: logging_steps")
+    eval_delay: float = option(0, "steps or epochs, as eval_strategy counts, without evaluation")
+    eval_on_start: bool = option(default=False, help="evaluate before the first step")
+    eval_accumulation_steps: int | None = option(
+        None, "batches of predictions to keep on the device; None: all"
+    )
+    eval_do_concat_batches: bool = option(
+        default=True, help="join predictions over batches; else give lists of batches"
+    )
+    eval_use_gather_object: bool = option(
+        default=False, help="gather predictions as objects, for nested ones that are no tensors"
+    )
+    prediction_loss_only: bool = option(default=False, help="evaluate nothing but the loss")
+    include_for_metrics: list[str] = made_by(list, "what else compute_metrics gets: inputs, loss")
+    batch_eval_metrics: bool = option(
+        default=False, help="call compute_metrics with each batch and `compute_result`"
+    )
+
+    load_best_model_at_end: bool = option(default=False, help="end with the best weights saved")
+    metric_for_best_model: str | None = option(None, "metric that says which model is best")
+    greater_is_better: bool | None = option(None, "None: unless the metric's name ends in loss")
+
+
+@dataclass
+class DataArguments:
+    """Loaders, columns and the order of samples."""
+
+    dataloader_num_workers: int = option(0, "processes that load data; 0 loads in the loop")
+    dataloader_drop_last: bool = option(default=False, help="drop an incomplete last round")
+    dataloader_pin_memory: bool = option(default=True, help="pin batches (CUDA only)")
+    dataloader_prefetch_factor: int | None = option(None, "batches loaded ahead per worker")
+    dataloader_persistent_workers: bool = option(default=False, help="keep workers over epochs")
+    dataloader_multiprocessing_context: str | None = option(
+        None, "how workers start: fork, spawn, forkserver; None: torch's default"
+    )
+    dataloader_in_order: bool = option(
+        default=True, help="take batches in the order in which they were asked for"
+    )
+    remove_unused_columns: bool = option(
+        default=True, help="keep from the model what its forward does not take by name"
+    )
+    label_names: list[str] | None = option(None, "keys of a batch that are labels")
+    train_sampling_strategy: str = option(
+        "random", "order of samples: random, sequential, group_by_length, batch_rebalance"
+    )
+    length_column_name: str = option("length", "column with the lengths, for group_by_length")

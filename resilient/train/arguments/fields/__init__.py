@@ -1,1 +1,0 @@
-"""The fields of TrainingArguments, one base dataclass per group."""

@@ -1,0 +1,395 @@
+"""File and command line.
+
+Arguments from a file: TOML, YAML or JSON, each key with the line that it stands on.
+
+Arguments from a file and a command line; the command line wins over the file.
+
+``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does: options are split
+among them by name. Each field is ``--learning-rate`` or ``--learning_rate``; a flag is ``--fp16``,
+``--fp16 false`` or ``--no-fp16``; several values follow one option; a dict is JSON. What is
+secret (``storage_options``, ``hub_token``) has no option: `ps` shows command lines.
+
+Arguments from a command line: one option for each field of some dataclasses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import re
+import sys
+import tomllib
+import typing
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from resilient.errors import ConfigError, UsageError
+from resilient.train.arguments.choices import CHOICES, did_you_mean, refused
+from resilient.train.arguments.deprecated import (
+    ELSEWHERE,
+    MEANT,
+    OLD_NAMES,
+    RENAMED,
+    rename_deprecated,
+)
+from resilient.train.arguments.value_types import NONE, from_text, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from dataclasses import Field
+
+_BYTES_MAX = 1 << 20
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentFile:
+    """What a file says.
+
+    Attributes:
+        path: the file, as the user named it.
+        values: its keys and values.
+        lines: key -> the line that it stands on, from 1.
+    """
+
+    path: str
+    values: dict[str, Any]
+    lines: dict[str, int]
+
+    def place(self, name: str) -> str:
+        """Return where a key stands, for an error."""
+        line = self.lines.get(name)
+        return f"{self.path}, line {line}" if line else self.path
+
+
+def read_argument_file(path: str | Path) -> ArgumentFile:
+    """Read a file of arguments; its suffix says the format.
+
+    Raises:
+        ConfigError: it cannot be read, is no TOML, YAML or JSON, says a key twice, or is no
+            table of keys and values.
+    """
+    file = Path(path).expanduser()
+    formats = dict(zip(SUFFIXES, (_toml, _yaml, _yaml, _json), strict=True))
+    if file.suffix.lower() not in formats:
+        raise ConfigError(f"`{path}` is no file of arguments: name it .toml, .yaml or .json")
+    try:
+        text = _text_of(file)
+        values = formats[file.suffix.lower()](text)
+    except ConfigError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read arguments from `{path}`: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"`{path}` is no {file.suffix[1:].upper()}: {error}") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"`{path}` holds no arguments: write one `name: value` for each")
+    return ArgumentFile(str(path), values, _lines(text, values))
+
+
+def _text_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        data = opened.read(_BYTES_MAX + 1)
+    if len(data) > _BYTES_MAX:
+        raise ValueError(f"it is longer than {_BYTES_MAX} bytes")
+    return data.decode("utf-8-sig")
+
+
+def _toml(text: str) -> Any:
+    return tomllib.loads(text)
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dict; the last of two equal keys must not win in silence."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"it says `{key}` twice")
+        made[key] = value
+    return made
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError(
+            "YAML needs PyYAML, which is not installed; TOML and JSON need nothing",
+            hint="pip install pyyaml",
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            _once([(key.value, None) for key, _ in node.value])
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
+    """Return the first line that begins with each key, at the outermost level where it shows."""
+    found: dict[str, int] = {}
+    for key in values:
+        begins: Callable[[str], Any] = re.compile(
+            rf"""\s*[\[{{,]?\s*["']?{re.escape(key)}["']?\s*[:=\]]"""
+        ).match
+        numbers = (number for number, line in enumerate(text.splitlines(), 1) if begins(line))
+        line = next(numbers, None)
+        if line is not None:
+            found[key] = line
+    return found
+
+
+def from_file(cls: type, path: str | Path, changes: Mapping[str, Any]) -> Any:
+    """Return an object of ``cls`` as a file says, but for ``changes``.
+
+    Raises:
+        ConfigError: the file cannot be read, or says what is not accepted; names file and line.
+    """
+    values, places = file_values((cls,), path)
+    return build(cls, {**values, **rename_deprecated(changes, names_of(cls), depth=4)}, places)
+
+
+def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of a file under today's names, and the place of each.
+
+    Raises:
+        ConfigError: a key is unknown or its text spells no value; names file and line.
+    """
+    file = read_argument_file(path)
+    known = {name: cls for cls in classes for name in names_of(cls)}
+    values: dict[str, Any] = {}
+    for name, value in file.values.items():
+        if name not in known and name not in OLD_NAMES:
+            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            hint = more or did_you_mean(name, [*known, *OLD_NAMES])
+            raise ConfigError(f"{file.place(name)}: `{name}` is no argument{hint}")
+        try:
+            values[name] = _read(known, name, value)
+        except ConfigError as error:
+            raise ConfigError(f"{file.place(name)}: {error.message}") from error
+    written = rename_deprecated(values, set(known), depth=6)
+    places = {name: file.place(name) for name in written}
+    places |= {RENAMED[name]: file.place(name) for name in values if name in RENAMED}
+    return written, places
+
+
+def _read(known: Mapping[str, type], name: str, value: Any) -> Any:
+    """Return a value of a file; what is text there and none here is read (YAML's ``1e-4``)."""
+    today = RENAMED.get(name, name)
+    if today not in known:
+        return value
+    kinds = kinds_of(known[today]).get(today, ())
+    if isinstance(value, str) and kinds and str not in kinds:
+        return from_text(name, value, kinds)
+    return value
+
+
+def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> Any:
+    """Return an object of ``cls``; an error says where the values that it names come from.
+
+    Raises:
+        ConfigError: a value is not accepted, or one that has no default is missing.
+    """
+    missing = [
+        one.name
+        for one in fields(cls)
+        if one.init
+        and one.name not in values
+        and one.default is MISSING
+        and one.default_factory is MISSING
+    ]
+    if missing:
+        raise ConfigError(f"`{missing[0]}` is required: set it in a file or on the command line")
+    hints = _hints(cls)
+    taken = {name: _special(name, value, hints.get(name)) for name, value in values.items()}
+    try:
+        return cls(**taken)
+    except ConfigError as error:
+        said = [
+            f"`{name}` is from {place}"
+            for name, place in places.items()
+            if f"`{name}`" in error.message
+        ]
+        more = f" ({'; '.join(said)})" if said else ""
+        raise ConfigError(f"{error.message}{more}", hint=error.hint) from error
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError):
+        return {}
+
+
+def _special(name: str, value: Any, hint: Any) -> Any:
+    """Return the value for a field whose type is an enum, a Literal or a typed list.
+
+    Raises:
+        ConfigError: it is none of theirs.
+    """
+    parts = [one for one in typing.get_args(hint) or (hint,) if one is not NONE]
+    only = parts[0] if len(parts) == 1 else hint
+    if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
+        raise refused(name, value, f"use one of {', '.join(map(str, typing.get_args(hint)))}")
+    if isinstance(only, type) and issubclass(only, enum.Enum) and not isinstance(value, only):
+        try:
+            return only(value)
+        except ValueError as error:
+            spellings = ", ".join(str(one.value) for one in only)
+            raise refused(name, value, f"use one of {spellings}") from error
+    if typing.get_origin(hint) is list and isinstance(value, list) and only is not hint:
+        return [
+            from_text(name, one, (only,)) if isinstance(one, str) and only is not str else one
+            for one in value
+        ]
+    return value
+
+
+def names_of(cls: type) -> set[str]:
+    """Return the names of the fields that a dataclass takes."""
+    return {one.name for one in fields(cls) if one.init}
+
+
+_CONFIG = "config"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; `--help` lists the options")
+
+
+def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Return one object of each dataclass, from a command line and the file that it names.
+
+    The command line wins over ``--config FILE``, which wins over the defaults::
+
+        args, mine = parse_arguments(TrainingArguments, MyArguments)
+
+    Args:
+        classes: dataclasses; no two may have a field of one name.
+        argv: the words after the script's name; None: those of this process.
+
+    Raises:
+        UsageError: an option is unknown, or lacks its value.
+        ConfigError: a value is not accepted; says whether file or command line said so.
+    """
+    known = _owners(classes)
+    words = list(sys.argv[1:] if argv is None else argv)
+    given, left = _parser(classes).parse_known_args(words)
+    if left:
+        options = ["--" + name.replace("_", "-") for name in (*known, *OLD_NAMES, _CONFIG)]
+        hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
+        raise UsageError(f"`{left[0]}` is no option{hint}; `--help` lists them")
+    said = vars(given)
+    config = said.pop(_CONFIG, None)
+    values, places = file_values(classes, config) if config else ({}, {})
+    told = rename_deprecated(_values(said, known), set(known))
+    values |= told
+    places |= {name: f"--{name.replace('_', '-')}" for name in told}
+    made = []
+    for cls in classes:
+        own = names_of(cls)
+        made.append(build(cls, {name: values[name] for name in own & values.keys()}, places))
+    return tuple(made)
+
+
+def _owners(classes: Sequence[type]) -> dict[str, type]:
+    """Return which class has which field.
+
+    Raises:
+        ConfigError: two classes have the same one.
+    """
+    owners: dict[str, type] = {}
+    for cls in classes:
+        for name in names_of(cls):
+            if name in owners:
+                raise ConfigError(
+                    f"both {owners[name].__name__} and {cls.__name__} have a field `{name}`: "
+                    "rename one of them"
+                )
+            owners[name] = cls
+    return owners
+
+
+def _parser(classes: Sequence[type]) -> _Parser:
+    parser = _Parser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser.add_argument(f"--{_CONFIG}", metavar="FILE", help="TOML, YAML or JSON file of arguments")
+    for cls in classes:
+        kinds = kinds_of(cls)
+        group = parser.add_argument_group(cls.__name__)
+        for one in fields(cls):
+            if one.init and not one.metadata.get("is_secret"):
+                _add(group, one, kinds.get(one.name, ()))
+    taken = {name for cls in classes for name in names_of(cls)}
+    for name in sorted(OLD_NAMES - taken):
+        parser.add_argument(
+            *_spellings(name), dest=name, nargs="?", const="true", help=argparse.SUPPRESS
+        )
+    return parser
+
+
+def _add(group: Any, one: Field[Any], kinds: tuple[Any, ...]) -> None:
+    """Add the options of one field."""
+    shape: dict[str, Any] = {"metavar": _metavar(kinds)}
+    if list in kinds:
+        shape["nargs"] = "*"
+    elif bool in kinds:
+        shape |= {"nargs": "?", "const": "true"}
+    group.add_argument(*_spellings(one.name), dest=one.name, help=_help(one), **shape)
+    if bool in kinds:
+        negative = _spellings(f"no_{one.name}")
+        group.add_argument(
+            *negative, dest=one.name, action="store_const", const="false", help=argparse.SUPPRESS
+        )
+
+
+def _spellings(name: str) -> list[str]:
+    return list(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")))
+
+
+def _metavar(kinds: tuple[Any, ...]) -> str:
+    names = {bool: "BOOL", int: "N", float: "X", dict: "JSON", list: "NAME"}
+    return next((names[kind] for kind in kinds if kind in names), "TEXT")
+
+
+def _help(one: Field[Any]) -> str:
+    default = "" if one.default is MISSING else f" [default: {one.default}]"
+    several = f" (one of {', '.join(CHOICES[one.name])})" if one.name in CHOICES else ""
+    return f"{one.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
+
+
+def _values(said: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+    """Return the values that the words of the command line spell."""
+    values: dict[str, Any] = {}
+    for name, words in said.items():
+        today = RENAMED.get(name, name)
+        kinds = kinds_of(known[today]).get(today, ()) if today in known else ()
+        if isinstance(words, list):
+            values[name] = _several(name, words, kinds)
+        elif name in MEANT:
+            values[name] = _old_value(name, words)
+        else:
+            values[name] = from_text(name, words, kinds)
+    return values
+
+
+def _several(name: str, words: list[str], kinds: tuple[Any, ...]) -> Any:
+    """Return what one word spells by itself, or the list of several."""
+    if len(words) == 1:
+        spelled = from_text(name, words[0], kinds)
+        return spelled if not isinstance(spelled, str) or str in kinds else [spelled]
+    return words if words or bool not in kinds else True
+
+
+def _old_value(name: str, word: str) -> Any:
+    """Return an old argument's value: a flag, a number, or a name."""
+    return from_text(name, word, (bool, int, float, str) if word != "0" else (int,))

@@ -1,0 +1,300 @@
+"""Validation; unsupported arguments.
+
+Which arguments work: the one table that says what is refused, and until when.
+
+Every argument of the field is a field of ``TrainingArguments``. One whose feature is missing is
+accepted with the values that ask for nothing, and refused with any other: nothing is ever taken
+and ignored.
+
+How to switch an argument on when its feature is there:
+
+* the argument as a whole: delete its line in :data:`NOT_YET`;
+* one name among several (an optimizer, a schedule, a tracker): delete its line in
+  :data:`NAMES_NOT_YET`;
+* where the default should become the field's: change the default in ``fields/`` too;
+* say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
+  flip the rows of ``docs/parity.md``.
+
+What depends on another argument needs no line of its own: what begins with ``hub_`` does nothing
+without ``push_to_hub``, and ``liger_kernel_config`` nothing without ``use_liger_kernel``.
+
+What is wrong with arguments, each named with what would be accepted (pure).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.retention import parse_retention
+from resilient.errors import ConfigError
+from resilient.format.parity import check_parity
+from resilient.train.arguments.choices import CHOICES, did_you_mean, refused
+from resilient.train.arguments.derived import check_distribution, check_every, check_reduction
+from resilient.train.arguments.resume_rules import ALL, PART, RULES
+from resilient.train.arguments.value_types import kinds_of, require_kind
+
+if TYPE_CHECKING:
+    from resilient.train.arguments.arguments import TrainingArguments
+
+# Argument -> the values that ask for nothing; any other is refused until the feature is there.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "push_to_hub": (False,),
+    "use_liger_kernel": (False,),
+}
+
+# Argument -> names that the field knows and that are refused until they are there.
+NAMES_NOT_YET: dict[str, set[str]] = {
+    "report_to": {
+        "azure_ml",
+        "dagshub",
+        "dvclive",
+        "flyte",
+        "kubeflow",
+        "swanlab",
+    },
+}
+
+# Argument -> the only values there will be, and why.
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "dataloader_in_order": (
+        (True,),
+        "batches in another order on every run cannot be resumed bit for bit",
+    ),
+    "ignore_data_skip": (
+        (False,),
+        "going on in an epoch costs nothing here, and beginning it again would repeat samples",
+    ),
+    "restore_callback_states_from_checkpoint": (
+        (True,),
+        "a callback that forgets would make the resumed run another one; give one without state",
+    ),
+    "trackio_static_space_id": (
+        (None, False),
+        "nothing freezes the Space at the end; call `trackio.freeze` after training",
+    ),
+    "save_on_each_node": (
+        (False,),
+        "all ranks write one checkpoint together; near_repo keeps a second copy near by",
+    ),
+}
+_LAYERWISE = (
+    *("lomo", "adalomo", "apollo_adamw_layerwise", "galore_adamw_layerwise"),
+    *("galore_adafactor_layerwise", "galore_adamw_8bit_layerwise"),
+)
+# Names that cannot come, and why.
+NEVER: dict[str, dict[str, str]] = {
+    "optim": {
+        **dict.fromkeys(
+            _LAYERWISE, "it steps inside backward, where nothing can be saved or clipped"
+        ),
+        "grokadamw": "it keeps its moments where no checkpoint finds them (grokadamw 0.1.2), so no "
+        "run with it could be resumed",
+        "adamw_anyprecision": "it needs torchdistx, which is not maintained any more",
+        "adamw_torch_npu_fused": "it needs torch_npu, which current torch does not support",
+        "adamw_torch_xla": "it needs torch_xla, which current torch does not support",
+    },
+    "ddp_comm_hook": {
+        "batched_power_sgd": "it fails an assertion of its own in torch 2.13; write power_sgd",
+    },
+    "debug": {"tpu_metrics_debug": "it needs torch_xla, which current torch does not support"},
+}
+
+# What to do instead, as long as an argument is refused.
+INSTEAD = {
+    "report_to": "or give a tracker of your own as `callbacks=[Reporting(...)]`",
+    "push_to_hub": "push what `save_model` wrote with huggingface_hub",
+}
+
+_AT_LEAST_ONE = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("durable_every", "near_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"),
+    *("dataloader_prefetch_factor", "global_train_batch_size", "threads_per_rank"),
+    "rollback_limit",
+)
+_NOT_NEGATIVE = (
+    *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"),
+    *("dataloader_num_workers", "grace_seconds", "fsdp_min_num_params", "eval_delay"),
+    "neftune_noise_alpha",
+)
+_POSITIVE = (
+    *("save_within_seconds", "ddp_timeout", "ddp_bucket_cap_mb", "durable_every_seconds"),
+    "loss_spike_deviations",
+)
+# What is counted or multiplied with; a bound such as max_grad_norm may be without end.
+_FINITE = (
+    *("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps", "num_train_epochs"),
+    *("logging_steps", "eval_steps", "save_steps", "eval_delay", "neftune_noise_alpha"),
+    *("ddp_timeout", "ddp_bucket_cap_mb"),
+)
+_BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+
+
+def check(args: TrainingArguments) -> None:
+    """Refuse what is not accepted, and what contradicts itself.
+
+    Raises:
+        ConfigError: names the argument, its value and what would be accepted.
+    """
+    _check_choices(args)
+    _check_finite(args)
+    _check_numbers(args)
+    _check_limits(args)
+    _check_support(args)
+    _check_cadences(args)
+    check_every(args)
+    _check_combinations(args)
+    check_reduction(args)
+    check_distribution(args)
+    # Spelt wrongly it must not be found out at the first save.
+    parse_retention(args.save_retention or {}, args.save_total_limit)
+    check_parity(args.save_parity)
+
+
+def check_types(args: TrainingArguments) -> None:
+    """Refuse what YAML or a command line leave as text, before it is compared with a number."""
+    kinds = kinds_of(type(args))
+    for one in fields(args):
+        is_secret = bool(one.metadata.get("is_secret"))
+        kind = kinds.get(one.name, ())
+        require_kind(one.name, getattr(args, one.name), kind, is_secret=is_secret)
+
+
+def _names_in(args: TrainingArguments, name: str) -> list[str]:
+    value = getattr(args, name)
+    return list(value) if isinstance(value, list) else [] if value is None else [value]
+
+
+def _check_choices(args: TrainingArguments) -> None:
+    for name, known in CHOICES.items():
+        for value in _names_in(args, name):
+            if value not in known:
+                refusing = {*NEVER.get(name, {}), *NAMES_NOT_YET.get(name, ())}
+                there = ", ".join(one for one in known if one not in refusing)
+                raise refused(name, value, f"use one of {there}{did_you_mean(str(value), known)}")
+
+
+def _check_support(args: TrainingArguments) -> None:
+    """Refuse what the field knows and what is not there, yet or ever."""
+    for name, nothing in NOT_YET.items():
+        value = getattr(args, name)
+        if value not in nothing:
+            raise _unsupported(name, value, f"leave it out, or write {nothing[0]!r}")
+    for name, (accepted, why) in ONLY.items():
+        if getattr(args, name) not in accepted:
+            raise refused(name, getattr(args, name), f"{why}; write {accepted[0]!r}")
+    for name in {**NAMES_NOT_YET, **NEVER}:
+        for value in _names_in(args, name):
+            _check_name(name, value)
+
+
+def _check_name(name: str, value: str) -> None:
+    missing, never = NAMES_NOT_YET.get(name, set()), NEVER.get(name, {})
+    if value in never:
+        raise refused(name, value, never[value])
+    if value in missing:
+        there = [one for one in CHOICES[name] if one not in missing and one not in never]
+        instead = f"use one of {', '.join(there)}" if there else "leave it out"
+        raise _unsupported(name, value, instead)
+
+
+def _unsupported(name: str, value: Any, instead: str) -> ConfigError:
+    more = f" ({INSTEAD[name]})" if name in INSTEAD else ""
+    return ConfigError(f"`{name}`={value!r} is not supported: {instead}{more}")
+
+
+def _check_finite(args: TrainingArguments) -> None:
+    for name in _FINITE:
+        value = getattr(args, name)
+        if value is not None and not math.isfinite(value):
+            raise refused(name, value, "use a number with an end")
+
+
+def _check_numbers(args: TrainingArguments) -> None:
+    for name in _AT_LEAST_ONE:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise refused(name, value, "use a whole number of at least 1")
+    for name in _NOT_NEGATIVE:
+        value = getattr(args, name)
+        if value is not None and not value >= 0:
+            raise refused(name, value, "use a number of at least 0")
+    for name in _POSITIVE:
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise refused(name, value, "use a number above 0")
+
+
+def _check_limits(args: TrainingArguments) -> None:
+    for name in _BELOW_ONE:
+        if not 0 <= getattr(args, name) < 1:
+            raise refused(name, getattr(args, name), "use a number from 0 to below 1")
+    if args.max_steps <= 0 and not args.num_train_epochs > 0:
+        raise refused("num_train_epochs", args.num_train_epochs, "use a number above 0")
+    if args.save_total_limit is not None and args.save_total_limit < 1:
+        raise refused("save_total_limit", args.save_total_limit, "keep at least 1, or None for all")
+
+
+def _check_cadences(args: TrainingArguments) -> None:
+    for name in ("logging_steps", "eval_steps", "save_steps"):
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if not value > 0 or (value >= 1 and value != int(value)):
+            raise refused(name, value, "use a whole number of steps, or a ratio between 0 and 1")
+    if args.warmup_steps >= 1 and args.warmup_steps != int(args.warmup_steps):
+        raise refused("warmup_steps", args.warmup_steps, "use whole steps, or a ratio below 1")
+
+
+def _check_combinations(args: TrainingArguments) -> None:
+    if args.fp16 and args.bf16:
+        raise ConfigError("`fp16` and `bf16` are both set: use one of them")
+    if args.fp16_full_eval and args.bf16_full_eval:
+        raise ConfigError("`fp16_full_eval` and `bf16_full_eval` are both set: use one of them")
+    if args.dataloader_num_workers == 0 and (
+        args.dataloader_prefetch_factor is not None or args.dataloader_persistent_workers
+    ):
+        raise ConfigError(
+            "`dataloader_prefetch_factor` and `dataloader_persistent_workers` need workers: "
+            "set `dataloader_num_workers` to at least 1"
+        )
+    _check_best(args)
+    named = args.resume_changes or []
+    for name in [named] if isinstance(named, str) else named:
+        if name not in (ALL, *RULES) and not name.startswith(PART):
+            hint = f"use names of arguments, part:NAME, or all{did_you_mean(name, RULES)}"
+            raise refused("resume_changes", name, hint)
+
+
+def _check_best(args: TrainingArguments) -> None:
+    if args.save_strategy == "best" and args.metric_for_best_model is None:
+        raise ConfigError("`save_strategy`='best' needs `metric_for_best_model`")
+    if args.save_strategy == "best" and args.eval_strategy == "no":
+        raise ConfigError("`save_strategy`='best' needs `eval_strategy` steps or epoch")
+    if args.load_best_model_at_end and args.save_strategy != "best":
+        _check_every_evaluation_can_be_saved(args)
+
+
+def _check_every_evaluation_can_be_saved(args: TrainingArguments) -> None:
+    """The best model can only be loaded at the end if it was saved when it was found."""
+    if args.eval_strategy == "no" or args.eval_strategy != args.save_strategy:
+        raise ConfigError(
+            f"`load_best_model_at_end` needs a checkpoint of every evaluated model: "
+            f"`eval_strategy`={args.eval_strategy!r} and `save_strategy`={args.save_strategy!r} "
+            "must be equal and not 'no', or `save_strategy` 'best'"
+        )
+    eval_steps = args.eval_steps if args.eval_steps is not None else args.logging_steps
+    if args.eval_strategy == "steps" and not _is_multiple(args.save_steps, eval_steps):
+        raise ConfigError(
+            f"`load_best_model_at_end` needs `save_steps`={args.save_steps:g} to be a multiple of "
+            f"`eval_steps`={eval_steps:g}"
+        )
+
+
+def _is_multiple(save_steps: float, eval_steps: float) -> bool:
+    """Say whether every save falls on an evaluation; ratios are compared in millionths."""
+    if (save_steps < 1) != (eval_steps < 1):
+        return False
+    unit = 1_000_000 if save_steps < 1 else 1
+    return round(save_steps * unit) % round(eval_steps * unit) == 0

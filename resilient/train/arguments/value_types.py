@@ -1,0 +1,217 @@
+"""Value types, JSON schema.
+
+The kinds of values that a field takes: checked in Python, read from text (pure).
+
+The JSON Schema of arguments: for editors, and for whoever generates a file of them (pure).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.choices import CHOICES, did_you_mean, refused
+
+if TYPE_CHECKING:
+    from dataclasses import Field
+
+NONE = type(None)
+_WORDS: dict[Any, str] = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    dict: "a dict",
+    list: "a list of texts",
+}
+_TRUE = ("1", "on", "t", "true", "y", "yes")
+_FALSE = ("0", "f", "false", "n", "no", "off")
+_NOTHING = ("none", "null")
+
+
+@cache
+def kinds_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each field of a dataclass takes, without their parameters.
+
+    A field whose annotation cannot be read (a name that only type checkers see) or names no
+    plain type takes anything: an empty tuple.
+    """
+    try:
+        hints = typing.get_type_hints(cls)
+    except (NameError, TypeError):
+        hints = _readable_hints(cls)
+    return {name: _kinds(hint) for name, hint in hints.items()}
+
+
+def _readable_hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of the bases that can be read, when one of a subclass cannot."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            hints |= typing.get_type_hints(base)
+        except (NameError, TypeError):
+            hints |= dict.fromkeys(inspect.get_annotations(base), Any)
+    return hints
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        parts = [kind for one in typing.get_args(hint) for kind in _kinds(one) or (None,)]
+        return () if None in parts else tuple(parts)
+    plain = typing.get_origin(hint) or hint
+    return (plain,) if plain is NONE or plain in _WORDS else ()
+
+
+def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bool = False) -> None:
+    """Refuse a value of another type, before it is compared with a number.
+
+    Raises:
+        ConfigError: it is of another; a secret is not shown.
+    """
+    if kinds and not any(_is_kind(value, kind) for kind in kinds):
+        accepted = f"use {_spoken(kinds)}, not {type(value).__name__}"
+        raise ConfigError(f"`{name}`: {accepted}") if is_secret else refused(name, value, accepted)
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    if kind is list:
+        return isinstance(value, list | tuple)
+    return isinstance(value, kind)
+
+
+def _spoken(kinds: tuple[Any, ...]) -> str:
+    return " or ".join(_WORDS[kind] for kind in kinds if kind is not NONE)
+
+
+def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
+    """Return the value that a text spells for a field: of a command line, or quoted in a file.
+
+    ``none`` is None where the field takes it; a text that begins with ``{`` or ``[`` is JSON
+    where the field takes a dict or a list.
+
+    Raises:
+        ConfigError: it spells no value of the field's types.
+    """
+    if NONE in kinds and text.lower() in _NOTHING:
+        return None
+    for kind in (bool, int, float, dict, list):
+        if kind in kinds:
+            value = _READ[kind](text)
+            if value is not None:
+                return value
+    if str in kinds or not kinds:
+        return text
+    hint = did_you_mean(text.lower(), ("true", "false")) if kinds[0] is bool else ""
+    raise refused(name, text, f"use {_spoken(kinds)}{hint}")
+
+
+def _boolean(text: str) -> bool | None:
+    low = text.lower()
+    return True if low in _TRUE else False if low in _FALSE else None
+
+
+def _whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _number(text: str) -> float | None:
+    whole = _whole(text)
+    if whole is not None:
+        return whole
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    found = _json(text, "{")
+    return found if isinstance(found, dict) else None
+
+
+def _listed(text: str) -> list[Any] | None:
+    found = _json(text, "[")
+    return found if isinstance(found, list) else None
+
+
+def _json(text: str, first: str) -> Any:
+    try:
+        return json.loads(text) if text.lstrip().startswith(first) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+_READ: dict[Any, Any] = {
+    bool: _boolean,
+    int: _whole,
+    float: _number,
+    dict: _object,
+    list: _listed,
+}
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: dict[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+    NONE: "null",
+}
+
+
+def json_schema(cls: type) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a file from which a dataclass is made.
+
+    It says types, choices, defaults and help; what two arguments say together is only known
+    when the object is made. Secrets have no default there.
+    """
+    kinds = kinds_of(cls)
+    taken = [one for one in fields(cls) if one.init]
+    return {
+        "$schema": DIALECT,
+        "title": cls.__name__,
+        "type": "object",
+        "properties": {one.name: _property(one, kinds.get(one.name, ())) for one in taken},
+        "required": [one.name for one in taken if _has_no_default(one)],
+        "additionalProperties": False,
+    }
+
+
+def _property(one: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
+    """Return what one field takes.
+
+    Where a text may also hold several names (``debug``), choices are examples and no limit.
+    """
+    said: dict[str, Any] = {"description": str(one.metadata.get("help", ""))}
+    types = list(dict.fromkeys(_TYPES[kind] for kind in kinds))
+    if types:
+        said["type"] = types[0] if len(types) == 1 else types
+    choices: list[str | None] = [*CHOICES.get(one.name, ())]
+    if choices and types == ["array"]:
+        said["items"] = {"enum": choices}
+    elif choices and set(types) <= {"string", "null"}:
+        said["enum"] = [*choices, None] if "null" in types else choices
+    elif choices:
+        said["examples"] = choices
+    if one.default is not MISSING and not one.metadata.get("is_secret"):
+        said["default"] = one.default
+    return said
+
+
+def _has_no_default(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING

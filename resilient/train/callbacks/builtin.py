@@ -1,0 +1,210 @@
+"""Progress bar, memory, profiler.
+
+How a run shows how far it is: a bar, or a line per log.
+
+Callbacks that look after memory and time: caches, what is unreachable, profiles.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+from tqdm.utils import disp_len
+
+from resilient.errors import ConfigError
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.events import MemoryFreed
+from resilient.train.memory import empty_cache, used_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar that is drawn as it was when a line is written above it, unless that is long ago.
+
+    What it says is made anew ten times a second, and not for each of a hundred lines.
+    """
+
+    beside: Mapping[str, Any] | None = None
+    """What is shown beside it when it is next made anew."""
+    max_str_len: int | None = None
+    _said: str = ""
+    _said_at: float = 0.0
+
+    def __str__(self) -> str:
+        now = time.monotonic()
+        if now - self._said_at >= self.mininterval:
+            if self.beside is not None:
+                self.set_postfix(_short(self.beside, self.max_str_len), refresh=False)
+                self.beside = None
+            self._said, self._said_at = str(super().__str__()), now
+        return self._said
+
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        """Return what writes over what it wrote before, as tqdm's own does.
+
+        How wide a text is takes tqdm as long to find out as all the rest, and most are known.
+        """
+        width, before = lru_cache(maxsize=4)(disp_len), 0
+
+        def show(text: str) -> None:
+            nonlocal before
+            covered, before = before, width(text)
+            file.write("\r" + text + " " * max(covered - before, 0))
+            file.flush()
+
+        return show
+
+    def close(self) -> None:
+        """Say for the last time where it stands."""
+        self._said_at = 0.0
+        super().close()
+
+
+class ProgressCallback(TrainerCallback):
+    """A progress bar on rank zero that goes on from the resumed step.
+
+    Args:
+        max_str_len: longer texts among the logs are not shown beside the bar.
+    """
+
+    def __init__(self, max_str_len: int = 100) -> None:
+        self.max_str_len = max_str_len
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
+        """Open the bar at the step that training goes on from."""
+        if state.is_world_process_zero:
+            self.training_bar = _Bar(
+                total=state.max_steps, initial=state.global_step, dynamic_ncols=True
+            )
+            self.training_bar.max_str_len = self.max_str_len
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
+        """Move the bar by one step."""
+        if self.training_bar is not None:
+            # A smaller batch makes more steps.
+            self.training_bar.total = state.max_steps
+            self.training_bar.update(1)
+
+    def on_prediction_step(
+        self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Move a second bar, which lives as long as an evaluation."""
+        if not state.is_world_process_zero:
+            return
+        if self.prediction_bar is None:
+            total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
+            self.prediction_bar = tqdm(
+                total=total, leave=self.training_bar is None, dynamic_ncols=True
+            )
+        self.prediction_bar.update(1)
+
+    def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Close the second bar."""
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+        self.prediction_bar = None
+
+    on_predict = on_evaluate
+
+    def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Show the numbers beside the bar, when it is next drawn: a step ends right after."""
+        if self.training_bar is not None:
+            self.training_bar.beside = kwargs["logs"]
+
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Close the bar."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+        self.training_bar = None
+
+
+class PrinterCallback(TrainerCallback):
+    """Writes the logs to standard output, on the first rank of each host."""
+
+    def on_log(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Write one line."""
+        if state.is_local_process_zero:
+            sys.stdout.write(f"{_short(kwargs['logs'])}\n")
+
+
+def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
+    """Return logs for people: short numbers, no text longer than ``most`` characters."""
+    shown = {name: one for name, one in logs.items() if name != "total_flos"}
+    for name, value in shown.items():
+        if isinstance(value, float):
+            shown[name] = f"{value:.4g}"
+        elif most is not None and isinstance(value, str) and len(value) > most:
+            shown[name] = f"[{len(value)} characters, more than max_str_len {most}]"
+    return shown
+
+
+class EmptyCacheCallback(TrainerCallback):
+    """Gives memory that is free but kept back to the device, every ``torch_empty_cache_steps``."""
+
+    def on_step_end(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
+        """Do it at the steps that are due."""
+        if state.global_step % args.torch_empty_cache_steps == 0:
+            empty_cache(args.device)
+
+
+class MemoryWatchCallback(TrainerCallback):
+    """Looks at memory now and then, and frees what can be freed when it is nearly used up.
+
+    What is unreachable is collected and caches are emptied; nothing that training needs goes, and
+    no number of it changes.
+
+    Args:
+        every_steps: steps between two looks.
+        high: the share of memory, from 0 to 1, above which it acts.
+    """
+
+    def __init__(self, every_steps: int = 100, high: float = 0.9) -> None:
+        if every_steps < 1 or not 0 <= high <= 1:
+            raise ConfigError(
+                f"MemoryWatchCallback(every_steps={every_steps}, high={high}): use a whole number "
+                "of at least 1, and a share from 0 to 1"
+            )
+        self.every_steps = every_steps
+        self.high = high
+
+    def on_step_end(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Look, if it is time."""
+        if state.global_step % self.every_steps:
+            return
+        before = used_share(args.device)
+        if before <= self.high:
+            return
+        empty_cache(args.device, collect=True)
+        kwargs["emit"](MemoryFreed(before, used_share(args.device)))
+
+
+class ProfilerCallback(TrainerCallback):
+    """Steps a profile of ``torch.profiler`` with training, on each rank that has one.
+
+    Args:
+        profiler: what ``torch.profiler.profile(...)`` made, with its schedule and handlers.
+    """
+
+    def __init__(self, profiler: Any) -> None:
+        self.profiler = profiler
+
+    def on_train_begin(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Start it."""
+        self.profiler.start()
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Say that a step ended."""
+        self.profiler.step()
+
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Stop it; its handler then has all that was recorded."""
+        self.profiler.stop()

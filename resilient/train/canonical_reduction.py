@@ -1,0 +1,381 @@
+"""Training step with canonical reduction.
+
+Whether all hosts of a run, of this life and of the one that saved, compute the same bits.
+
+Which micro-batches of each step this rank loads, and in which order.
+
+The first micro-batch of a life, computed by every rank before any step is made of it.
+
+Ranks that compute the same micro-batch must get the same bits, and a pass must leave the model as
+it was. Both are seen before anything is trained, on the very operations that train it.
+
+The passes of a step with canonical reduction: this rank's micro-batches, joined with all others.
+
+Each micro-batch is computed under its own random numbers, and so is what comes between steps: a
+run draws the same numbers wherever its micro-batches are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from resilient.distributed.coordination import agree
+from resilient.distributed.heartbeat import Phase
+from resilient.distributed.launch_env import World
+from resilient.errors import ConfigError
+from resilient.state_dict.rng_state import RandomState
+from resilient.strategies.canonical.checks import (
+    ImmutabilityCheck,
+    arithmetic_of,
+    checksum_of,
+    digest_of,
+    refuse_changed,
+    refuse_mixing,
+    tensors_of,
+)
+from resilient.strategies.canonical.tree_reduce import plan_for
+from resilient.train.arguments.derived import is_canonical, micro_batches
+from resilient.train.data.ordering import Sampling
+from resilient.train.data.sampler import (
+    KeyedDataset,
+    MicroBatch,
+    ResumableSampler,
+    seed_between_steps,
+    seed_worker,
+)
+from resilient.train.events import ArithmeticMismatchFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.strategies.canonical.updates import ReplicaUpdates
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data.sampler import BatchLayout, DataCursor
+    from resilient.train.run import TrainingRun
+    from resilient.train.session import Session
+    from resilient.train.trainer import Trainer
+    from resilient.train.trainer_hooks import TrainerHooks
+
+_HINT = (
+    "train on hosts of one kind, with the same versions and threads_per_rank; or go on with bits "
+    "that depend on which host computes what: on_arithmetic_mismatch='continue'"
+)
+
+
+@dataclass(slots=True)
+class ArithmeticFingerprint:
+    """What a run was begun with; a part of every checkpoint.
+
+    Attributes:
+        seed: of the random numbers of micro-batches; a checkpoint's wins over a new argument.
+        digest: of the arithmetic of the hosts that saved; empty: none has.
+        machine: what they were, for people to read.
+    """
+
+    seed: int
+    digest: str = ""
+    machine: str = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything; the same on every rank."""
+        return {"seed": self.seed, "digest": self.digest, "machine": self.machine}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self.seed = int(state_dict["seed"])
+        self.digest = str(state_dict["digest"])
+        self.machine = str(state_dict["machine"])
+
+    def require_same(self, session: Session, topic: str) -> None:
+        """Compare this host's arithmetic with that of the other ranks and of the last life.
+
+        Collective, over the board and not the collective backend.
+
+        Raises:
+            ConfigError: it differs, and the arguments do not say to go on.
+        """
+        mine, machine = arithmetic_of(session.device, _dtype(session.args)), _machine(session)
+        require_same(session, topic, mine, f"the same arithmetic ({machine} on rank 0)")
+        if self.digest and self.digest != mine:
+            told(
+                session,
+                f"this life computes other bits ({machine}) than the one that saved "
+                f"({self.machine})",
+            )
+        self.digest, self.machine = mine, machine
+
+
+def require_same(session: Session, topic: str, digest: str, what: str) -> None:
+    """Compare a digest with that of the other ranks. Collective, over the board.
+
+    Args:
+        session: of this rank.
+        topic: names the agreement; used once.
+        digest: of what this rank has computed.
+        what: of which it is; what ranks ought to have in common.
+
+    Raises:
+        ConfigError: they differ, and the arguments do not say to go on.
+    """
+    if session.world.size == 1:
+        return
+    comms = session.comms(f"canonical/{topic}")
+    groups = agree(comms, "digest", digest, _by_digest, session.args.ddp_timeout)
+    if len(groups) > 1:
+        shown = " and ".join(f"ranks {ranks}" for ranks in groups)
+        told(session, f"{shown} do not compute {what}")
+
+
+def told(session: Session, problem: str) -> None:
+    """Refuse to go on, or tell why the bits are not what they should be.
+
+    Raises:
+        ConfigError: the arguments do not say to go on.
+    """
+    if session.args.on_arithmetic_mismatch == "stop":
+        raise ConfigError(f"reduction='canonical' cannot promise its bits: {problem}", hint=_HINT)
+    if session.world.is_coordinator:
+        session.emit(ArithmeticMismatchFound(problem))
+
+
+def _by_digest(shown: Sequence[str]) -> list[list[int]]:
+    """Return the ranks that showed the same, in groups."""
+    return [
+        [rank for rank, other in enumerate(shown) if other == one] for one in dict.fromkeys(shown)
+    ]
+
+
+def _dtype(args: TrainingArguments) -> torch.dtype:
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+
+
+def _machine(session: Session) -> str:
+    if session.device.type == "cuda":
+        kind = torch.cuda.get_device_name(session.device)
+    else:
+        kind = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {kind}, {torch.get_num_threads()} threads"
+
+
+class CanonicalSampler(ResumableSampler):
+    """Yields the micro-batches of a run of leaves, step after step, to the end of the epoch.
+
+    A round of the data is a step: it has one micro-batch for each leaf of the tree.
+
+    Args:
+        cursor: where to begin.
+        deal: how an epoch is cut; its ranks are the leaves.
+        leaves: those of this rank.
+        sampling: the order of samples.
+    """
+
+    def __init__(
+        self, cursor: DataCursor, deal: BatchLayout, leaves: range, sampling: Sampling | None = None
+    ) -> None:
+        super().__init__(cursor, deal, leaves.start, sampling)
+        self.leaves = leaves
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        cursor, deal = self.cursor, self.deal
+        seed, epoch, start = cursor.seed, cursor.epoch, cursor.samples
+        for turn, dealt in enumerate(self._rounds()):
+            for leaf, indices in zip(self.leaves, dealt, strict=True):
+                place = start + turn * deal.round_samples + leaf * deal.batch
+                yield MicroBatch(indices, (seed, epoch, place))
+
+    def __len__(self) -> int:
+        return super().__len__() * len(self.leaves)
+
+    def _rounds(self) -> Iterator[list[list[int]]]:
+        """Yield the indices of each leaf, for each step."""
+        cursor, deal = self.cursor, self.deal
+        if not self.leaves:
+            return
+        order, start = self.begin_order(), cursor.samples
+        if type(self.sampling).batches is not Sampling.batches:
+            # Batches that are no runs of the order: each leaf's are made by themselves.
+            each = [self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves]
+            yield from map(list, zip(*each, strict=True))
+            return
+        for turn in range(deal.rounds_after(start)):
+            place = start + turn * deal.round_samples
+            yield [deal.micro_batch(order, place, leaf) for leaf in self.leaves]
+
+
+def micro_batch_owners(args: TrainingArguments, world: World) -> World:
+    """Return among how many micro-batches of a round the data is dealt: ranks, or leaves."""
+    return World(0, micro_batches(args)) if is_canonical(args) else world
+
+
+def sampler_for(
+    args: TrainingArguments,
+    world: World,
+    cursor: DataCursor,
+    deal: BatchLayout,
+    sampling: Sampling | None = None,
+) -> ResumableSampler:
+    """Return what yields this rank's micro-batches."""
+    if not is_canonical(args):
+        return ResumableSampler(cursor, deal, world.rank, sampling)
+    run = plan_for(micro_batches(args), world.size).runs[world.rank]
+    return CanonicalSampler(cursor, deal, range(*run), sampling)
+
+
+def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> str:
+    """Compute the first micro-batch of the next step, and leave no trace of it. Collective.
+
+    Args:
+        trainer: whose model it is; its ``compute_loss`` is called.
+        run: of it.
+        seed: of the random numbers of micro-batches.
+
+    Returns:
+        A digest of the loss and all gradients; empty if there is no batch to compute.
+
+    Raises:
+        ConfigError: the pass changes a buffer or parameter, or has other bits the second time.
+    """
+    before = RandomState().state_dict()
+    try:
+        batch = _first_batch(trainer, run)
+        if batch is None:
+            return ""
+        # Only accelerators have kernels that add in whatever order their threads come.
+        times = 1 if trainer.session.device.type == "cpu" else 2
+        digests = [_pass(trainer, run, batch, seed) for _ in range(times)]
+    finally:
+        RandomState().load_state_dict(before)
+    if len(set(digests)) > 1:
+        raise ConfigError(
+            "the same micro-batch, computed twice by one rank, gives other gradients, so "
+            "reduction='canonical' has no bits to keep: an operation of the model is not "
+            "deterministic although torch was told to choose those that are",
+            hint="look for kernels of your own, or of a package, that add atomically",
+        )
+    return digests[0]
+
+
+def _first_batch(trainer: Trainer, run: TrainingRun) -> Any:
+    """Return the first micro-batch of the next step; None if nobody can tell which it is."""
+    loader, sampler = run.loader, trainer.train_sampler
+    if sampler is None or not run.rounds_left() or not isinstance(loader, DataLoader):
+        return None
+    if not isinstance(loader.dataset, KeyedDataset):
+        return None
+    first = CanonicalSampler(run.cursor, run.deal, range(1), sampler.sampling)
+    return loader.collate_fn(loader.dataset.__getitems__(next(iter(first))))
+
+
+def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
+    before = {name: checksum_of(one) for name, one in tensors_of(run.model)}
+    unchanged = ImmutabilityCheck.of(run.model)
+    samples, count = trainer.get_batch_samples(iter([batch]), 1, trainer.session.device)
+    seed_worker((seed, trainer.state.global_step, 0))
+    for inputs in samples:
+        loss = trainer.step_loss(run.model, trainer._prepare_inputs(_copied(inputs)), count)  # noqa: SLF001 - the field's name
+        trainer.precision.backward(loss)
+    unchanged.require_same(run.model)
+    changed = [name for name, one in tensors_of(run.model) if checksum_of(one) != before[name]]
+    refuse_changed(run.model, changed)
+    gradients = [one.grad for one in run.parameters if one.grad is not None]
+    digest = digest_of([loss, *gradients])
+    for one in run.parameters:
+        one.grad = None
+    return digest
+
+
+def _copied(inputs: Any) -> Any:
+    """Return a batch that may be changed: ``compute_loss`` may take entries out of it."""
+    return dict(inputs) if isinstance(inputs, dict) else inputs
+
+
+# The part of a checkpoint that says what a run was begun with.
+REDUCTION = "reduction"
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalPasses:
+    """Makes the gradients of a step.
+
+    Attributes:
+        updates: joins gradients.
+        arithmetic: what the run was begun with.
+        topic: names this training on the board.
+    """
+
+    updates: ReplicaUpdates
+    arithmetic: ArithmeticFingerprint
+    topic: str
+
+    def start(self, trainer: Trainer, run: TrainingRun) -> None:
+        """Refuse what would make the bits depend on ranks, before anything is trained. Collective.
+
+        Raises:
+            ConfigError: a module mixes micro-batches, or hosts compute other bits.
+        """
+        refuse_mixing(run.model)
+        self.arithmetic.require_same(trainer.session, f"{self.topic}/arithmetic")
+        digest = check_first_micro_batch(trainer, run, self.arithmetic.seed)
+        what = "the same gradients of the same micro-batch"
+        require_same(trainer.session, f"{self.topic}/rehearsal", digest, what)
+
+    def begin_step(self, step: int) -> None:
+        """Give what is drawn before the passes of a step its own random numbers.
+
+        Args:
+            step: how many steps were made before.
+        """
+        self._seed(step, self._leaves)
+
+    def make(self, trainer: Trainer, run: TrainingRun, batches: Iterator[Any]) -> None:
+        """Make the gradients of a step, the same on every rank. Collective.
+
+        Raises:
+            ConfigError: a forward pass has changed a buffer or a parameter.
+        """
+        step, mine = trainer.state.global_step, self.updates.reducer.leaves
+        trainer.current_gradient_accumulation_steps = 1
+        pulse = trainer.session.pulse
+        with pulse.during(Phase.LOADING):
+            samples, count = trainer.get_batch_samples(batches, len(mine), trainer.session.device)
+        samples, counted = iter(samples), () if count is None else (count,)
+        for leaf in mine:
+            with pulse.during(Phase.LOADING):
+                inputs = next(samples)
+            before = ImmutabilityCheck.of(run.model)
+            self._seed(step, leaf)
+            loss = trainer.training_step(run.model, inputs, *counted)
+            before.require_same(run.model)
+            self.updates.reducer.take(leaf, loss)
+            if run.counter.is_on:
+                run.counter.add(inputs)
+            if leaf + 1 < mine.stop:
+                trainer.callback_handler.fire("on_substep_end")
+        pulse.need_others()
+        run.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))
+        run.cursor.advance(run.deal)
+        seed_between_steps(self.arithmetic.seed, step, self._leaves)
+
+    @property
+    def _leaves(self) -> int:
+        return self.updates.reducer.plan.leaves
+
+    def _seed(self, step: int, place: int) -> None:
+        seed_worker((self.arithmetic.seed, step, place))
+
+
+def passes_for(hooks: TrainerHooks, topic: str) -> CanonicalPasses | None:
+    """Return what makes the passes of a step; None unless gradients are joined canonically.
+
+    Args:
+        hooks: their ``precision`` makes the steps of a model that is bound.
+        topic: names this training on the board.
+    """
+    if not is_canonical(hooks.args):
+        return None
+    updates: Any = hooks.precision
+    return CanonicalPasses(updates, ArithmeticFingerprint(hooks.args.seed), topic)

@@ -1,0 +1,140 @@
+"""A train loader that a script made itself: around the run's sampler, or refused.
+
+A loader of torch's own knows no position: it would begin every life at the start of its epoch, and
+give every rank the same samples. One that only says what it loads, and in the order that it comes
+in or a random one, says the same around our sampler. Any other has a meaning that would be lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from resilient.errors import ConfigError
+from resilient.events import Event
+from resilient.train.arguments.derived import is_canonical
+from resilient.train.data.ordering import Sampling, Sequential
+from resilient.train.data.sampler import KeyedDataset, claim_workers, outlive_a_request
+from resilient.train.data.streaming import StreamLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data.sampler import ResumableSampler
+
+_HOW = (
+    "keep what `super().get_train_dataloader()` returns, or make "
+    "`DataLoader(KeyedDataset(dataset), batch_sampler=self.train_sampler, collate_fn=...)` with "
+    "`KeyedDataset` of resilient.train.data.sampler; an order of your own is `train_sampling`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRebuilt(Event):
+    """A train loader of the script's own was made again around the sampler of the run."""
+
+    order: str
+
+    def line(self) -> str:
+        """Say whose order its samples come in."""
+        return (
+            "the loader of `get_train_dataloader` was made again around the run's sampler, so "
+            f"that ranks share the samples and a resume goes on among them; order: {self.order}"
+        )
+
+
+def resumable_loader(
+    args: TrainingArguments, loader: Any, sampler: ResumableSampler
+) -> DataLoader[Any] | StreamLoader:
+    """Return a loader whose iterators begin at the position of the run.
+
+    Args:
+        args: what they say of batches must be what the loader does.
+        loader: what ``get_train_dataloader`` returned. One whose ``batch_sampler`` is the run's
+            stays as it is, whatever its class.
+        sampler: of the run; takes over the order of a loader that is made again around it.
+
+    Raises:
+        ConfigError: it has a sampler, batches or samples of its own.
+    """
+    if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
+        kept: DataLoader[Any] | StreamLoader = loader
+        return kept
+    order = _require_plain(args, loader, sampler)
+    if type(order) is not type(sampler.sampling):
+        sampler.sampling = order
+    return _around(args, loader, sampler)
+
+
+def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampler) -> Sampling:
+    """Return the order of a loader that says no more than our sampler does."""
+    if type(loader) is not DataLoader:
+        raise _refused(f"a `{type(loader).__name__}`")
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise _refused(f"batches of a `{type(loader.batch_sampler).__name__}`")
+    batch, drops = args.per_device_train_batch_size, args.dataloader_drop_last
+    if loader.batch_size != batch:
+        raise _refused(f"batch_size={loader.batch_size}, and `per_device_train_batch_size`={batch}")
+    if loader.drop_last != drops:
+        raise _refused(f"drop_last={loader.drop_last}, and `dataloader_drop_last`={drops}")
+    dataset: Any = loader.dataset
+    samples = len(dataset) if hasattr(dataset, "__len__") else "an unknown number of"
+    if samples != sampler.deal.samples:
+        raise _refused(f"{samples} samples, and `train_dataset` has {sampler.deal.samples}")
+    return _require_order(loader.sampler, sampler.deal.samples, sampler.sampling)
+
+
+def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
+    """Return the order that a sampler of torch's stands for."""
+    if type(ours) not in {Sampling, Sequential}:
+        raise _refused(f"an order beside that of `{ours.name}`")
+    if type(inner) is SequentialSampler:
+        return Sequential()
+    is_whole = type(inner) is RandomSampler and not inner.replacement
+    if not is_whole or inner.num_samples != samples:
+        raise _refused(f"a `{type(inner).__name__}` of its own")
+    return Sampling()
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"the loader that `get_train_dataloader` returned has {what}: the run could not say which "
+        "samples it has trained on, so a resume would repeat some and leave out others",
+        hint=_HOW,
+    )
+
+
+def _around(
+    args: TrainingArguments, loader: DataLoader[Any], sampler: ResumableSampler
+) -> DataLoader[Any]:
+    """Return a loader of the same samples, made in the same way, at the run's position."""
+    options: dict[str, Any] = {}
+    if loader.num_workers:
+        claim_workers()
+        options = {
+            "persistent_workers": loader.persistent_workers,
+            "prefetch_factor": loader.prefetch_factor,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "worker_init_fn": partial(_begin_worker, loader.worker_init_fn),
+        }
+    return DataLoader(
+        KeyedDataset(loader.dataset, always=is_canonical(args)),
+        batch_sampler=sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        generator=torch.Generator().manual_seed(sampler.cursor.seed),
+        **options,
+    )
+
+
+def _begin_worker(theirs: Callable[[int], None] | None, worker: int) -> None:
+    outlive_a_request(worker)
+    if theirs is not None:
+        theirs(worker)

@@ -1,0 +1,350 @@
+"""Sample order.
+
+What a run of Transformers draws from torch's global stream for its loaders, drawn here too.
+
+Ours leave that stream alone, so that no evaluation changes what is trained after it. Theirs draw
+one number for each loader that is begun, and where samples are grouped by length the order of the
+epoch behind it. So that order depends on everything that was drawn before, and what it was drawn
+from is kept with the position in the data.
+
+The order of an epoch's samples by ``train_sampling_strategy``, and which of them go together.
+
+An order is a function of the seed, the epoch and what the dataset is; so it is the same on every
+rank and in every life, and a position in it is all that a checkpoint needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from resilient.errors import ConfigError, IncompatibleCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data.sampler import BatchLayout, DataCursor
+
+
+@dataclass(frozen=True, slots=True)
+class HFRandomStreams:
+    """Where torch's global stream stood when a run of theirs began to group by length.
+
+    Attributes:
+        seed: what it was seeded with.
+        is_known: whether nothing that we cannot draw again came after that (``model_init``).
+    """
+
+    seed: int
+    is_known: bool = True
+
+
+def draw_for_loader(cursor: DataCursor) -> None:
+    """Draw what a loader's iterator takes from torch's global stream, in a run that did so."""
+    if cursor.origin:
+        _draw_number(None)
+
+
+def draw_for_epoch(cursor: DataCursor) -> None:
+    """Draw what theirs draw when an epoch begins. Collective, where the order is drawn too.
+
+    Theirs would part ranks whose streams have come apart; here all take the order of rank 0.
+    """
+    draw_for_loader(cursor)
+    if not cursor.origin or cursor.streams is None:
+        return
+    shared = [packed(torch.get_rng_state())]
+    if dist.is_initialized():
+        dist.broadcast_object_list(shared, src=0)
+    cursor.drawn = shared[0]
+    torch.randperm(cursor.size)
+
+
+def drawn_order(cursor: DataCursor) -> torch.Tensor:
+    """Return the random order of an epoch that was drawn: int64 indices, shape (samples,)."""
+    generator = torch.Generator()
+    state = torch.frombuffer(bytearray(base64.b64decode(cursor.drawn)), dtype=torch.uint8)
+    generator.set_state(state)
+    return torch.randperm(cursor.size, generator=generator)
+
+
+def packed(state: torch.Tensor) -> str:
+    """Return a generator's state (uint8) as text."""
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a checkpoint of theirs shows of the stream, for :func:`find_drawn`.
+
+    Args:
+        random: the random state of rank 0, if it was saved.
+        history: of logs; an evaluation draws a number.
+    """
+    evaluated = [
+        math.ceil(entry["epoch"]) - 1
+        for entry in history
+        if any(name.startswith("eval_") for name in entry)
+    ]
+    return {"stream": packed(random["cpu"]) if random else "", "evaluated": evaluated}
+
+
+def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -> str:
+    """Return what the order of the epoch that is under way was drawn from.
+
+    Everything is drawn again from the seed on. That it was all is proven by the state that was
+    saved; where more was drawn (dropout on a CPU) the order of the first epoch still came first.
+
+    Args:
+        origin: of the cursor, with what :func:`seen_of` returned.
+        streams: as the run began.
+        size: samples in the training set.
+
+    Raises:
+        IncompatibleCheckpoint: nobody can know.
+    """
+    epoch, evaluated = int(origin["epoch"]), list(origin.get("evaluated", ()))
+    generator = torch.Generator().manual_seed(streams.seed)
+    drawn = ""
+    for number in range(-1, epoch + 1):
+        if number >= 0:
+            _draw_number(generator)
+            drawn = packed(generator.get_state())
+            torch.randperm(size, generator=generator)
+        for _ in range(evaluated.count(number)):
+            _draw_number(generator)
+    is_proven = packed(generator.get_state()) == origin.get("stream")
+    if is_proven or (epoch == 0 and streams.is_known):
+        return drawn
+    why = "" if streams.is_known else ", and `model_init` drew from it before"
+    raise IncompatibleCheckpoint(
+        f"the checkpoint is in the middle of epoch {epoch} of samples that are grouped by length, "
+        "and nothing says in which order: Transformers draws it from torch's global stream, of "
+        f"which it does not save where it stood then{why}; going on in another order would leave "
+        "samples out and repeat others",
+        hint="take a checkpoint from the end of an epoch or from the first one, with the seed "
+        "that the run had, or begin anew from the weights with `trainer.load_model(...)`",
+    )
+
+
+def _draw_number(generator: torch.Generator | None) -> None:
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+
+
+# Weight of attention's quadratic term in the cost of a micro-batch (Transformers' value).
+_QUADRATIC = 0.001
+_GROUPS_MAX = 50
+_SAMPLES_AT_ONCE = 4096
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the random order of an epoch: int64 indices, shape (samples,).
+
+    ``torch.randperm`` under a generator seeded with ``seed + epoch``, as accelerate's seedable
+    sampler does, so the order equals that of a Transformers run.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return torch.randperm(samples, generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """``random``: a new order for each epoch."""
+
+    name: ClassVar[str] = "random"
+
+    def order(self, cursor: DataCursor) -> torch.Tensor:
+        """Return the order of the cursor's epoch: int64 indices, shape (samples,)."""
+        return epoch_order(cursor.size, cursor.seed, cursor.epoch)
+
+    def batches(
+        self, order: torch.Tensor, cursor: DataCursor, deal: BatchLayout, rank: int
+    ) -> Iterator[list[int]]:
+        """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
+        start = cursor.samples
+        each = deal.round_samples
+        several = max(_SAMPLES_AT_ONCE // each, 1)
+        whole = max(deal.samples - start, 0) // each
+        for turn in range(0, whole, several):
+            low, count = start + turn * each, min(several, whole - turn)
+            # A tensor is read once for many rounds: that takes longer than to cut a list.
+            taken: list[int] = order[low : low + count * each].tolist()
+            for mine in range(rank * deal.batch, len(taken), each):
+                yield taken[mine : mine + deal.batch]
+        for turn in range(whole, deal.rounds_after(start)):
+            yield deal.micro_batch(order, start + turn * each, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential(Sampling):
+    """``sequential``: the dataset's own order."""
+
+    name: ClassVar[str] = "sequential"
+
+    def order(self, cursor: DataCursor) -> torch.Tensor:
+        """Return all indices from 0 on."""
+        return torch.arange(cursor.size)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGrouped(Sampling):
+    """``group_by_length``: samples of about one length are neighbours, longest group first.
+
+    Attributes:
+        lengths: of each sample.
+    """
+
+    name: ClassVar[str] = "group_by_length"
+    lengths: Sequence[int]
+
+    def order(self, cursor: DataCursor) -> torch.Tensor:
+        """Return the random order, sorted by length within groups of up to 50 steps.
+
+        Transformers' recipe: the longest sample of all comes first, so that memory runs out at
+        once or never. How large a group is stays what it was in the run's first life. A run that
+        draws as theirs has drawn the random order when the epoch began.
+        """
+        lengths, group = self.lengths, cursor.group
+        several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
+        drawn = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
+        order: list[int] = drawn.tolist()
+        cuts = range(0, cursor.size, several * group)
+        groups = [
+            sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)
+            for cut in cuts
+        ]
+        longest = max(groups, key=lambda one: lengths[one[0]])
+        groups[0][0], longest[0] = longest[0], groups[0][0]
+        return torch.tensor([index for one in groups for index in one])
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced(Sampling):
+    """``batch_rebalance``: micro-batches of a step cost about the same, padding included.
+
+    A step trains on the samples that it would train on anyway; its micro-batches differ in size:
+    few long samples or many short ones.
+
+    Attributes:
+        lengths: of each sample.
+        accumulation: micro-batches per step and rank.
+    """
+
+    lengths: Sequence[int]
+    accumulation: int
+
+    def batches(
+        self, order: torch.Tensor, cursor: DataCursor, deal: BatchLayout, rank: int
+    ) -> Iterator[list[int]]:
+        """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
+        start = cursor.samples
+        rounds = deal.rounds_after(start)
+        for done in range(0, rounds, self.accumulation):
+            slots = min(self.accumulation, rounds - done)
+            low, groups = start + done * deal.round_samples, slots * deal.ranks
+            high = min(low + slots * deal.round_samples, cursor.size)
+            places = torch.arange(low, max(high, low + groups)) % cursor.size
+            parts = split_by_cost(order[places].tolist(), self.lengths, groups)
+            # The dearest first, and those of one round as near to each other as can be.
+            for slot in range(slots):
+                yield parts[slot * deal.ranks + rank]
+
+
+def cost_of(count: int, longest: int) -> float:
+    """Return what a micro-batch costs when all samples are padded to the longest."""
+    return count * longest * (1 + _QUADRATIC * longest)
+
+
+def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -> list[list[int]]:
+    """Return ``indices`` in ``groups`` parts, none empty, whose dearest is as cheap as can be.
+
+    Sorted by length, longest first; parts are neighbours in that order, the dearest first.
+
+    Raises:
+        ValueError: there are fewer indices than groups.
+    """
+    if len(indices) < groups:
+        raise ValueError(f"{len(indices)} samples cannot fill {groups} micro-batches")
+    ordered = sorted(indices, key=lengths.__getitem__, reverse=True)
+    # A part begins with its longest, so these are all the costs that a part can have.
+    costs = sorted(
+        {
+            cost_of(count, lengths[first])
+            for place, first in enumerate(ordered)
+            for count in range(1, len(ordered) - place + 1)
+        }
+    )
+    low, high = 0, len(costs) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(ordered, lengths, costs[middle])) <= groups:
+            high = middle
+        else:
+            low = middle + 1
+    parts = _cut(ordered, lengths, costs[low])
+    while len(parts) < groups:
+        largest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        whole = parts[largest]
+        parts[largest : largest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+    return sorted(parts, key=lambda one: -cost_of(len(one), lengths[one[0]]))
+
+
+def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[list[int]]:
+    """Fill part after part up to a cost."""
+    parts: list[list[int]] = []
+    for index in ordered:
+        if parts and cost_of(len(parts[-1]) + 1, lengths[parts[-1][0]]) <= cap:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts
+
+
+def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
+    """Return how ``args`` order the samples of a map-style dataset.
+
+    Args:
+        args: ``train_sampling_strategy``, ``length_column_name``.
+        dataset: its samples have the lengths, or a column of its own does.
+        name: what the model mainly reads; its length counts where no other is given.
+
+    Raises:
+        ConfigError: lengths are needed, and samples do not say theirs.
+    """
+    strategy = args.train_sampling_strategy
+    if strategy == "sequential":
+        return Sequential()
+    if strategy == "random":
+        return Sampling()
+    lengths = lengths_of(dataset, args.length_column_name, name)
+    if strategy == "group_by_length":
+        return LengthGrouped(lengths)
+    return Rebalanced(lengths, args.gradient_accumulation_steps)
+
+
+def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
+    """Return the length of each sample: by column, else by the length of its main input.
+
+    Without a column of a dataset that has columns, every sample is fetched once.
+
+    Raises:
+        ConfigError: samples have neither.
+    """
+    if column in (getattr(dataset, "column_names", None) or ()):
+        return [int(one) for one in dataset[column]]
+    first = dataset[0]
+    if isinstance(first, Mapping) and column in first:
+        return [int(dataset[index][column]) for index in range(len(dataset))]
+    if not isinstance(first, Mapping) or not hasattr(first.get(name), "__len__"):
+        raise ConfigError(
+            f"samples of `{type(dataset).__name__}` do not say how long they are: give them "
+            f"`{column}` (`length_column_name`) or `{name}`, or another `train_sampling_strategy`"
+        )
+    return [len(dataset[index][name]) for index in range(len(dataset))]

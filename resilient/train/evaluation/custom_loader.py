@@ -1,0 +1,188 @@
+"""User loaders, batch metrics.
+
+Evaluation by a loader that a script made itself: what it gives is counted, not assumed.
+
+``batch_eval_metrics``: metrics that are computed batch by batch, and hold no predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from resilient.errors import ConfigError
+from resilient.train.evaluation.gather import first_of, gather_objects, nested
+from resilient.train.evaluation.loop import EvalPrediction, EvalShard, EvalShardLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from resilient.distributed.launch_env import World
+
+
+@dataclass(slots=True)
+class CountedShard(EvalShard):
+    """All batches of a loader, on one rank; ``samples`` and ``sizes`` are of those seen so far."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def saw(self, size: int) -> None:
+        """Count one batch."""
+        self.sizes.append(size)
+        self.samples += size
+
+    @property
+    def batches(self) -> int:
+        """Batches that were seen."""
+        return len(self.sizes)
+
+    @property
+    def weights(self) -> list[int]:
+        """How many samples each of them had."""
+        return self.sizes
+
+    def of(self, rank: int) -> list[list[int]]:
+        """Return the places of their samples, batch by batch, in the order that they came in."""
+        total = list(accumulate(self.sizes))
+        ends = [total[nth] for nth in self.turns(rank)]
+        return [list(range(end - size, end)) for end, size in zip(ends, self.sizes, strict=True)]
+
+    def counts(self, nth: int) -> bool:
+        """Say that every batch counts."""
+        return nth < self.batches
+
+
+class CountedBatches:
+    """Counts the samples of each batch of a loader.
+
+    Args:
+        loader: yields batches.
+        world: of one rank.
+    """
+
+    def __init__(self, loader: Any, world: World) -> None:
+        self.loader = loader
+        self.share = CountedShard(0, 1, world)
+
+    def __iter__(self) -> Iterator[Any]:
+        for inputs in self.loader:
+            size = samples_of(inputs)
+            if size is None:
+                raise ConfigError(
+                    "cannot say how many samples a batch of the evaluation has: it is a "
+                    f"`{type(inputs).__name__}` without a tensor or a list in it",
+                    hint="keep what `super().get_eval_dataloader(...)` returns",
+                )
+            self.share.saw(size)
+            yield inputs
+
+
+def samples_of(inputs: Any) -> int | None:
+    """Return the length of the first tensor or list in a batch, None if there is none."""
+    if hasattr(inputs, "shape"):
+        return int(inputs.shape[0]) if len(inputs.shape) else None
+    if isinstance(inputs, Mapping):
+        inputs = tuple(inputs.values())
+    elif isinstance(inputs, list) and not any(isinstance(one, torch.Tensor) for one in inputs):
+        return len(inputs)
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
+        return None
+    sizes = (samples_of(one) for one in inputs)
+    return next((one for one in sizes if one is not None), None)
+
+
+def counted(loader: Any, world: World, *, in_step: bool) -> Any:
+    """Return a loader that has a ``share``, in which every sample of ``loader`` counts once.
+
+    One of ours has it, and stays. Alone, a rank counts what comes. Several share the batches of a
+    plain loader in the order of its dataset.
+
+    Args:
+        loader: what ``get_eval_dataloader`` returned.
+        world: who this rank is among how many that have samples of their own.
+        in_step: whether they must run equally many batches.
+
+    Raises:
+        ConfigError: there are several ranks, and nobody knows how to share what it loads.
+    """
+    if getattr(loader, "share", None) is not None:
+        return loader
+    if world.size == 1:
+        return CountedBatches(loader, world)
+    is_plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
+    if not is_plain or type(loader.sampler) is not SequentialSampler or loader.drop_last:
+        raise ConfigError(
+            f"the loader that `get_eval_dataloader` returned, a `{type(loader).__name__}`, would "
+            f"give each of {world.size} ranks the same samples, in an order of its own",
+            hint="keep what `super().get_eval_dataloader(...)` returns, or make a `DataLoader` "
+            "that is not shuffled and has no sampler",
+        )
+    options: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn")
+    }
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["multiprocessing_context"] = loader.multiprocessing_context
+    dataset: Any = loader.dataset
+    share = EvalShard(len(dataset), int(loader.batch_size or 1), world, in_step=in_step)
+    return EvalShardLoader(dataset, share, generator=torch.Generator(), **options)
+
+
+class BatchMetrics:
+    """Calls ``compute_metrics(prediction, compute_result=...)`` with each batch of a dataset.
+
+    Every rank makes the same calls, in the dataset's order, whatever the number of ranks; so all
+    must run as many batches as the others (``in_step`` of the share). Tensors are on the host.
+
+    Args:
+        compute: keeps what it needs of a batch, and returns metrics when ``compute_result``.
+        share: which batches are this rank's.
+        include: ``include_for_metrics``.
+    """
+
+    def __init__(self, compute: Callable[..., Any], share: EvalShard, include: list[str]) -> None:
+        self._compute = compute
+        self._share = share
+        self._include = include
+        self._seen = 0
+        self._last: EvalPrediction | None = None
+
+    def add(self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any) -> None:
+        """Take one batch of each rank. Collective."""
+        mine = None
+        if self._share.counts(self._seen) and not self._share.is_stand_in:
+            mine = nested(_on_host, (predictions, labels, inputs, loss))
+        self._seen += 1
+        for one in gather_objects(mine, self._share.world.size):
+            if one is not None:
+                self._take(*one)
+
+    def result(self) -> Mapping[str, Any]:
+        """Return the metrics, of the last call."""
+        if self._last is None:
+            return {}
+        metrics: Mapping[str, Any] = self._compute(self._last, compute_result=True)
+        return metrics
+
+    def _take(self, predictions: Any, labels: Any, inputs: Any, loss: Any) -> None:
+        """Hand over the batch before: which one is the last is known when no other comes."""
+        if predictions is None or labels is None:
+            return
+        if self._last is not None:
+            self._compute(self._last, compute_result=False)
+        losses = None
+        if loss is not None and "loss" in self._include:
+            losses = loss.repeat(len(first_of(predictions)))
+        self._last = EvalPrediction(
+            predictions, labels, inputs if "inputs" in self._include else None, losses
+        )
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().cpu()

@@ -1,0 +1,520 @@
+"""Evaluation loop.
+
+One output of a model over a whole evaluation: held per batch, gathered, put in order.
+
+Evaluation: each rank its share, every sample counted once, the same result at any world size.
+
+Batches of the dataset's own order are dealt to ranks in turn. Ranks meet only to gather rows, at
+the end or every ``eval_accumulation_steps`` batches, and put them back into the dataset's order.
+
+Evaluation of a dataset without a length: every sample once, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from resilient.errors import ConfigError
+from resilient.train.data.sampler import DataCursor, worker_options
+from resilient.train.data.streaming import StreamSource, stream_options
+from resilient.train.evaluation.gather import (
+    concatenate,
+    gather_objects,
+    gather_rows,
+    is_column,
+    nested,
+    pad_and_concatenate,
+    to_numpy,
+    zipped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from resilient.distributed.launch_env import World
+    from resilient.train.arguments import TrainingArguments
+
+
+@dataclass(frozen=True, slots=True)
+class OutputJoin:
+    """How outputs leave the device and become one.
+
+    Attributes:
+        every: batches after which they are gathered and leave the device; None: at the end.
+        concat: join batches; else there is a list of them.
+        objects: gather by pickling, so that they may hold more than tensors.
+    """
+
+    every: int | None = None
+    concat: bool = True
+    objects: bool = False
+
+    @classmethod
+    def of(cls, args: TrainingArguments) -> OutputJoin:
+        """Return what ``args`` say."""
+        return cls(
+            args.eval_accumulation_steps, args.eval_do_concat_batches, args.eval_use_gather_object
+        )
+
+    @property
+    def by_pickle(self) -> bool:
+        """Whether batches stay apart until the end."""
+        return self.objects or not self.concat
+
+
+class OutputColumn:
+    """What the batches of one rank have in one place: predictions, labels or inputs.
+
+    Args:
+        share: which batches are this rank's.
+        joining: how they become one.
+    """
+
+    def __init__(self, share: EvalShard, joining: OutputJoin) -> None:
+        self._share = share
+        self._joining = joining
+        self._held: list[Any] = []
+        self._empty: Any = None
+        self._spilled: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        """Hold the value of one more batch; its first dimension is samples."""
+        self._held.append(nested(torch.Tensor.detach, value))
+
+    def spill(self) -> None:
+        """Take what is held off the device, as tensors together with the other ranks. Collective.
+
+        Every rank must spill as often as the others, whatever it holds, and all of its columns.
+        """
+        held, self._held = self._held, []
+        if self._joining.by_pickle:
+            self._spilled += [] if self._share.is_stand_in else [nested(to_numpy, x) for x in held]
+            return
+        if held:
+            self._empty = zipped(held[:1], _nothing_of)
+        if (together := zipped(held or [self._empty], self._gathered)) is not None:
+            self._spilled.append(together)
+
+    def result(self) -> Any:
+        """Return what was spilled: arrays in the dataset's order, or a list of its batches.
+
+        Collective.
+        """
+        return self._batches() if self._joining.by_pickle else zipped(self._spilled, self._ordered)
+
+    def _batches(self) -> Any:
+        """Gather the batches of all ranks as objects and put them in order."""
+        by_rank = gather_objects(self._spilled, self._share.world.size)
+        turns = range(self._share.batches)
+        ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in turns]
+        if any(one is None for one in ordered):
+            return None
+        return zipped(ordered, concatenate) if self._joining.concat else ordered
+
+    def _gathered(self, leaves: Sequence[Any]) -> Any:
+        """Join the leaves of this rank's batches, and those with the other ranks'."""
+        ranks, is_here = self._share.world.size, not self._share.is_stand_in
+        if isinstance(leaves[0], torch.Tensor):
+            rows = pad_and_concatenate(leaves)
+            return gather_rows(rows if is_here else rows[:0], ranks).cpu()
+        if ranks > 1 or not is_column(leaves[0]):
+            raise ConfigError(
+                f"the model returned a `{type(leaves[0]).__name__}`, which {ranks} ranks cannot "
+                "gather as tensors: set `eval_use_gather_object`, or name that output in "
+                "`ignore_keys`"
+            )
+        return concatenate(leaves)
+
+    def _ordered(self, chunks: Sequence[Any]) -> Any:
+        """Join what was spilled at different times and put it into the dataset's order."""
+        if not isinstance(chunks[0], torch.Tensor):
+            return concatenate(chunks)  # of one rank, so it is in order
+        rows, order = pad_and_concatenate(chunks), self._order()
+        if len(order) != len(rows):
+            raise ConfigError(
+                f"the model returned {len(rows)} rows for {len(order)} samples: outputs need the "
+                "samples as their first dimension"
+            )
+        return to_numpy(torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows))
+
+    def _order(self) -> list[int]:
+        """Return the places of rows in the dataset as they come: by spill, by rank, in turn."""
+        shares = [self._share.of(rank) for rank in range(self._share.world.size)]
+        every = self._joining.every or max(len(shares[0]), 1)
+        return [
+            place
+            for first in range(0, max(len(shares[0]), 1), every)
+            for batches in shares
+            for batch in batches[first : first + every]
+            for place in batch
+        ]
+
+
+def _nothing_of(leaves: Sequence[Any]) -> Any:
+    is_tensor = isinstance(leaves[0], torch.Tensor)
+    return (pad_and_concatenate(leaves) if is_tensor else leaves[0])[:0]
+
+
+class EvalPrediction:
+    """What ``compute_metrics`` gets, in the dataset's order; unpacks as a tuple of what is there.
+
+    Attributes:
+        predictions: an array, or a tuple or dict of them.
+        label_ids: the same.
+        inputs: the model's main input, if ``include_for_metrics`` has ``inputs``.
+        losses: each sample's batch's mean loss, if ``include_for_metrics`` has ``loss``.
+    """
+
+    def __init__(
+        self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None
+    ) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._elements)
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._elements[place]
+
+    @property
+    def _elements(self) -> tuple[Any, ...]:
+        more = (one for one in (self.inputs, self.losses) if one is not None)
+        return (self.predictions, self.label_ids, *more)
+
+
+class PredictionOutput(NamedTuple):
+    """What ``Trainer.predict`` returns."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class EvalShard:
+    """Which batches of ``samples`` a rank evaluates.
+
+    Attributes:
+        samples: size of the dataset.
+        batch: samples per batch.
+        world: who this rank is among how many.
+        in_step: every rank must run as many batches as the others, because they compute together.
+    """
+
+    samples: int
+    batch: int
+    world: World
+    in_step: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Batches in the dataset."""
+        return math.ceil(self.samples / self.batch)
+
+    def turns(self, rank: int) -> range:
+        """Return the numbers of the batches of ``rank``."""
+        return range(rank, self.batches, self.world.size)
+
+    def of(self, rank: int) -> list[list[int]]:
+        """Return the batches of ``rank`` as lists of indices."""
+        return [
+            list(range(turn * self.batch, min((turn + 1) * self.batch, self.samples)))
+            for turn in self.turns(rank)
+        ]
+
+    @property
+    def weights(self) -> list[int]:
+        """How many samples each batch of the dataset has."""
+        whole, rest = divmod(self.samples, self.batch)
+        return [self.batch] * whole + ([rest] if rest else [])
+
+    def mean(self, losses: Sequence[float]) -> float:
+        """Return the mean over samples of ``losses`` of batches.
+
+        They are weighed by their samples and added with ``math.fsum``, so the result is exact to
+        the last bit whatever the number of ranks.
+        """
+        weighed = (size * loss for size, loss in zip(self.weights, losses, strict=True))
+        return math.fsum(weighed) / self.samples
+
+    def spread(self, losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the losses of batches once for each of their samples, float64."""
+        return np.repeat(np.asarray(losses, dtype=np.float64), self.weights)
+
+    def counts(self, nth: int) -> bool:
+        """Say whether the ``nth`` batch that runs here is one of this rank's share."""
+        return nth < max(len(self.turns(self.world.rank)), 1)
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether this rank has no batch, and runs the first one only to know its shapes."""
+        return self.world.rank >= self.batches
+
+    def mine(self) -> list[list[int]]:
+        """Return the batches to run here, at least one; those past the share only keep step."""
+        own = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
+        missing = math.ceil(self.batches / self.world.size) - len(own) if self.in_step else 0
+        return own + own[-1:] * missing
+
+
+class EvalShardLoader(DataLoader[Any]):
+    """Loads the batches of a share of a dataset.
+
+    Args:
+        dataset: map-style.
+        share: which batches.
+        **options: of DataLoader.
+    """
+
+    def __init__(self, dataset: Any, share: EvalShard, **options: Any) -> None:
+        self.share = share
+        super().__init__(dataset, batch_sampler=share.mine(), **options)
+
+
+def eval_loader(
+    args: TrainingArguments,
+    dataset: Any,
+    share: EvalShard,
+    collate: Callable[[Any], Any],
+    *,
+    pin: bool,
+    persistent: bool = False,
+) -> EvalShardLoader:
+    """Return a loader of this rank's share; it leaves torch's global random stream alone.
+
+    Args:
+        args: of the run.
+        dataset: map-style.
+        share: which batches.
+        collate: samples -> batch.
+        pin: whether batches go to pinned memory.
+        persistent: whether the loader's processes live on between evaluations.
+    """
+    options = worker_options(args, pin=pin)
+    if options["num_workers"]:
+        options["persistent_workers"] = persistent
+    return EvalShardLoader(
+        dataset,
+        share,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(args.seed),
+        **options,
+    )
+
+
+class EvalAccumulator:
+    """What one rank has seen of an evaluation.
+
+    Args:
+        share: which batches are this rank's.
+        keep_outputs: whether predictions, labels and inputs are kept, not only losses.
+        joining: how outputs of batches become one.
+    """
+
+    def __init__(
+        self, share: EvalShard, *, keep_outputs: bool, joining: OutputJoin | None = None
+    ) -> None:
+        self._share = share
+        self._keep = keep_outputs
+        self._joining = joining or OutputJoin()
+        self._losses: list[torch.Tensor] = []
+        self._columns = [
+            OutputColumn(share, self._joining) for _ in ("predictions", "labels", "inputs")
+        ]
+        self._seen = 0
+        self._spills = 0
+
+    def add(
+        self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any = None
+    ) -> None:
+        """Add one batch: its mean loss (scalar), and its outputs (first dimension: samples).
+
+        What comes after this rank's share was run to keep step, and is dropped. Collective after
+        every ``joining.every`` batches.
+        """
+        if self._share.counts(self._seen):
+            if loss is not None:
+                self._losses.append(loss.detach().double())
+            if self._keep:
+                for column, value in zip(self._columns, (predictions, labels, inputs), strict=True):
+                    column.add(value)
+        self._seen += 1
+        if self._joining.every and self._seen % self._joining.every == 0:
+            self._spill()
+
+    def losses(self) -> list[float] | None:
+        """Return the mean loss of each batch of the dataset, None without labels. Collective."""
+        self._finish()
+        if not self._losses:
+            return None
+        share = self._share
+        mine = torch.stack(self._losses)
+        rows = gather_rows(mine[:0] if share.is_stand_in else mine, share.world.size)
+        owners = [turn for rank in range(share.world.size) for turn in share.turns(rank)]
+        by_turn = dict(zip(owners, rows.tolist(), strict=True))
+        return [by_turn[turn] for turn in range(share.batches)]
+
+    def mean_loss(self) -> float | None:
+        """Return the mean loss over samples, None without labels. Collective."""
+        losses = self.losses()
+        return None if losses is None else self._share.mean(losses)
+
+    def outputs(self) -> tuple[Any, Any, Any]:
+        """Return predictions, labels and inputs in the dataset's order. Collective."""
+        if not self._keep:
+            return None, None, None
+        self._finish()
+        predictions, labels, inputs = (column.result() for column in self._columns)
+        return predictions, labels, inputs
+
+    def _finish(self) -> None:
+        """Spill as often as the rank with the most batches, before anything else is gathered."""
+        rounds = max(1, -(-self._share.batches // self._share.world.size))
+        for _ in range(self._spills, -(-rounds // (self._joining.every or rounds))):
+            self._spill()
+
+    def _spill(self) -> None:
+        self._spills += 1
+        for column in self._columns if self._keep else ():
+            column.spill()
+
+
+def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> None:
+    """Raise if no evaluation of a dict of datasets can give a metric.
+
+    Args:
+        sets: datasets by name; None if there is only one.
+        metric: its name, with ``eval_`` or without.
+        who: what needs it.
+
+    Raises:
+        ConfigError: the name is of none of them.
+    """
+    name = f"eval_{metric.removeprefix('eval_')}"
+    if sets and not any(name.startswith(f"eval_{one}_") for one in sets):
+        first = next(iter(sets))
+        raise ConfigError(
+            f"{who} is `{name}`, and metrics of the datasets {sorted(sets)} of `eval_dataset` are "
+            "named after them",
+            hint=f'set `metric_for_best_model`, as to "{first}_loss"',
+        )
+
+
+def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return ``metrics`` with every name under ``prefix_``."""
+    return {
+        name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value
+        for name, value in metrics.items()
+    }
+
+
+@dataclass(slots=True)
+class StreamShare(EvalShard):
+    """Which batches of a stream a rank evaluates; ``samples`` are those that were seen so far."""
+
+    own: list[bool] = field(default_factory=list)
+
+    def saw(self, taken: int, *, runs: bool, own: bool) -> None:
+        """Count the samples of one round of all ranks.
+
+        Args:
+            taken: how many there were.
+            runs: whether a batch runs here.
+            own: whether it is of this rank's share.
+        """
+        self.samples += taken
+        if runs:
+            self.own.append(own)
+
+    def counts(self, nth: int) -> bool:
+        """Say whether the ``nth`` batch that runs here is one of this rank's share."""
+        return self.own[nth] or nth == 0
+
+
+class _Part(NamedTuple):
+    """One rank's part of a round: its samples, or others' that only keep it in step."""
+
+    samples: list[Any]
+    taken: int
+    own: bool
+
+
+class _Reader(IterableDataset[_Part]):
+    def __init__(self, dataset: Any, seed: int, share: StreamShare) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._batch, self._world, self._in_step = share.batch, share.world, share.in_step
+
+    def __iter__(self) -> Iterator[_Part]:
+        info = get_worker_info()
+        mine, workers = (info.id, info.num_workers) if info else (0, 1)
+        for turn, one in enumerate(self._parts()):
+            if turn % workers == mine:
+                yield one
+
+    def _parts(self) -> Iterator[_Part]:
+        source = StreamSource(self._dataset, DataCursor(0, self._seed))
+        low, keeps_step = self._world.rank * self._batch, True
+        while samples := source.take(self._batch * self._world.size):
+            own = samples[low : low + self._batch]
+            # The first round runs everywhere, so that all know the shapes.
+            stand_in = samples[: self._batch] if keeps_step else []
+            yield _Part(own or stand_in, len(samples), bool(own))
+            keeps_step = self._in_step
+
+
+class StreamEvaluation:
+    """Loads a stream for evaluation; its share knows the size when it was read.
+
+    Args:
+        loader: yields collated parts.
+        share: counts them.
+    """
+
+    def __init__(self, loader: DataLoader[Any], share: StreamShare) -> None:
+        self.share = share
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, taken, own in self._loader:
+            runs = batch is not None
+            self.share.saw(taken, runs=runs, own=own)
+            if runs:
+                yield batch
+
+
+class _CollatePart:
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, part: _Part) -> tuple[Any, int, bool]:
+        return (self._collate(part.samples) if part.samples else None), part.taken, part.own
+
+
+def stream_evaluation(
+    args: TrainingArguments,
+    dataset: Any,
+    share: StreamShare,
+    collate: Callable[[Any], Any],
+    *,
+    pin: bool,
+) -> StreamEvaluation:
+    """Return a loader of this rank's share of a stream."""
+    options = stream_options(args, pin=pin)
+    reader = _Reader(dataset, args.order_seed, share)
+    collate_fn = cast("Any", _CollatePart(collate))
+    return StreamEvaluation(
+        DataLoader(reader, batch_size=None, collate_fn=collate_fn, **options), share
+    )

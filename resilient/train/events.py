@@ -1,0 +1,359 @@
+"""What the trainer tells: events of its own, and where all events of a process go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
+
+from tqdm.auto import tqdm
+
+from resilient.clock import Timed
+from resilient.events import AppendOnlyLog, Emitter, Event, Level, console, json_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from resilient.clock import Clock
+    from resilient.distributed.launch_env import World
+    from resilient.train.arguments.resume_rules import Change
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLogged(Event):
+    """Numbers were added to the history, or speeds were measured."""
+
+    metrics: Mapping[str, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers themselves: logged every few steps, they are not copied one by one."""
+        return {"metrics": self.metrics}
+
+    def line(self) -> str:
+        """Show the numbers."""
+        return "  ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self.metrics.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsChanged(Event):
+    """The run goes on with other arguments than the life that saved."""
+
+    level: ClassVar[Level] = Level.WARNING
+    changes: Mapping[str, Change]
+
+    def line(self) -> str:
+        """Name each argument with both values and what follows, one to a line."""
+        shown = (f"\n  {one.shown(name)}" for name, one in self.changes.items())
+        return f"arguments differ from the checkpoint's:{''.join(shown)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallbacksGone(Event):
+    """A checkpoint holds states of callbacks that this run does not have."""
+
+    level: ClassVar[Level] = Level.WARNING
+    names: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the callbacks."""
+        return (
+            f"the checkpoint holds the state of callbacks that this run does not have: "
+            f"{', '.join(self.names)}; give them to the Trainer to go on as before"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokensAligned(Event):
+    """The model's configuration took over special tokens of the processing class."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tokens: Mapping[str, int]
+
+    def line(self) -> str:
+        """Name the tokens."""
+        shown = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
+        return f"the model's configuration takes special tokens of the processing class: {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsUnused(Event):
+    """A batch holds what the model's forward does not take, so it is not given."""
+
+    columns: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the columns."""
+        return f"not given to the model, its forward does not take them: {', '.join(self.columns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticMismatchFound(Event):
+    """Hosts compute other bits than each other, and training goes on all the same."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say which, and what that means."""
+        return f"{self.reason}: the bits of this run depend on which host computes what"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensNotCounted(Event):
+    """The tokens of a batch cannot be counted as they should."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say why."""
+        return f"`include_num_input_tokens_seen` cannot count a batch: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFreed(Event):
+    """Memory was nearly used up, and what could be freed was."""
+
+    before: float
+    after: float
+
+    def line(self) -> str:
+        """Say the shares of memory."""
+        return f"freed memory: {self.before:.0%} of it was used, now {self.after:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizeReduced(Event):
+    """A rank ran out of memory, so all go on with a smaller batch."""
+
+    level: ClassVar[Level] = Level.WARNING
+    old: int
+    new: int
+
+    def line(self) -> str:
+        """Say both sizes."""
+        return (
+            f"out of memory with {self.old} samples per device: the step is made anew with "
+            f"{self.new}, and none is left out or repeated"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStarted(Event):
+    """The loop begins, or goes on."""
+
+    global_step: int
+    max_steps: int
+    epochs: int
+    samples: int
+    global_batch: int
+    world_size: int
+    trainable_parameters: int
+
+    def line(self) -> str:
+        """Say how much is to do."""
+        return (
+            f"training steps {self.global_step} to {self.max_steps}: {self.samples} samples, "
+            f"{self.global_batch} per step on {self.world_size} ranks, "
+            f"{self.trainable_parameters} parameters"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepEnded(Event):
+    """The first step of a life is done: whatever ended the life before is made good."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded(Event):
+    """Something other than a step held training up: ``saving``, ``evaluating``."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    phase: str
+    took_seconds: float
+
+
+def timing(
+    phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
+) -> Timed:
+    """Return what tells how long training was held up inside, also if it is left by an error."""
+
+    def over(took_seconds: float) -> None:
+        if took_seconds >= at_least_seconds:
+            tell(PhaseEnded(phase, took_seconds))
+
+    return Timed(clock, over)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnded(Event):
+    """The loop is over and everything is durable."""
+
+    global_step: int
+    training_loss: float
+    took_seconds: float
+
+    def line(self) -> str:
+        """Say where training ended."""
+        return (
+            f"trained to step {self.global_step}, loss {self.training_loss:.4g}, "
+            f"{self.took_seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStopped(Event):
+    """All ranks stopped after the same step, because somebody asked."""
+
+    level: ClassVar[Level] = Level.WARNING
+    global_step: int
+    reason: str
+
+    def line(self) -> str:
+        """Say why and where."""
+        return f"asked to stop ({self.reason}): stopped after step {self.global_step}"
+
+
+@dataclass(frozen=True, slots=True)
+class UntilStepReached(Event):
+    """This launch was to train to a step before the last (``--until-step``), and has."""
+
+    global_step: int
+
+    def line(self) -> str:
+        """Say where, and how it goes on."""
+        return f"step {self.global_step} is saved, and this launch was to end there"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRolledBack(Event):
+    """The loss broke: training went back, and the data since then is left out.
+
+    Attributes:
+        reason: what was wrong with the loss.
+        global_step: the step that was not made.
+        checkpoint: what training went back to.
+        skipped: where the data was left and is taken up again: epoch, samples, epoch, samples.
+        times: how often the run has gone back, this time included.
+        limit: how often it may.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+    global_step: int
+    checkpoint: str
+    skipped: list[int]
+    times: int
+    limit: int
+
+    def line(self) -> str:
+        """Say why, how far back, and which data is left out."""
+        epoch, samples, to_epoch, to_samples = self.skipped
+        place = f"{samples} to {to_samples} of epoch {epoch}"
+        if epoch != to_epoch:
+            place = f"{samples} of epoch {epoch} to {to_samples} of epoch {to_epoch}"
+        return (
+            f"went back from step {self.global_step} to {self.checkpoint}: {self.reason}; samples "
+            f"{place} are left out ({self.times} of {self.limit} times)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinalSavePlanned(Event):
+    """How far the save of a stop is to get in the time that is left.
+
+    Attributes:
+        tier: of :class:`resilient.train.saver.SaveDestination`.
+        left_seconds: until this process must be gone.
+        save_p95_seconds: what this life's saves took until they were durable; None before the
+            first.
+    """
+
+    global_step: int
+    tier: str
+    left_seconds: float
+    save_p95_seconds: float | None
+
+    def line(self) -> str:
+        """Say what is chosen, and by which numbers."""
+        took = self.save_p95_seconds
+        known = "not measured yet" if took is None else f"{took:.2f} s (p95)"
+        tier = _TIERS[self.tier]
+        return f"step {self.global_step}: {tier}; {self.left_seconds:.1f} s left, a save: {known}"
+
+
+_TIERS = {
+    "DURABLE": "saving it until it is durable",
+    "NEAR": "saving it in the near repository alone",
+    "MEMORY": "handing it to the keeper",
+    "IN_FLIGHT": "no time to save it, only what is in flight is finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRetried(Event):
+    """The save before failed and training went on."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say what was lost."""
+        return f"went on without a checkpoint: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BestModelMissing(Event):
+    """Training did not end with the best model that it saw."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and which weights there are instead."""
+        return f"the best model was not loaded: {self.reason}"
+
+
+class _AroundBars:
+    """A stream that writes above tqdm's bars instead of through them."""
+
+    def write(self, text: str) -> int:
+        """Write ``text`` to stderr."""
+        tqdm.write(text, file=sys.stderr, end="")
+        return len(text)
+
+
+def metric_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
+    """Return a sink that appends metrics as flat JSON objects to ``path`` (``log.jsonl``)."""
+    file = AppendOnlyLog(path)
+
+    def sink(record: Mapping[str, Any], event: Event) -> None:
+        if not isinstance(event, MetricsLogged):
+            return
+        flat = {name: record[name] for name in ("at", "generation", "step") if name in record}
+        file.append(json.dumps({**flat, **event.metrics}))
+
+    return sink
+
+
+def open_emitter(clock: Clock, world: World, output: Path, events: Path, threshold: int) -> Emitter:
+    """Return this process's emitter: the console, a file of events, rank zero's log.jsonl.
+
+    The console shows what is at least as loud as ``threshold``.
+    """
+    sinks = [
+        console(threshold, cast("TextIO", _AroundBars())),
+        json_lines(events / f"rank-{world.rank}.jsonl"),
+    ]
+    if world.is_coordinator:
+        sinks.append(metric_lines(output / "log.jsonl"))
+    return Emitter(clock, tuple(sinks), {"rank": world.rank})

@@ -1,0 +1,88 @@
+"""Take fields off a dataclass that are nearly all plain values, in less time than ``asdict`` takes.
+
+Asked at each step, ``asdict`` costs more than the step's own books.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def fast_asdict(one: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return these fields by name, in this order; the values share nothing with ``one``.
+
+    Args:
+        one: any object.
+        names: at least two.
+    """
+    found = dict(zip(names, _getter(names)(one), strict=True))
+    if not _PLAIN.issuperset(map(type, found.values())):
+        for name, value in found.items():
+            if type(value) not in _PLAIN:
+                found[name] = _copy(value)
+    return found
+
+
+class CachedAsdict:
+    """Takes the same fields off an object at each step, and gives the same dict if none changed.
+
+    The caller must not change the dict.
+
+    Args:
+        convert: value that is not plain -> its copy in the dict; None copies as ``asdict`` does.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
+        self._convert = convert or _copy
+        self._values: tuple[Any, ...] = ()
+        self._names: tuple[str, ...] = ()
+        self._found: dict[str, Any] = {}
+        self._inside: list[tuple[int, str]] = []
+
+    def of(self, one: Any, names: tuple[str, ...]) -> dict[str, Any]:
+        """Return what ``copied`` does."""
+        values = _getter(names)(one)
+        if names is not self._names or not self._are_known(values):
+            self._names, self._values = names, values
+            self._found = dict(zip(names, values, strict=True))
+            inside = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
+            self._found |= {names[at]: self._convert(values[at]) for at in inside}
+            self._inside = [(at, repr(self._found[names[at]])) for at in inside]
+        return self._found
+
+    def _are_known(self, values: tuple[Any, ...]) -> bool:
+        """Say whether these are the very same values, and nothing was changed inside of them."""
+        return all(map(is_, values, self._values)) and all(
+            repr(self._convert(values[at])) == text for at, text in self._inside
+        )
+
+
+def _copy(value: Any) -> Any:
+    """Return what ``asdict`` makes of a value; most are lists and dicts of plain ones, or empty."""
+    kind = type(value)
+    if kind is list and _PLAIN.issuperset(map(type, value)):
+        return value.copy()
+    if kind is dict and _PLAIN.issuperset(map(type, chain(value, value.values()))):
+        return value.copy()
+    return asdict(_Held(value))["value"]
+
+
+@cache
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*names)
+
+
+@dataclass
+class _Held:
+    """One value, for ``asdict`` to copy as it copies a field."""
+
+    value: Any

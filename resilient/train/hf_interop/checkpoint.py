@@ -1,0 +1,381 @@
+"""A checkpoint folder of Hugging Face's Trainer (5.x), proved as far as its files allow.
+
+It has no digests, so what can be held against something is: the checksums inside torch's files,
+the sizes in the header of safetensors, and the numbers that several files must agree on. Nothing
+is unpickled but as data (:mod:`resilient.train.hf_interop.readers`); ``training_args.bin``, which
+nothing else could read, is left alone.
+
+Weights and optimizer are in files of their own, in distributed checkpoints of torch (FSDP with
+``SHARDED_STATE_DICT``), in whole files of FSDP, or in a folder of DeepSpeed's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, NothingToResume
+from resilient.redaction import shell_quote
+from resilient.train.hf_interop.readers import (
+    ZeroFolder,
+    load_torch,
+    nested,
+    read_dcp,
+    unpack,
+    with_groups,
+)
+from resilient.train.hf_interop.source_folder import SourceFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STATE = "trainer_state.json"
+WEIGHTS = "model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+INDEX = "model.safetensors.index.json"
+OPTIMIZER = "optimizer.pt"
+SCHEDULER = "scheduler.pt"
+SCALER = "scaler.pt"
+# That of a run of ours on a CPU, where Transformers has none and fails at its file.
+SCALER_OF_CPU = "scaler_of_cpu.pt"
+CONFIG = "config.json"
+UNFINISHED = "checkpoint-is-incomplete.txt"
+
+_RANDOM = re.compile(r"rng_state_(\d+)\.pth")
+LAST = re.compile(r"checkpoint-(\d+)")
+_BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_ADAPTER_BIN = "adapter_model.bin"
+_WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS, _BIN, _ADAPTER_BIN, INDEX, _BIN_INDEX)
+"""In the order in which Transformers looks for them."""
+# Where FSDP and DeepSpeed put their state, by whatever trainer they are used.
+_SHARDED_MODEL, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+_WHOLE_MODEL, _WHOLE_OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.bin"
+_OPTIMIZERS = (OPTIMIZER, _WHOLE_OPTIMIZER)
+_ENGINE_TAG = "latest"
+
+
+def is_transformers_folder(path: str | Path) -> bool:
+    """Say whether ``path`` is a folder that Hugging Face's Trainer saved, and none of ours."""
+    folder = Path(path)
+    return (folder / STATE).is_file() and not (folder / "manifest.json").exists()
+
+
+class TransformersFiles:
+    """The files of one checkpoint folder, each proved when it is read.
+
+    Args:
+        folder: ``checkpoint-<step>``, under any name.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.source = SourceFolder(folder)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the model, or only of its adapter, from one or several files.
+
+        Raises:
+            IncompatibleCheckpoint: it holds none that this can read.
+            IntegrityError: a file is damaged, or one that the index names is missing.
+        """
+        if self.engine is not None:
+            return self.engine.weights()
+        name = next((one for one in _WEIGHTS if self.source.has(one)), "")
+        if name.endswith(".index.json"):
+            return self._indexed(name)
+        return self._tensors(name) if name else self._of_fsdp()
+
+    def _of_fsdp(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model as FSDP saved it."""
+        if self.source.has_folder(_SHARDED_MODEL):
+            return self._distributed(_SHARDED_MODEL, "model")
+        if self.source.has(_WHOLE_MODEL):
+            return self._tensors(_WHOLE_MODEL)
+        raise IncompatibleCheckpoint(
+            f"`{self.folder}` holds no weights: neither {', '.join(_WEIGHTS)} nor "
+            f"{_SHARDED_MODEL} or {_WHOLE_MODEL}",
+            hint=f"resilient ckpt inspect {shell_quote(str(self.folder))}",
+        )
+
+    def _indexed(self, index: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model that lies in several files, as Transformers takes them.
+
+        A tensor that the index does not name is taken from its file all the same.
+        """
+        places = self.document(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+            raise IntegrityError(
+                f"`{self.folder / index}` has no `weight_map` of names",
+                key=str(self.folder / index),
+                hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
+            )
+        found: dict[str, torch.Tensor] = {}
+        for file in sorted(set(places.values())):
+            found |= self._tensors(file)
+        if lost := sorted(set(places) - set(found)):
+            raise IntegrityError(
+                f"{index} names {lost[:3]}, which no file has",
+                key=str(self.folder / index),
+                hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
+            )
+        return found
+
+    def optimizer(self) -> dict[str, Any]:
+        """Return the optimizer's state, as ``torch.optim`` has it: by position, or by name.
+
+        Raises:
+            IncompatibleCheckpoint: there is none: only the model was saved.
+            IntegrityError: it is damaged.
+        """
+        if self.engine is not None:
+            return self.engine.optimizer()
+        if self.source.has_folder(_SHARDED_OPTIMIZER):
+            return with_groups(self._distributed(_SHARDED_OPTIMIZER, "optimizer"))
+        name = next((one for one in _OPTIMIZERS if self.source.has(one)), None)
+        if name is None:
+            raise IncompatibleCheckpoint(
+                f"`{self.folder}` holds no {OPTIMIZER}, {_WHOLE_OPTIMIZER}, {_SHARDED_OPTIMIZER} "
+                "or state of DeepSpeed's: going on would start the optimizer afresh",
+                hint="load the weights with from_pretrained and begin a new run from them",
+            )
+        found: dict[str, Any] = self.load(name)
+        return found
+
+    def scaler(self) -> dict[str, Any] | None:
+        """Return the gradient scaler's state, None without fp16."""
+        there = [one for one in (SCALER, SCALER_OF_CPU) if self.source.has(one)]
+        return self.load(there[0]) if there else None
+
+    def random_state(self, rank: int) -> dict[str, Any] | None:
+        """Return the random state of a rank as ours has it; None if none was saved."""
+        names = [f"rng_state_{rank}.pth"]
+        if rank == 0:
+            # A process alone does not number its file; a numbered one beside it is a leftover.
+            names.insert(0 if self.ranks_known == 1 else 1, "rng_state.pth")
+        name = next((one for one in names if self.source.has(one)), None)
+        if name is None:
+            return None
+        found = self.load(name)
+        kind, key, position, has_gauss, gauss = found["numpy"]
+        state = {
+            "python": found["python"],
+            "numpy": {
+                "bit_generator": kind,
+                "state": {"key": key, "pos": position},
+                "has_gauss": has_gauss,
+                "gauss": gauss,
+            },
+            "cpu": found["cpu"],
+        }
+        if "cuda" in found:
+            cuda = found["cuda"]
+            state["cuda"] = [cuda] if isinstance(cuda, torch.Tensor) else list(cuda)
+        return state
+
+    def document(self, name: str) -> Any:
+        """Return a JSON file of the folder.
+
+        Raises:
+            IntegrityError: it is none.
+        """
+        return self.source.document(name)
+
+    def load(self, name: str) -> Any:
+        """Return a file of torch's, its checksums proved, with nothing but data taken from it.
+
+        Raises:
+            IntegrityError: it is damaged, or holds what is no data.
+        """
+        with self.source.open(name) as opened:
+            return load_torch(opened, str(self.folder / name))
+
+    def known_step(self) -> int | None:
+        """Return the step that the trainer had made, None if it is not known."""
+        return None
+
+    @property
+    def ranks_known(self) -> int | None:
+        """How many processes trained, None if only random states say it."""
+        return None
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the optimizer and the schedule are there; Transformers takes both or none."""
+        if self.engine is not None:
+            return True
+        has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(
+            self.source.has(one) for one in _OPTIMIZERS
+        )
+        return has_optimizer and self.source.has(SCHEDULER)
+
+    @cached_property
+    def engine(self) -> ZeroFolder | None:
+        """What DeepSpeed's engine saved, if one trained.
+
+        Raises:
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: its layout is not known.
+        """
+        step = self.known_step()
+        named = f"global_step{step}"
+        if self.source.has(_ENGINE_TAG):
+            named = self.source.line(_ENGINE_TAG)
+        elif not self.source.has_folder(named):
+            return None
+        if Path(named).name != named or named == "..":
+            tag = self.folder / _ENGINE_TAG
+            raise IntegrityError(f"`{tag}` names no folder: {named!r}", key=str(tag))
+        return ZeroFolder(self.source, named, step)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What of it is not taken over, in words."""
+        engine = self.engine
+        scales = engine is not None and engine.has_loss_scale
+        return ("the loss scale of DeepSpeed's fp16, which begins anew",) if scales else ()
+
+    def _distributed(self, name: str, root: str) -> dict[str, Any]:
+        """Return what a distributed checkpoint holds below one name.
+
+        Raises:
+            IntegrityError: it is damaged, or holds nothing of that name.
+        """
+        found = nested(read_dcp(self.source, name))
+        if not isinstance(found.get(root), dict):
+            raise IntegrityError(
+                f"`{self.folder / name}` holds no `{root}`", key=str(self.folder / name)
+            )
+        held: dict[str, Any] = found[root]
+        return held
+
+    def _tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a file of safetensors, or of torch."""
+        if name.endswith(".safetensors"):
+            return unpack(self.source.read(name), str(self.folder / name))
+        found = self.load(name)
+        if not isinstance(found, dict) or not all(isinstance(one, str) for one in found):
+            raise IntegrityError(
+                f"`{self.folder / name}` holds no tensors by name", key=str(self.folder / name)
+            )
+        return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+
+
+class TransformersCheckpoint(TransformersFiles):
+    """One checkpoint folder; files are read and proved when they are asked for.
+
+    Args:
+        folder: ``checkpoint-<step>``, under any name.
+
+    Attributes:
+        state: what ``trainer_state.json`` says.
+        state_digest: SHA-256 of that file, in hex.
+        world: Ranks that trained, as the facts of the folder say; None counts random states.
+
+    Raises:
+        NothingToResume: there is no such folder, or it holds no checkpoint.
+        IntegrityError: its state is damaged, or it was never finished.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        what = f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer"
+        hint = f"resilient ckpt inspect {shell_quote(str(folder))}"
+        try:
+            super().__init__(folder)
+        except KeyNotFound as error:
+            raise NothingToResume(what, hint=hint) from error
+        if not self.source.has(STATE):
+            raise NothingToResume(what, hint=hint)
+        if self.source.has(UNFINISHED):
+            raise IntegrityError(
+                f"`{folder}` was never finished: it still has {UNFINISHED}",
+                key=str(self.folder / UNFINISHED),
+                hint="take the checkpoint before it",
+            )
+        data = self.source.read(STATE)
+        self.state_digest = hashlib.sha256(data).hexdigest()
+        self.state = self.document(STATE)
+        self.world: int | None = None
+        self._require_fields()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over names, sizes and contents of all files that an import takes, in hex."""
+        return self.source.digest()
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were made."""
+        return int(self.state["global_step"])
+
+    def known_step(self) -> int:
+        """Return the step that the trainer had made."""
+        return self.step
+
+    @property
+    def ranks_known(self) -> int | None:
+        """How many processes trained, None if only random states say it."""
+        return self.world
+
+    @property
+    def ranks(self) -> int:
+        """How many processes trained: each left its random state.
+
+        Raises:
+            IntegrityError: random states are missing, and nothing else says how many there were.
+        """
+        if self.world:
+            return self.world
+        numbers = sorted(
+            int(match[1])
+            for one in self.source.names()
+            if (match := _RANDOM.fullmatch(one)) is not None
+        )
+        if numbers != list(range(len(numbers))):
+            raise IntegrityError(
+                f"`{self.folder}` holds the random state of ranks {numbers}: some are missing",
+                key=str(self.folder),
+            )
+        return max(1, len(numbers))
+
+    def scheduler(self) -> dict[str, Any]:
+        """Return the scheduler's state.
+
+        Raises:
+            IncompatibleCheckpoint: there is none.
+            IntegrityError: it is damaged.
+        """
+        if not self.source.has(SCHEDULER):
+            whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
+            raise IncompatibleCheckpoint(
+                f"`{self.folder}` holds no {SCHEDULER}{whose}: going on would start the schedule "
+                "afresh",
+                hint="take the schedule out of DeepSpeed's config, save once, and take that",
+            )
+        found: dict[str, Any] = self.load(SCHEDULER)
+        lambdas = found.get("lr_lambdas")
+        if lambdas is not None:
+            # A schedule of ours has its numbers in its arguments, and none to take back.
+            found["lr_lambdas"] = [None] * len(lambdas)
+        return found
+
+    def _require_fields(self) -> None:
+        """Raise if the state lacks what every resume needs."""
+        lacks = [one for one in ("global_step", "epoch", "log_history") if one not in self.state]
+        if lacks:
+            raise IntegrityError(
+                f"`{self.folder / STATE}` has no `{lacks[0]}`",
+                key=str(self.folder / STATE),
+                hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
+            )
+
+
+def adam_steps(optimizer: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of steps that an optimizer's parameters have made."""
+    found = (one.get("step") for one in optimizer["state"].values())
+    return {int(one) for one in found if one is not None}

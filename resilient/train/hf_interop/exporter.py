@@ -1,0 +1,458 @@
+"""Ours -> HF, safetensors, torch, DCP.
+
+The parts of a checkpoint of ours as Transformers keeps them (pure but torch).
+
+A checkpoint of ours as a folder from which stock Transformers goes on.
+
+A checkpoint of any tool as tensors by name: for safetensors, ``torch.load`` or torch's DCP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.signed_store import reading_signed
+from resilient.checkpoint.signing import read_signing
+from resilient.diff.safetensors_export import write_parts
+from resilient.engine_factory import open_engine
+from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.format.keys import rank_part
+from resilient.redaction import shell_quote
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.staging import to_safetensors
+from resilient.storage.local import LocalStore
+from resilient.storage.open import open_store
+from resilient.train.data.sampler import BatchLayout
+from resilient.train.hf_interop.checkpoint import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    OPTIMIZER,
+    SCALER,
+    SCALER_OF_CPU,
+    SCHEDULER,
+    STATE,
+    WEIGHTS,
+)
+from resilient.train.model.artifacts import ADAPTER, PAPERS, PROCESSING, write_papers
+from resilient.train.optimizers.builtin import is_decayed_name
+from resilient.train.step_count import steps_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from resilient.checkpoint_engine import CheckpointEngine
+    from resilient.diff.model import CheckpointView
+    from resilient.format.keys import CheckpointId
+    from resilient.format.manifest import Manifest
+
+# The fields of their state (5.23); they refuse a file with any other.
+_STATE = (
+    *("best_global_step", "best_metric", "best_model_checkpoint", "epoch", "eval_steps"),
+    *("global_step", "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero"),
+    *("log_history", "logging_steps", "max_steps", "num_input_tokens_seen", "num_train_epochs"),
+    *("save_steps", "stateful_callbacks", "total_flos", "train_batch_size", "trial_name"),
+    "trial_params",
+)
+_CONTROL = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate")
+_GROUPS = 2
+_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+
+
+def weights(model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model; one that has several names under the one that is trained."""
+    trained = {name for group in optimizer["param_groups"] for name in group["params"]}
+    names: dict[int, str] = {}
+    for name, one in model.items():
+        if isinstance(one, torch.Tensor) and (id(one) not in names or name in trained):
+            names[id(one)] = name
+    return {name: model[name] for name in names.values()}
+
+
+def optimizer_by_position(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state by the position of its parameters, in their two groups.
+
+    Theirs has a group with weight decay and one without, even when one of them is empty.
+    """
+    groups = with_both(optimizer["param_groups"], optimizer["param_groups"], _empty_like)
+    numbers: dict[str, int] = {}
+    for group in groups:
+        numbers |= {name: len(numbers) + nth for nth, name in enumerate(group["params"])}
+    state = {numbers[name]: dict(one) for name, one in optimizer["state"].items()}
+    renumbered = [{**one, "params": [numbers[name] for name in one["params"]]} for one in groups]
+    ordered = dict(sorted(state.items()))
+    return {**optimizer, "state": ordered, "param_groups": renumbered}
+
+
+def scheduler_by_group(
+    scheduler: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a scheduler's state for their two groups."""
+    return {
+        name: with_both(value, groups, lambda one: one)
+        if name in _BY_GROUP and isinstance(value, list) and len(value) == len(groups)
+        else value
+        for name, value in scheduler.items()
+    }
+
+
+def with_both(values: Sequence[Any], groups: Sequence[Mapping[str, Any]], other: Any) -> list[Any]:
+    """Return a value for each of their two groups, where only one of them has parameters."""
+    if len(groups) != 1:
+        return list(values)
+    decayed = groups[0]["weight_decay"] > 0 or any(map(is_decayed_name, groups[0]["params"]))
+    both = [values[0], other(values[0])]
+    return both if decayed else both[::-1]
+
+
+def _empty_like(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {**group, "params": []}
+
+
+def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    """Return a rank's random state as they keep it."""
+    numpy = ours["numpy"]
+    theirs = {
+        "python": ours["python"],
+        "numpy": (
+            numpy["bit_generator"],
+            numpy["state"]["key"],
+            numpy["state"]["pos"],
+            numpy["has_gauss"],
+            numpy["gauss"],
+        ),
+        "cpu": ours["cpu"],
+    }
+    if "cuda" in ours:
+        theirs["cuda"] = ours["cuda"][0] if is_alone else list(ours["cuda"])
+    return theirs
+
+
+def trainer_state(
+    ours: Mapping[str, Any], callbacks: Mapping[str, Any], best: str | None
+) -> dict[str, Any]:
+    """Return the content of their ``trainer_state.json``.
+
+    Args:
+        ours: our part of that name.
+        callbacks: our part ``callbacks``: the control flags, and states by name.
+        best: path of the checkpoint with the best model, if it is there.
+    """
+    flags = callbacks.get("TrainerControl", {})
+    control = {"args": {name: bool(flags.get(name)) for name in (*_CONTROL, "should_log")}}
+    stateful: dict[str, Any] = {"TrainerControl": {**control, "attributes": {}}}
+    for name, state in callbacks.items():
+        if name != "TrainerControl":
+            said = ours.get("stateful_callbacks", {}).get(name, {})
+            stateful[name] = {"args": said.get("args", {}), "attributes": dict(state)}
+    kept = {name: ours[name] for name in _STATE if name in ours}
+    return {**kept, "stateful_callbacks": stateful, "best_model_checkpoint": best}
+
+
+def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step: int) -> None:
+    """Raise unless the step alone says where in the data the run is, as they believe.
+
+    Args:
+        data: what the manifest says of the position.
+        config: the arguments of the run.
+        step: optimizer steps that were made.
+
+    Raises:
+        IncompatibleCheckpoint: the batch size or the number of ranks changed in between, or an
+            epoch was cut short; or the order of the epoch under way is not theirs.
+    """
+    if "global_batch" not in data:
+        return  # as it was taken over from them
+    accumulation = int(config.get("gradient_accumulation_steps", 1))
+    each = int(data["global_batch"]) // accumulation
+    drops = bool(config.get("dataloader_drop_last"))
+    per_epoch = steps_after(BatchLayout(data["dataset_size"], each, 1, drops), 0, accumulation)
+    into = steps_after(BatchLayout(data["samples"], each, 1), 0, accumulation)
+    if data["epoch"] * per_epoch + into != step:
+        raise IncompatibleCheckpoint(
+            f"Transformers would go on elsewhere in the data: it counts {per_epoch} steps per "
+            f"epoch, so that step {step} is not sample {data['samples']} of epoch {data['epoch']}",
+            hint="export a checkpoint from before the batch size, the number of processes or the "
+            "length of an epoch changed, or go on here",
+        )
+    # In the first epoch theirs draws, from the seed, what ours drew if it draws as theirs.
+    is_alike = data["epoch"] == 0 and config.get("random_numbers") == "transformers"
+    if 0 < data["samples"] < data["dataset_size"] and not is_alike and _groups(config):
+        raise IncompatibleCheckpoint(
+            "Transformers draws the order of the epoch anew when it goes on with samples that are "
+            f"grouped by length: in the middle of epoch {data['epoch']} it would leave some out "
+            "and repeat others",
+            hint="export a checkpoint from the end of an epoch, or go on here",
+        )
+
+
+def _groups(config: Mapping[str, Any]) -> bool:
+    return config.get("train_sampling_strategy") == "group_by_length"
+
+
+_NEEDED = ("model", "optimizer", "scheduler", "trainer_state", "callbacks")
+
+
+@dataclass(slots=True)
+class CapturedState:
+    """Takes a part's state and keeps it."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what was taken."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the state."""
+        self.state = state_dict
+
+
+def export_checkpoint(
+    url: str,
+    folder: str | os.PathLike[str],
+    ref: str = "latest",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CheckpointId:
+    """Write a checkpoint as Transformers' Trainer keeps it, for its ``resume_from_checkpoint``.
+
+    Every byte is proved before it is written, and the folder appears when it is whole. What
+    another trainer cannot use (sums of losses, parts that you registered) stays here.
+
+    Crash: a folder beside it, named ``.<name>.partial``; the repository is only read.
+
+    Args:
+        url: the repository.
+        folder: where to, best ``.../checkpoint-<step>``; must not be there yet.
+        ref: which checkpoint, as for ``resilient ckpt``.
+        storage_options: how to reach the repository; by default those of the environment.
+
+    Returns:
+        The checkpoint that was written.
+
+    Raises:
+        ConfigError: the folder is there.
+        IncompatibleCheckpoint: no Trainer of ours saved it, or Transformers could not say from
+            its step where in the data the run is.
+        IntegrityError: it is damaged.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+    signing = read_signing(os.environ)
+    store = reading_signed(open_store(url, storage_options=storage_options or {}), signing)
+    checkpoint = resolve(store, ref)
+    manifest = read_manifest(store, checkpoint)
+    parts = _read(url, manifest, storage_options)
+    _write(target, manifest, parts)
+    return checkpoint
+
+
+def _read(
+    url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
+) -> dict[str, Mapping[str, Any]]:
+    """Return the states of the parts, by the names under which they are stored."""
+    stored = {entry.name for entry in manifest.parts}
+    lacks = [name for name in _NEEDED if name not in stored]
+    if lacks:
+        raise IncompatibleCheckpoint(
+            f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers goes on only from what a "
+            "Trainer saved",
+            hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} --format safetensors "
+            "--out weights",
+        )
+    ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
+    optional = ("scaler", *ranks, *PAPERS)
+    spine = open_engine(url, storage_options=storage_options)
+    try:
+        return read_parts(spine, manifest, (*_NEEDED, *optional))
+    finally:
+        spine.close()
+
+
+def read_parts(
+    spine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the states of those of the named parts that a checkpoint holds, each byte proved.
+
+    Raises:
+        KeyNotFound: the checkpoint was rotated away.
+        IntegrityError: it is damaged.
+    """
+    stored = {entry.name for entry in manifest.parts}
+    held = {name: CapturedState() for name in names if name in stored}
+    for name, one in held.items():
+        spine.load_part(manifest.checkpoint, name, Part(one))
+    return {name: one.state for name, one in held.items()}
+
+
+def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write everything beside the target, then give it its name."""
+    require_their_place(manifest.data, manifest.config, manifest.checkpoint.step)
+    draft = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    optimizer = parts["optimizer"]
+    write_model_files(draft, parts)
+    torch.save(optimizer_by_position(optimizer), draft / OPTIMIZER)
+    groups = optimizer["param_groups"]
+    torch.save(scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
+    if "scaler" in parts:
+        name = SCALER if _is_of_gpu(parts) else SCALER_OF_CPU
+        torch.save(dict(parts["scaler"]), draft / name)
+    _write_random_states(draft, parts)
+    best = _best_beside(target, parts["trainer_state"])
+    state = trainer_state(parts["trainer_state"], parts["callbacks"], best)
+    _write_json(draft / STATE, state)
+    draft.rename(target)
+
+
+def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights and what belongs to them; of an adapted model only the adapter.
+
+    Args:
+        draft: is there.
+        parts: states by name; without an optimizer a tied weight has its first name.
+
+    Raises:
+        IncompatibleCheckpoint: something is trained beside an adapter.
+    """
+    model, adapter = parts["model"], parts.get(ADAPTER)
+    optimizer = parts.get("optimizer", {"param_groups": []})
+    if adapter is None:
+        tensors = weights(model, optimizer)
+        LocalStore(draft).put(WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
+        write_papers(draft, parts)
+        return
+    names = adapter["names"]
+    trained = {name for group in optimizer["param_groups"] for name in group["params"]}
+    beside = sorted(trained - set(names.values()))
+    if beside:
+        raise IncompatibleCheckpoint(
+            f"`{beside[0]}` is trained and is no part of the adapter, so PEFT would not save it",
+            hint="name its module in `modules_to_save` of the adapter's configuration",
+        )
+    tensors = {key: model[name] for key, name in names.items()}
+    LocalStore(draft).put(ADAPTER_WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
+    _write_json(draft / ADAPTER_CONFIG, adapter["config"])
+    write_papers(draft, {name: one for name, one in parts.items() if name == PROCESSING})
+
+
+def _is_of_gpu(parts: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Say whether the run had a GPU."""
+    states = (state for name, state in parts.items() if name.startswith("rng_state_"))
+    return any("cuda" in state for state in states)
+
+
+def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    states = [state for name, state in sorted(parts.items()) if name.startswith("rng_state_")]
+    is_alone = len(states) == 1
+    for rank in range(len(states)):
+        ours = parts[rank_part("rng_state", rank)]
+        name = "rng_state.pth" if is_alone else f"rng_state_{rank}.pth"
+        torch.save(random_state(ours, is_alone=is_alone), draft / name)
+
+
+def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
+    """Return the path of the checkpoint with the best model, if it is exported too."""
+    best = state.get("best_global_step")
+    if best is None:
+        return None
+    path = target.with_name(f"checkpoint-{best}")
+    return str(path) if path == target or path.is_dir() else None
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+TORCH_FILE = "checkpoint.pt"
+
+
+class ExportFormat(StrEnum):
+    """What to write."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
+
+
+def export_tensors(
+    side: CheckpointView,
+    folder: str | os.PathLike[str],
+    kind: ExportFormat,
+    told: Callable[[int, int], None],
+) -> list[str]:
+    """Write the weights and the moments of a checkpoint to a new folder, each tensor whole.
+
+    Not what else a resume needs: Transformers' form has that (:mod:`.exporting`).
+
+    Crash: a folder beside it, named ``.<name>.partial``; the checkpoint is only read.
+
+    Args:
+        side: the checkpoint; its bytes were proved.
+        folder: where to; must not be there yet.
+        kind: ``safetensors`` streams; the others hold everything in memory once.
+        told: called with bytes read and bytes in all.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        ConfigError: the folder is there, or there are no tensors.
+        Unreadable: a tensor cannot be read.
+        StoreError: it could not be read.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+    draft = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    files = write_parts(side, draft, told)
+    if not files:
+        shutil.rmtree(draft)
+        raise ConfigError(f"{side.url} holds no weights and no moments")
+    if kind is not ExportFormat.SAFETENSORS:
+        _convert(side, draft, files, kind)
+    draft.rename(target)
+    return sorted(one.name for one in target.iterdir())
+
+
+def _convert(
+    side: CheckpointView, draft: Path, files: Mapping[str, Path], kind: ExportFormat
+) -> None:
+    """Put what torch writes in the place of the files."""
+    # Not before it is called: it takes seconds.
+    import torch
+    from safetensors.torch import load_file
+
+    state: dict[str, Any] = {part: load_file(path) for part, path in files.items()}
+    if side.step is not None:
+        state["step"] = side.step
+    if kind is ExportFormat.TORCH:
+        torch.save(state, draft / TORCH_FILE)
+    else:
+        from torch.distributed import checkpoint
+
+        with warnings.catch_warnings():
+            # It says that it takes a single process for what it is.
+            warnings.simplefilter("ignore", UserWarning)
+            checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
+        for one in (draft / "dcp").iterdir():
+            one.rename(draft / one.name)
+        (draft / "dcp").rmdir()
+    for path in files.values():
+        path.unlink()

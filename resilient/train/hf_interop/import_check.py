@@ -1,0 +1,194 @@
+"""Checks of an import before anything is committed: the judge's verdict, and a rehearsed resume."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.diff.verification import verify_folder
+from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.layouts.resumability import reasons
+from resilient.redaction import shell_quote
+from resilient.state_dict.changes import refused_changes
+from resilient.strategies.module_wrapper import find_redirect
+from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.state import TrainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from resilient.state_dict.changes import ChangePolicy
+    from resilient.state_dict.snapshot import Part
+    from resilient.train.data.sampler import DataCursor
+
+_NAMED_MAX = 3
+_OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
+"""Options of an optimizer by which its kind shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """A folder that the judge calls resumable.
+
+    Attributes:
+        found: Its files.
+        lost: What a resume loses, in words.
+        odd: Findings of ``ckpt verify`` without a known loss.
+    """
+
+    found: TransformersCheckpoint
+    lost: tuple[str, ...]
+    odd: tuple[str, ...] = ()
+
+
+def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
+    """Read every byte of a folder, ask the judge, and return it if training can continue.
+
+    Args:
+        folder: What Transformers saved.
+        strict: Whether any loss is refused.
+
+    Raises:
+        NothingToResume: The folder holds no checkpoint.
+        IntegrityError: The judge calls it not resumable.
+        IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
+    """
+    found = TransformersCheckpoint(folder)
+    verified = verify_folder(found.source.folder)
+    verdict, contents = verified.verdict, verified.contents
+    verify = f"resilient ckpt verify {shell_quote(str(folder))}"
+    if verdict.answer == "no":
+        raise IntegrityError(
+            f"cannot import `{folder}`: it is {verdict.line()}. Nothing was committed",
+            key=str(folder),
+            hint=verify,
+        )
+    if contents.not_imported:
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: {'; '.join(contents.not_imported)}. Nothing was committed",
+            hint=verdict.command or f"resilient ckpt inspect {shell_quote(str(folder))}",
+        )
+    found.world = contents.world
+    lost = (*verdict.lost, *found.losses)
+    if strict and lost:
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: it is resumable with loss of {'; '.join(lost)}, and "
+            "strict_resume refuses a loss. Nothing was committed",
+            hint=verify,
+        )
+    odd = reasons([one for one in contents.problems if not one.loses])
+    return ImportSource(found, lost, odd)
+
+
+def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:
+    """Require that a model takes the weights, by names and shapes, and that the state is one.
+
+    Args:
+        parts: What would be committed.
+        model: The model that will load it.
+
+    Raises:
+        IncompatibleCheckpoint: A name is missing or unknown, a shape differs, or the trainer's
+            state has a value that its field cannot have.
+    """
+    _require_weights(parts["model"].stateful.state_dict(), model)
+    try:
+        TrainerState().load_state_dict(parts["trainer_state"].stateful.state_dict())
+    except TypeError as error:
+        raise _unfit(f"its trainer_state.json has a value of another kind: {error}") from error
+
+
+def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
+    """Require that the place in the data is one of the training set.
+
+    Args:
+        parts: What would be committed.
+        cursor: The place in the data of the run that will load it.
+
+    Raises:
+        IncompatibleCheckpoint: The checkpoint is of another training set.
+    """
+    rehearsed = copy.copy(cursor)
+    try:
+        rehearsed.load_state_dict(parts["data"].stateful.state_dict())
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        raise _unfit(f"its place in the data is none of this training set: {error}") from error
+
+
+def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Require that the options of the saved groups are those of this optimizer.
+
+    Args:
+        parts: What would be committed.
+        groups: ``param_groups`` of the optimizer that will load it.
+
+    Raises:
+        IncompatibleCheckpoint: Another optimizer saved it.
+    """
+    saved = parts["optimizer"].stateful.state_dict()["param_groups"]
+    theirs = {name for one in saved for name in one} & _OPTIONS
+    ours = {name for one in groups for name in one} & _OPTIONS
+    if saved and groups and theirs != ours:
+        differ = ", ".join(sorted(theirs ^ ours))
+        raise _unfit(f"another optimizer saved it: only one of both has {differ}")
+
+
+def require_same_objects(
+    parts: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
+) -> None:
+    """Require that a resume would take the weights' dtypes and the schedule's class.
+
+    Args:
+        parts: What would be committed.
+        live: Objects of the run that will load it, by the names of their parts.
+        policy: Differences that the run allows.
+
+    Raises:
+        IncompatibleCheckpoint: The resume would refuse a difference.
+    """
+    refused = refused_changes(parts, live, policy)
+    if refused:
+        shown = "; ".join(f"`{one.part}`: {one.text}" for one in refused)
+        names = ", ".join(f'"{policy.prefix}{one}"' for one in {one.part: 0 for one in refused})
+        raise IncompatibleCheckpoint(
+            f"cannot import the checkpoint: {shown}. Nothing was committed",
+            hint=policy.hint.format(names=names),
+        )
+
+
+def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
+    """Compare weights with a model; one whose tensors lie elsewhere is compared at the resume."""
+    if find_redirect(model) is not None or pipeline_of(model) is not None:
+        return
+    expected = {
+        name: tuple(getattr(one, "ds_shape", one.shape))
+        for name, one in model.state_dict(keep_vars=True).items()
+        if isinstance(one, torch.Tensor)
+    }
+    held = {name: tuple(one.shape) for name, one in weights.items()}
+    if lacking := sorted(set(expected) - set(held)):
+        raise _unfit(f"it has no weights for {_named(lacking)} of this model")
+    if strange := sorted(set(held) - set(expected)):
+        raise _unfit(f"it has weights that this model has not: {_named(strange)}")
+    for name, shape in expected.items():
+        if held[name] != shape:
+            raise _unfit(f"`{name}` has the shape {list(held[name])}, in this model {list(shape)}")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{one}`" for one in names[:_NAMED_MAX])
+    return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
+
+
+def _unfit(why: str) -> IncompatibleCheckpoint:
+    return IncompatibleCheckpoint(
+        f"cannot import the checkpoint: {why}. Nothing was committed",
+        hint="train the same model on the same data with the same optimizer",
+    )

@@ -1,0 +1,905 @@
+"""HF checkpoint -> ours.
+
+A checkpoint of Transformers as the parts of one of ours.
+
+The names by which a model's tensors are saved, as they follow from the model alone.
+
+Go on with a run of Transformers: its checkpoint becomes the first of a repository of ours.
+
+It is written there whole, by one rank, before anything is trained, and every rank resumes from
+it as from any other, in whatever layout. So what was taken over survives whatever comes, and the
+folder it came from is not needed any more. A repository that holds something already is gone on
+with if its run began from that very checkpoint; else the request is refused.
+
+Import without a training script: the names of a model from its configuration alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.distributed.coordination import agree, capture_failure
+from resilient.distributed.launch_env import REQUIRE_SIGNATURE
+from resilient.engine_factory import open_engine
+from resilient.environment import read_flag
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    NoIntactCheckpoint,
+    NothingToResume,
+    SignatureRefused,
+)
+from resilient.events import CheckpointSkipped, Event, Level
+from resilient.format.keys import CheckpointId, rank_part
+from resilient.layouts.consistency import epoch_of
+from resilient.redaction import shell_quote
+from resilient.start_guard import SkippedFolder, plan_takeover
+from resilient.state_dict.flatten import PLAIN
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.statefuls import bare
+from resilient.strategies.module_wrapper import find_redirect, named_in
+from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.train.data.ordering import seen_of
+from resilient.train.hf_interop.checkpoint import (
+    CONFIG,
+    TransformersCheckpoint,
+    is_transformers_folder,
+)
+from resilient.train.hf_interop.import_check import (
+    open_source,
+    require_loadable,
+    require_place,
+    require_same_objects,
+    require_same_optimizer,
+)
+from resilient.train.model.artifacts import DOCUMENTS, adapter_of, is_adapted
+from resilient.train.optimizers.builtin import parameter_groups
+from resilient.train.saver import policy_for
+from resilient.train.schedules.factory import ScheduleState
+from resilient.train.state import TrainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from resilient.checkpoint_engine import CheckpointEngine
+    from resilient.train.hf_interop.import_check import ImportSource
+    from resilient.train.trainer_hooks import TrainerHooks
+
+_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+_FLAGS = ("should_training_stop", "should_epoch_stop")
+_LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum")
+"""What an optimizer keeps in the shape of its parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawState:
+    """State that is saved as it was given."""
+
+    state: Mapping[str, Any]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return it."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take nothing back: it is only saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshState:
+    """State of an optimizer and of a schedule that made no step, where a folder has lost both.
+
+    Attributes:
+        optimizer: By name of the parameters.
+        scheduler: Of the same groups.
+    """
+
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+
+
+def parts_of(
+    found: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
+) -> dict[str, Part]:
+    """Return everything that a checkpoint of ours holds, in the order in which it is loaded.
+
+    Args:
+        found: what Transformers saved.
+        naming: of the model that is to go on.
+        best: what this checkpoint will be called here; named as the best if it holds the best.
+        fresh: Optimizer and schedule as new, for a folder that lost one of both.
+
+    Raises:
+        IncompatibleCheckpoint: it holds no optimizer, or that of another model.
+        IntegrityError: a file is damaged, or its files are of several checkpoints.
+    """
+    weights = naming.complete(found.weights())
+    state = found.state
+    is_best = state.get("best_global_step") == found.step
+    scaler = found.scaler()
+    whole: dict[str, Mapping[str, Any]] = {
+        "model": weights,
+        **_progress(found, naming, weights, fresh),
+        **({"scaler": scaler} if scaler is not None else {}),
+        "data": {"elsewhere": origin_of(found)},
+        "callbacks": callback_states(state),
+        "best": {"checkpoint": best if is_best else ""},
+    }
+    parts = {name: Part(RawState(one)) for name, one in whole.items()}
+    parts |= documents_of(found)
+    for rank in range(found.ranks):
+        # Each rank finds its own by its name, whoever wrote it.
+        parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
+        random = found.random_state(rank)
+        if random is not None:
+            parts[rank_part("rng_state", rank)] = Part(RawState(random))
+    return parts
+
+
+def documents_of(found: TransformersCheckpoint) -> dict[str, Part]:
+    """Return the parts that are JSON files: the trainer's state and the model's configurations."""
+    parts = {
+        "trainer_state": Part(RawState(trainer_state(found.state)), document="trainer_state.json")
+    }
+    for name, file in DOCUMENTS.items():
+        if found.source.has(file):
+            parts[name] = Part(RawState(found.document(file)), document=file)
+    return parts
+
+
+def _progress(
+    found: TransformersCheckpoint,
+    naming: Naming,
+    weights: Mapping[str, torch.Tensor],
+    fresh: FreshState | None,
+) -> dict[str, Mapping[str, Any]]:
+    """Return the optimizer and the schedule; as in Transformers both are new if one is lost.
+
+    Raises:
+        IncompatibleCheckpoint: one is lost, and nothing makes new ones.
+    """
+    if fresh is not None and not found.has_progress:
+        return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
+    optimizer, kept = named_optimizer(found, naming, weights)
+    return {"optimizer": optimizer, "scheduler": _of_groups(found.scheduler(), kept)}
+
+
+def named_optimizer(
+    found: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], list[int]]:
+    """Return the optimizer's state by name, and which of its groups hold a parameter.
+
+    Raises:
+        IncompatibleCheckpoint: it is not of these parameters, or not of these shapes.
+    """
+    plain = found.optimizer()
+    if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
+        return _by_name(found, plain, naming, weights)
+    kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
+    groups = [plain["param_groups"][nth] for nth in kept]
+    counts = [len(group["params"]) for group in groups]
+    if counts != [len(names) for names in naming.trained]:
+        raise IncompatibleCheckpoint(
+            f"the optimizer in `{found.folder}` has groups of {counts} parameters, and that of "
+            f"this model {[len(names) for names in naming.trained]}",
+            hint="train the same model, with the same parameters frozen and decayed",
+        )
+    names = {
+        number: name
+        for group, own in zip(groups, naming.trained, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
+    }
+    state = {names[number]: dict(one) for number, one in plain["state"].items()}
+    _require_fit(found, state, weights)
+    renamed = [
+        {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
+    ]
+    return {**plain, "state": state, "param_groups": renamed}, kept
+
+
+def _by_name(
+    found: TransformersCheckpoint,
+    plain: Mapping[str, Any],
+    naming: Naming,
+    weights: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what FSDP or DeepSpeed saved by name; whose groups those are shows at the resume."""
+    # A tensor with several names is trained under one of them here, and maybe another there.
+    trained = {name for names in naming.trained for name in names}
+    ours = {
+        name: next((one for one in names if one in trained), name)
+        for names in naming.tied
+        for name in names
+    }
+    groups = [
+        {**group, "params": [ours.get(name, name) for name in group["params"]]}
+        for group in plain["param_groups"]
+    ]
+    held = {name for group in groups for name in group["params"]}
+    if held != trained:
+        differ = sorted(held ^ trained)
+        raise IncompatibleCheckpoint(
+            f"the optimizer in `{found.folder}` and that of this model differ in `{differ[0]}` and "
+            f"{len(differ) - 1} more parameters",
+            hint="train the same model, with the same parameters frozen",
+        )
+    state = {ours.get(name, name): dict(one) for name, one in plain["state"].items()}
+    _require_fit(found, state, weights)
+    places = {
+        frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
+    }
+    own = [frozenset(names) for names in naming.trained]
+    # In the order of this model's groups, as what a schedule keeps by group must be.
+    kept = [places[one] for one in own] if set(own) == set(places) else list(places.values())
+    return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
+
+
+def _require_fit(
+    found: TransformersCheckpoint,
+    state: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Raise if moments have not the shape of their parameter."""
+    for name, one in state.items():
+        for kind in _LIKE_WEIGHT:
+            moment = one.get(kind)
+            if moment is None or name not in weights or moment.shape == weights[name].shape:
+                continue
+            raise IncompatibleCheckpoint(
+                f"the moments of `{name}` in `{found.folder}` have the shape "
+                f"{tuple(moment.shape)}, and it has {tuple(weights[name].shape)}",
+                hint="the model names its parameters in another order than the one that was saved",
+            )
+
+
+def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """Return a scheduler's state with the numbers of the groups that are there."""
+    return {
+        name: [value[nth] for nth in kept]
+        if name in _BY_GROUP and isinstance(value, list) and len(value) > max(kept, default=-1)
+        else value
+        for name, value in scheduler.items()
+    }
+
+
+def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
+    """Return which run goes on here, and where in its data it was."""
+    return {
+        "trainer": "transformers",
+        "folder": found.folder.name,
+        "digest": found.digest,
+        "state_digest": found.state_digest,
+        # The import finds its place in the data by the epoch, Transformers by the step.
+        "epoch": float(epoch_of(found.state) or 0.0),
+        "batch": int(found.state.get("train_batch_size") or 0),
+        "ranks": found.ranks,
+        **seen_of(found.random_state(0), found.state["log_history"]),
+    }
+
+
+def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that we know, of which one names a checkpoint without its folder."""
+    known = {one.name for one in fields(TrainerState)}
+    taken = {name: value for name, value in state.items() if name in known}
+    best = taken.get("best_global_step")
+    return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
+
+
+def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
+    states: dict[str, Any] = {}
+    for name, saved in (state.get("stateful_callbacks") or {}).items():
+        for nth, one in enumerate(saved if isinstance(saved, list) else [saved], 1):
+            taken = dict(one.get("attributes") or {})
+            states[name if nth == 1 else f"{name}_{nth}"] = taken
+    flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
+    control = {name: bool(flags.get(name)) for name in _FLAGS}
+    # Transformers clears the flag as it begins to train: a save on SIGTERM has set it.
+    control["should_training_stop"] = control["should_training_stop"] and _has_ended(state)
+    return {**states, "TrainerControl": control}
+
+
+def _has_ended(state: Mapping[str, Any]) -> bool:
+    """Say whether early stopping ended the run, by the state of its callback."""
+    counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
+    for saved in (state.get("stateful_callbacks") or {}).values():
+        for one in saved if isinstance(saved, list) else [saved]:
+            waited = (one.get("attributes") or {}).get(counter)
+            if isinstance(waited, int) and waited >= (one.get("args") or {}).get(patience, 1):
+                return True
+    return False
+
+
+def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums of the losses, as far as they were logged; the others are not recorded."""
+    summed, steps, last = 0.0, 0, {}
+    for entry in state["log_history"]:
+        if "loss" in entry:
+            summed += entry["loss"] * (entry["step"] - steps)
+            steps, last = entry["step"], entry
+    return {
+        "recent": torch.zeros((), dtype=torch.float64),
+        "logged": torch.tensor(summed, dtype=torch.float64),
+        "grad_norm": torch.tensor(float(last.get("grad_norm", 0.0))),
+        "recent_steps": 0,
+        "logged_steps": steps,
+        "learning_rate": float(last.get("learning_rate", 0.0)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What a checkpoint by position lacks.
+
+    Attributes:
+        trained: names of the parameters of each of the optimizer's groups, in its order.
+        tied: names of one and the same tensor, of which a file of weights holds only one.
+        adapter: names in a file of PEFT's -> those of the model; empty without an adapter.
+        base: the tensors of an adapted model, of which such a file holds only a few.
+    """
+
+    trained: tuple[tuple[str, ...], ...]
+    tied: tuple[tuple[str, ...], ...]
+    adapter: Mapping[str, str] = field(default_factory=dict)
+    base: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return all tensors of the model, of which a file holds those that it needs."""
+        if not self.adapter:
+            return tie(tensors, self.tied)
+        return {**self.base, **{self.adapter.get(key, key): one for key, one in tensors.items()}}
+
+
+def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
+    """Return the names of a model's tensors and of an optimizer's parameters.
+
+    Args:
+        model: the plain module; it may be on the meta device.
+        groups: ``param_groups`` of the optimizer.
+
+    Raises:
+        KeyError: a group holds a parameter that is not the model's.
+        ConfigError: the base of an adapter is in flat shards.
+    """
+    names: dict[int, str] = {}
+    firsts: dict[int, str] = {}
+    for one in named_in(model):
+        if one.held() is not None:
+            names.setdefault(one.number, one.name)
+        if one.is_trained:
+            firsts.setdefault(one.number, one.name)
+    held = [[id(one) for one in group["params"]] for group in groups]
+    trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
+    is_flat = (
+        find_redirect(model) is not None and len(held) == 1 and names.keys().isdisjoint(held[0])
+    )
+    if not is_flat:  # else vectors hold all that is trained
+        trained = tuple(tuple(names[number] for number in numbers) for numbers in held)
+    naming = Naming(trained, tied_names(model))
+    if not is_adapted(model):
+        return naming
+    if find_redirect(model) is not None:
+        raise ConfigError(
+            "an adapter's checkpoint of Transformers cannot be taken over into FSDP1, which does "
+            "not give away the tensors of its base",
+            hint="take it over without fsdp first, or write version=2 in fsdp_config",
+        )
+    return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
+
+
+def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names under which each parameter is known that has several."""
+    known: defaultdict[int, list[str]] = defaultdict(list)
+    for one in named_in(model):
+        known[one.number].append(one.name)
+    return tuple(tuple(names) for names in known.values() if len(names) > 1)
+
+
+def tie(
+    tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
+) -> dict[str, torch.Tensor]:
+    """Return tensors with those added that are another one's under a second name."""
+    whole = dict(tensors)
+    for names in tied:
+        held = next((tensors[name] for name in names if name in tensors), None)
+        if held is not None:
+            whole |= {name: held for name in names if name not in tensors}
+    return whole
+
+
+IMPORTED_AS, BEST = "imported_as", "best"
+_BEST = "the best checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class HFCheckpointImported(Event):
+    """A checkpoint of another trainer was written to the repository as one of ours."""
+
+    folder: str
+    checkpoint: str
+    step: int
+    lost: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Say from where, what it is called here, and what of it could not be taken."""
+        lost = f", without {', '.join(self.lost)}" if self.lost else ""
+        return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportLossReported(Event):
+    """A checkpoint of another trainer was imported, and a part of it was lost before."""
+
+    level: ClassVar[Level] = Level.WARNING
+    folder: str
+    lost: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the losses and the command that says more."""
+        return (
+            f"training continues from `{self.folder}` with loss of {'; '.join(self.lost)}; "
+            f"strict_resume refuses that; resilient ckpt verify {shell_quote(self.folder)} says more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOddityReported(Event):
+    """A checkpoint of another trainer was imported, and its files contradict each other."""
+
+    level: ClassVar[Level] = Level.WARNING
+    folder: str
+    odd: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the contradictions and the command that says more."""
+        return (
+            f"training continues from `{self.folder}` although {'; '.join(self.odd)}; "
+            f"resilient ckpt verify {shell_quote(self.folder)} says more"
+        )
+
+
+def foreign_folder(reference: str) -> str:
+    """Return the folder that a reference names, ``""`` if it names a checkpoint of ours."""
+    return reference if is_transformers_folder(reference) else ""
+
+
+def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
+    """Bring the checkpoint of Transformers that is asked for into the repository. Collective.
+
+    Args:
+        hooks: the trainer; its model and optimizer say the names of what is saved by position.
+        reference: Reference that this attempt begins from, as the resume policy settled it.
+        more: parts that Transformers knows nothing of; they begin as they are.
+        topic: of this training.
+
+    Returns:
+        The digest of what was asked for, for :func:`require_origin`; empty if it was nothing of
+        Transformers.
+
+    Raises:
+        IntegrityError: the folder is damaged.
+        IncompatibleCheckpoint: it is of another model, or holds only a model.
+        NoIntactCheckpoint: no folder was named, and each one of the run is damaged or incomplete.
+    """
+    session = hooks.session
+    if reference == "never":
+        return ""
+    take = _take_newest if reference == "auto" else _take_named
+    is_mine = session.world.is_coordinator
+    work = capture_failure(lambda: take(hooks, reference, more, topic)) if is_mine else ""
+    comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
+    try:
+        taken: str = agree(comms, "taken", work, lambda shown: shown[0], seconds)
+    finally:
+        comms.close()
+    return taken
+
+
+def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: str) -> None:
+    """Raise unless what was resumed began from the checkpoint that was asked for.
+
+    Args:
+        origin: Origin that the resumed checkpoint tells.
+        digest: As :func:`take_over` returned it.
+        repository: Its place.
+
+    Raises:
+        ConfigError: the repository held a run that began elsewhere.
+    """
+    if digest and not _is_origin(origin or {}, *digest.split(":")):
+        raise ConfigError(
+            f"cannot take over a checkpoint of Transformers: the repository `{repository}` holds "
+            "a run already that did not begin from it",
+            hint="name another `output_dir`, or go on with the run by leaving out "
+            "`resume_from_checkpoint`",
+        )
+
+
+def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> bool:
+    """Say whether a run began from a folder; an older origin has the digest of its state alone."""
+    if "state_digest" not in origin:
+        return origin.get("digest") == state_digest
+    return origin["state_digest"] == state_digest and digest in ("", origin["digest"])
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Everything that an import commits, checked and in memory.
+
+    Attributes:
+        source: The folder.
+        parts: What the checkpoint will hold; its own name is not known yet.
+        best: What the best model's checkpoint will hold, and its step; None without one.
+        lost: What is lost, in words.
+        odd: Findings of ``ckpt verify`` without a known loss.
+    """
+
+    source: TransformersCheckpoint
+    parts: dict[str, Part]
+    best: tuple[int, dict[str, Part]] | None
+    lost: tuple[str, ...]
+    odd: tuple[str, ...] = ()
+
+    def commit(self, spine: CheckpointEngine) -> CheckpointId:
+        """Claim a generation and write the checkpoint, behind that of the best model.
+
+        Crash: it is committed whole, or not at all. The best model alone may be left, which the
+        next import passes over.
+
+        Raises:
+            IntegrityError: the folder changed since it was read; nothing was claimed.
+            SaveFailed: it could not be made durable.
+        """
+        found, parts = self.source, dict(self.parts)
+        found.source.require_unchanged()
+        spine.resume({}, ref="never", cause="import")
+        checkpoint = CheckpointId(spine.generation, found.step)
+        keep: tuple[CheckpointId, ...] = ()
+        if self.best is not None:
+            step, held = self.best
+            data = {"imported_from": os.fspath(found.folder), IMPORTED_AS: BEST}
+            spine.save(step, held, CheckpointInfo(config={"save_only_model": True}, data=data))
+            spine.wait()
+            keep = (CheckpointId(spine.generation, step),)
+            parts["best"] = Part(RawState({"checkpoint": str(keep[0])}))
+        elif found.state.get("best_global_step") == found.step:
+            parts["best"] = Part(RawState({"checkpoint": str(checkpoint)}))
+        spine.save(found.step, parts, self._about(), keep=keep)
+        spine.wait()
+        return checkpoint
+
+    def _about(self) -> CheckpointInfo:
+        state = self.source.state
+        metrics = {
+            name: value
+            for entry in state["log_history"]
+            if entry.get("step") == self.source.step
+            for name, value in entry.items()
+            if name.startswith("eval_") and isinstance(value, int | float)
+        }
+        data = {"epoch": state["epoch"], "imported_from": os.fspath(self.source.folder)}
+        return CheckpointInfo(data=data, metrics=metrics)
+
+
+def prepare_import(
+    folder: str | os.PathLike[str],
+    naming: Naming,
+    model: nn.Module | None,
+    *,
+    strict: bool = False,
+    fresh: FreshState | None = None,
+) -> Import:
+    """Read a checkpoint of Transformers and check that it can be loaded; nothing is committed.
+
+    Args:
+        folder: what Transformers saved.
+        naming: of the model that is to go on.
+        model: The model that will load it; None if it cannot be compared.
+        strict: Whether any loss is refused.
+        fresh: Optimizer and schedule as new, for a folder that lost one of both.
+
+    Raises:
+        NothingToResume: the folder holds no checkpoint.
+        IntegrityError: the judge calls it not resumable.
+        IncompatibleCheckpoint: it is of another model, or ``strict`` refuses what is lost.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: another tool signs nothing.
+    """
+    _refuse_unsigned(os.fspath(folder))
+    source = open_source(os.fspath(folder), strict=strict)
+    parts = parts_of(source.found, naming, "", fresh)
+    if model is not None:
+        require_loadable(parts, model)
+    best, lost = best_of(source, naming, model)
+    if strict and lost != source.lost:
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: the best checkpoint of its run is lost, and strict_resume "
+            "refuses a loss. Nothing was committed",
+            hint=f"resilient ckpt inspect {shell_quote(os.fspath(folder))}",
+        )
+    return Import(source.found, parts, best, lost, source.odd)
+
+
+def best_of(
+    source: ImportSource, naming: Naming, model: nn.Module | None
+) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
+    """Return the best model of a run, if it lies beside the folder, and all that is lost.
+
+    Only the folder ``checkpoint-<best step>`` beside it is opened, wherever its path leads.
+    """
+    found, lost = source.found, source.lost
+    step = found.state.get("best_global_step")
+    if type(step) is not int or step == found.step or not found.state.get("best_model_checkpoint"):
+        return None, lost
+    told = lost if _BEST in lost else (*lost, _BEST)
+    folder = found.folder.absolute().parent / f"checkpoint-{step}"
+    if step > found.step or not is_transformers_folder(folder):
+        return None, told
+    try:
+        other = open_source(folder).found
+        parts = {"model": Part(RawState(naming.complete(other.weights()))), **documents_of(other)}
+        if model is not None:
+            require_loadable(parts, model)
+        other.source.require_unchanged()
+    except (IntegrityError, IncompatibleCheckpoint, NothingToResume):
+        return None, told
+    return (step, parts), lost
+
+
+def holds_run(spine: CheckpointEngine) -> bool:
+    """Say whether a repository holds more than the best model of an import that was killed."""
+    held = spine.committed()
+    if not held:
+        return spine.holds_run()
+    return any(read_manifest(spine.store, one).data.get(IMPORTED_AS) != BEST for one in held)
+
+
+def _refuse_unsigned(folder: str) -> None:
+    """Refuse a folder of another tool where a signature is required.
+
+    Raises:
+        SignatureRefused: it is required.
+    """
+    if read_flag(os.environ, REQUIRE_SIGNATURE):
+        raise SignatureRefused(
+            f"`{folder}` is of another tool and not signed, and a signature is required; nothing "
+            "was imported",
+            key=folder,
+            hint=f"if you trust it: {REQUIRE_SIGNATURE}=0 resilient ckpt import {shell_quote(folder)} "
+            "REPO",
+        )
+
+
+def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
+    """Write the newest intact checkpoint of Transformers in the output folder to the repository.
+
+    A repository that holds a run is left as it is.
+
+    Raises:
+        NoIntactCheckpoint: there are checkpoints of Transformers, and none of them is intact.
+    """
+    session = hooks.session
+    plan = plan_takeover(session.args.output_dir)
+    if not plan.intact and not plan.skipped:
+        return ""
+    spine = session.checkpointer_alone(f"{topic}/look")
+    try:
+        if holds_run(spine):
+            return ""
+    finally:
+        spine.close()
+    broken: list[SkippedFolder] = []
+    for number, folder in enumerate(plan.intact):
+        for one in (*plan.newer_than(folder), *broken):
+            session.emit(CheckpointSkipped(one.path, one.reason))
+        plan, broken = replace(plan, skipped=plan.not_newer_than(folder)), []
+        try:
+            return _take(hooks, folder, more, f"{topic}/{number}")
+        except SignatureRefused:
+            raise
+        except IntegrityError as error:
+            broken = [SkippedFolder(folder, error.message)]
+    raise _nothing_intact(session.args.output_dir, (*broken, *plan.skipped))
+
+
+def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:
+    reasons = "; ".join(f"{one.path}: {one.reason}" for one in skipped)
+    lossy = next((one for one in skipped if one.is_lossy), None)
+    if lossy is not None:
+        first = (
+            f"to continue with that loss: resilient train --resume {shell_quote(lossy.path)} SCRIPT"
+        )
+    else:
+        first = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
+    return NoIntactCheckpoint(
+        f"no checkpoint of Transformers in `{output}` is intact, and training will not start "
+        f"over by itself: {reasons}",
+        hint=f"{first}; to start at step 0: --resume never, or resume_from_checkpoint=False",
+    )
+
+
+def _take_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
+    """Write the folder that the reference names to the repository, if it names a folder."""
+    folder = foreign_folder(reference)
+    return _take(hooks, folder, more, topic) if folder else ""
+
+
+def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str) -> str:
+    """Write a folder to the repository, unless that holds a run; return what tells the folder."""
+    session = hooks.session
+    spine = session.checkpointer_alone(topic)
+    try:
+        if holds_run(spine):
+            return _digests(folder, is_whole=session.gang.launch.cause == "start")
+        made = prepare_import(
+            folder,
+            _naming(hooks),
+            hooks.model,
+            strict=session.gang.launch.strict_resume or session.args.strict_resume,
+            fresh=_fresh(hooks),
+        )
+        _require_run(hooks, made.parts)
+        given = {name: part for name, part in more.items() if part.scope == "replicated"}
+        made.parts.update(given)
+        checkpoint = made.commit(spine)
+        session.emit(HFCheckpointImported(folder, str(checkpoint), made.source.step))
+        if made.lost:
+            session.emit(ImportLossReported(folder, made.lost))
+        if made.odd:
+            session.emit(ImportOddityReported(folder, made.odd))
+    finally:
+        spine.close()
+    return f"{made.source.state_digest}:{made.source.digest}"
+
+
+def _digests(folder: str, *, is_whole: bool) -> str:
+    """Return what tells a folder; a restart compares its state alone and reads no weights."""
+    found = TransformersCheckpoint(folder)
+    return f"{found.state_digest}:{found.digest if is_whole else ''}"
+
+
+def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
+    """Raise unless the data and the optimizer of the run take what would be committed."""
+    if hooks.train_sampler is not None:
+        require_place(parts, hooks.train_sampler.cursor)
+    require_same_optimizer(parts, hooks.create_optimizer().param_groups)
+    require_same_objects(parts, _compared(hooks), policy_for(hooks.args, ()))
+
+
+def _compared(hooks: TrainerHooks) -> dict[str, Part]:
+    """Return the objects that a resume compares with what was saved, as far as they lie here."""
+    model, live = hooks.model, {}
+    is_plain = all(type(one) in PLAIN and not hasattr(one, "ds_id") for one in model.parameters())
+    if is_plain and not hooks.args.deepspeed and find_redirect(model) is None:
+        live["model"] = Part(bare(model))
+    if hooks.lr_scheduler is not None:
+        live["scheduler"] = Part(ScheduleState(hooks.lr_scheduler))
+    return live
+
+
+def _fresh(hooks: TrainerHooks) -> FreshState:
+    """Return the state of the run's optimizer and schedule, which made no step yet."""
+    naming = _naming(hooks)
+    groups = hooks.create_optimizer().param_groups
+    # The groups of ZeRO 3 are empty in the optimizer: its engine holds their parameters.
+    filled = [group for group in groups if group["params"]] or groups
+    options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
+    held = [
+        {**{name: one for name, one in group.items() if name != "params"}, "params": list(names)}
+        for group, names in zip(options, naming.trained, strict=True)
+    ]
+    scheduler = hooks.lr_scheduler
+    schedule = ScheduleState(scheduler).state_dict() if scheduler is not None else {}
+    return FreshState({"state": {}, "param_groups": held}, schedule)
+
+
+def _naming(hooks: TrainerHooks) -> Naming:
+    """Return the names of a trainer's tensors."""
+    groups = hooks.create_optimizer().param_groups
+    # An optimizer of a stage has that stage's alone in its groups, one of ZeRO 3 has none there.
+    if pipeline_of(hooks.model) is None and any(group["params"] for group in groups):
+        # Whoever partitions the parameters keeps its own in the groups.
+        with suppress(KeyError):
+            return naming_of(hooks.model, groups)
+    names = hooks.get_decay_parameter_names(hooks.model)
+    return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay, names))
+
+
+_HINT = "resilient train --resume {folder} SCRIPT takes it over with the script's own model"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFolder:
+    """Result of an import.
+
+    Attributes:
+        checkpoint: Its name in the repository.
+        lost: What is lost, in words.
+    """
+
+    checkpoint: CheckpointId
+    lost: tuple[str, ...] = ()
+
+
+def import_folder(
+    folder: str | os.PathLike[str],
+    url: str,
+    *,
+    strict: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ImportedFolder:
+    """Write a checkpoint of Transformers to an empty repository as one of ours.
+
+    Its model must be one that Transformers builds from ``config.json``, with no parameter frozen:
+    the optimizer's state goes by position, and only the model says whose is whose.
+
+    Args:
+        folder: what Transformers saved.
+        url: the repository.
+        strict: Whether any loss is refused.
+        storage_options: how to reach it; by default those of the environment.
+
+    Raises:
+        ConfigError: the repository is in use, or the model cannot be built.
+        NothingToResume: the folder holds no checkpoint.
+        IntegrityError: the folder is damaged.
+        IncompatibleCheckpoint: the optimizer is not of this model, or there is none.
+    """
+    model = model_from_config(os.fspath(folder))
+    naming = naming_of(model, parameter_groups(model, 1.0))
+    made = prepare_import(folder, naming, model, strict=strict)
+    spine = open_engine(url, storage_options=storage_options)
+    try:
+        if holds_run(spine):
+            raise ConfigError(
+                f"the repository `{url}` holds {spine.committed()[0]} already: a run begins once",
+                hint=f"resilient ckpt ls {shell_quote(url)}",
+            )
+        return ImportedFolder(made.commit(spine), made.lost)
+    finally:
+        spine.close()
+
+
+def naming_from_config(folder: str) -> Naming:
+    """Return the names of the model that ``config.json`` describes; no memory, no network."""
+    model = model_from_config(folder)
+    return naming_of(model, parameter_groups(model, 1.0))
+
+
+def model_from_config(folder: str) -> nn.Module:
+    """Return the model that ``config.json`` describes, without memory for its weights.
+
+    Raises:
+        ConfigError: there is no such file, or nothing that Transformers builds from it.
+        NothingToResume: the folder holds no checkpoint.
+    """
+    found = TransformersCheckpoint(folder)
+    hint = _HINT.format(folder=folder)
+    if not found.source.has(CONFIG):
+        raise ConfigError(f"`{folder}` has no {CONFIG} to build its model from", hint=hint)
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "to build a model from its configuration takes transformers",
+            hint="pip install transformers",
+        ) from error
+    said = found.document(CONFIG)
+    name = str((said.get("architectures") or ["none"])[0])
+    kind = getattr(transformers, name, None)
+    if kind is None or not issubclass(kind, transformers.PreTrainedModel):
+        raise ConfigError(f"Transformers has no model `{name}`, of which `{folder}` is", hint=hint)
+    config = kind.config_class.from_dict(said)
+    with torch.device("meta"):
+        model: nn.Module = kind(config)
+    return model

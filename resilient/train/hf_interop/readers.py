@@ -1,0 +1,482 @@
+"""Torch files, DCP, ZeRO folders of HF checkpoints.
+
+Files of torch, their checksums verified, read as data alone.
+
+``torch.load(weights_only=True)`` loads them. It also takes a few classes that are named here:
+random states of NumPy, and stand-ins for classes of DeepSpeed, which keep attributes alone.
+
+The folder of a DeepSpeed engine (ZeRO 0 to 3): weights and moments by name, out of partitions.
+
+Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
+and 2 lay the parameters of a group end to end and cut the line in equal partitions; ZeRO 3 cuts
+each parameter in equal partitions, and each rank lays its own end to end. ``param_shapes`` says
+names and shapes in that order.
+
+torch's distributed checkpoints (DCP): a folder of slices and an index of what they hold.
+
+The index is read by :mod:`resilient.layouts.dcp`, which executes nothing.
+
+Tensors of a safetensors file, copied out of it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import math
+import pickle
+import re
+import warnings
+import zipfile
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import torch
+
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, StoreError
+from resilient.format.regions import ITEM_BYTES, covers
+from resilient.format.safetensors_file import read_header
+from resilient.layouts.dcp import read_index
+from resilient.layouts.model import ITEM_BITS, Unreadable
+from resilient.redaction import shell_quote
+from resilient.state_dict.sharding import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from resilient.layouts.dcp import Index, Slice
+    from resilient.layouts.model import Tensor
+    from resilient.train.hf_interop.source_folder import SourceFolder
+
+_SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
+
+
+class UnpickledStub:
+    """An object of a class that is not loaded: what it was made of, and nothing that it does."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the attributes."""
+        self.state = state
+
+
+_DEEPSPEED = (
+    *("runtime.fp16.loss_scaler.LossScaler", "runtime.fp16.loss_scaler.DynamicLossScaler"),
+    *("utils.tensor_fragment.fragment_address", "runtime.zero.config.ZeroStageEnum"),
+)
+# What a random state of NumPy is pickled with, and what DeepSpeed puts beside its tensors.
+_TAKEN: list[Any] = [
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]  # noqa: SLF001 - its pickled name
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+    codecs.encode,
+    *((UnpickledStub, f"deepspeed.{name}") for name in _DEEPSPEED),
+]
+
+
+def load_torch(source: BinaryIO, key: str) -> Any:
+    """Load a file of torch as data, its checksums verified.
+
+    A file of torch before 1.6 is no zip and has no checksums.
+
+    Args:
+        source: The open file.
+        key: Its name, for errors.
+
+    Raises:
+        IntegrityError: It is damaged, or holds what is no data.
+    """
+    try:
+        spoiled = None
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as content:
+                spoiled = content.testzip()
+        if spoiled is None:
+            source.seek(0)
+            with torch.serialization.safe_globals(_TAKEN), warnings.catch_warnings():
+                # torch tells each reader of an old file about its storages.
+                warnings.simplefilter("ignore", UserWarning)
+                return torch.load(source, map_location="cpu", weights_only=True)
+        trouble = f"the checksum of `{spoiled}` in it is wrong"
+    except (*_SPOILED, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
+        trouble = str(error).partition("\n")[0]
+    raise IntegrityError(
+        f"`{key}` cannot be read: {trouble}", key=key, hint="take another checkpoint"
+    )
+
+
+def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
+    """Return values by path as dicts; keys of lists are their numbers."""
+    whole: dict[Any, Any] = {}
+    for path, value in values.items():
+        place = whole
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+    return whole
+
+
+def with_groups(found: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with lists where numbers are the names."""
+    groups = found["param_groups"]
+    listed = [groups[number] for number in sorted(groups)]
+    return {"state": found.get("state", {}), "param_groups": listed}
+
+
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
+_MODEL = "mp_rank_00_model_states.pt"
+_STAGE_3 = 3
+Shapes = list[dict[str, tuple[int, ...]]]
+
+
+class ZeroFolder:
+    """What one engine saved; files are read when they are asked for.
+
+    Args:
+        source: The checkpoint folder.
+        name: The folder of the engine in it, ``global_step<n>``.
+        step: the trainer's, which the engine's must be; None if it is not known.
+
+    Raises:
+        IntegrityError: files are missing, damaged, or of another step.
+        IncompatibleCheckpoint: layers were cut over ranks as well, or state lies elsewhere.
+    """
+
+    def __init__(self, source: SourceFolder, name: str, step: int | None) -> None:
+        self._source, self._name = source, name
+        self.folder = source.path / name
+        if not source.has_folder(name):
+            raise self._damaged(f"`latest` names `{name}`, which is missing")
+        names = source.names(f"{name}/")
+        if any("mp_rank_01" in one or "expert" in one for one in names):
+            raise IncompatibleCheckpoint(
+                f"`{self.folder}` is of a model whose layers were cut over ranks, by DeepSpeed",
+                hint="save it once without tensor, pipeline or expert parallelism",
+            )
+        files = {int(match[1]): one for one in names if (match := _OPTIMIZER.fullmatch(one))}
+        if sorted(files) != list(range(len(files))):
+            raise self._damaged(f"it has the partitions of ranks {sorted(files)}")
+        self._first = self._load(_MODEL if _MODEL in names else f"zero_pp_rank_0_{_MODEL}")
+        made = self._first.get("global_steps", step)
+        if step is not None and made != step:
+            raise self._damaged(f"it is of step {made}, and not of {step}")
+        self._parts = [self._partition(files[rank]) for rank in range(len(files))]
+        self.stage = int(self._config.get("stage", 0)) if files else 0
+        ranks = int(self._first.get("dp_world_size") or len(files))
+        if self.stage and len(files) != ranks:
+            raise self._damaged(f"it has {len(files)} partitions, of {ranks}")
+        self._refuse_unknown()
+
+    @property
+    def has_loss_scale(self) -> bool:
+        """Whether fp16 was trained in: the scale of losses is the engine's, and begins anew."""
+        return any(one.get("dynamic_loss_scale") for one in self._parts)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the model; those that are trained in full precision."""
+        held = self._first["module"]
+        found = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
+        if self.stage == _STAGE_3:
+            # What is partitioned leaves an empty place here.
+            found = {name: one for name, one in found.items() if one.numel()}
+            found |= self._frozen()
+        if not self.stage:
+            return found
+        flat = "fp32_flat_groups" if self.stage == _STAGE_3 else "single_partition_of_fp32_groups"
+        for nth, group in enumerate(self._lines(lambda part: part[flat])):
+            found |= self._cut(group, self._shapes[nth])
+        return found
+
+    def optimizer(self) -> dict[str, Any]:
+        """Return the optimizer's state; by name, or by position where nothing was partitioned.
+
+        Raises:
+            IncompatibleCheckpoint: it is none of torch's.
+        """
+        if not self.stage:
+            whole = self._first.get("optimizer")
+            if not isinstance(whole, dict) or "param_groups" not in whole:
+                raise IncompatibleCheckpoint(
+                    f"`{self.folder}` keeps its optimizer in a way that is not known",
+                    hint="save it once with ZeRO 1, 2 or 3",
+                )
+            return dict(whole)
+        states: dict[str, dict[str, Any]] = {}
+        first = self._states(self._parts[0])
+        for kind in dict.fromkeys(name for one in first for name in one):
+            states = self._spread(kind, states)
+        groups = [dict(one) for one in self._base(self._parts[0])["param_groups"]]
+        for group, shapes in zip(groups, self._shapes, strict=True):
+            group["params"] = list(shapes)
+        return {"state": states, "param_groups": groups}
+
+    def _spread(self, kind: str, states: dict[str, Any]) -> dict[str, Any]:
+        """Return the states with one kind of value added to each parameter."""
+        sample = next(one[kind] for one in self._states(self._parts[0]) if kind in one)
+        is_cut = isinstance(sample, torch.Tensor) and sample.dim() > 0
+        if is_cut:
+            lines = self._lines(lambda part: [one[kind] for one in self._states(part)])
+        for nth, shapes in enumerate(self._shapes):
+            values: Mapping[str, Any] = (
+                self._cut(lines[nth], shapes)
+                if is_cut
+                else {name: _copy(self._state_of(nth)[kind]) for name in shapes}
+            )
+            for name, one in values.items():
+                states.setdefault(name, {})[kind] = one
+        return states
+
+    def _state_of(self, group: int) -> Mapping[str, Any]:
+        """Return the state of a group's vector; of several all count the same steps."""
+        states = self._states(self._parts[0])
+        return states[min(group, len(states) - 1)]
+
+    def _lines(self, pick: Callable[[Any], Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Return, for each group, what each rank holds of it, in one line."""
+        ranks = [list(pick(part)) for part in self._parts]
+        if self.stage < _STAGE_3:
+            return [list(one) for one in zip(*ranks, strict=True)]
+        # Vectors may be several to a group there, and are not cut where a group ends.
+        wholes = [torch.cat([one.reshape(-1) for one in vectors]) for vectors in ranks]
+        lines, place = [], 0
+        for shapes in self._shapes:
+            count = sum(math.ceil(math.prod(one) / len(ranks)) for one in shapes.values())
+            if any(place + count > one.numel() for one in wholes):
+                raise self._damaged("its partitions are shorter than its parameters")
+            lines.append([one.narrow(0, place, count) for one in wholes])
+            place += count
+        return lines
+
+    def _cut(
+        self, line: Sequence[torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, torch.Tensor]:
+        """Return the parameters of a group, out of what each rank holds of it."""
+        found, place = {}, 0
+        whole = torch.cat([one.reshape(-1) for one in line]) if self.stage < _STAGE_3 else None
+        held = line[0].numel() if whole is None else whole.numel()
+        for name, shape in shapes.items():
+            count = math.prod(shape)
+            width = count if whole is not None else math.ceil(count / len(line))
+            if place + width > held:
+                raise self._damaged(f"its partitions end before `{name}`")
+            pieces = [whole] if whole is not None else line
+            flat = torch.cat([one.narrow(0, place, width) for one in pieces])
+            found[name] = flat[:count].reshape(shape).clone()
+            place += width
+        return found
+
+    def _frozen(self) -> dict[str, torch.Tensor]:
+        """Return what is not trained, of which each rank holds a part (ZeRO 3)."""
+        shapes = self._first.get("frozen_param_shapes") or {}
+        if not shapes:
+            return {}
+        files = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in range(len(self._parts))]
+        pieces = [self._load(file)["frozen_param_fragments"] for file in files]
+        return {
+            name: torch.cat([one[name].reshape(-1) for one in pieces])[: math.prod(shape)]
+            .reshape(tuple(shape))
+            .clone()
+            for name, shape in shapes.items()
+        }
+
+    @property
+    def _config(self) -> Mapping[str, Any]:
+        config = self._first.get("ds_config") or {}
+        found: Mapping[str, Any] = config.get("zero_optimization") or {}
+        return found
+
+    @property
+    def _shapes(self) -> Shapes:
+        told = self._first.get("param_shapes") or []
+        return [{name: tuple(one) for name, one in group.items()} for group in told]
+
+    def _refuse_unknown(self) -> None:
+        """Raise if partitions are not laid out as this reads them."""
+        if not self.stage:
+            return
+        for name in ("round_robin_gradients", "elastic_checkpoint"):
+            if self._config.get(name):
+                raise IncompatibleCheckpoint(
+                    f"`{self.folder}` was saved with `{name}`, which lays partitions out otherwise",
+                    hint=f"save it once without `{name}`",
+                )
+        if not self._shapes or any("state" not in self._base(one) for one in self._parts):
+            raise IncompatibleCheckpoint(
+                f"`{self.folder}` does not say what its partitions are made of",
+                hint="save it once with DeepSpeed 0.19",
+            )
+
+    def _base(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = "optimizer_state_dict" if self.stage == _STAGE_3 else "base_optimizer_state"
+        found = part.get(name)
+        return found if isinstance(found, dict) else {}
+
+    def _states(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the states of a rank's vectors, in order."""
+        state = self._base(part)["state"]
+        return [state[number] for number in sorted(state)]
+
+    def _partition(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._load(name)["optimizer_state_dict"]
+        return found
+
+    def _load(self, name: str) -> dict[str, Any]:
+        path = f"{self._name}/{name}"
+        with self._source.open(path) as opened:
+            found = load_torch(opened, str(self._source.path / path))
+        if not isinstance(found, dict):
+            raise self._damaged(f"`{name}` holds no dict")
+        return found
+
+    def _damaged(self, trouble: str) -> IntegrityError:
+        return IntegrityError(
+            f"`{self.folder}` is damaged: {trouble}",
+            key=str(self.folder),
+            hint="take another checkpoint",
+        )
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def read_dcp(source: SourceFolder, name: str) -> dict[tuple[Any, ...], Any]:
+    """Return everything that a distributed checkpoint holds, by path, tensors whole and on the CPU.
+
+    Args:
+        source: The checkpoint folder.
+        name: The folder of the distributed checkpoint in it.
+
+    Raises:
+        IntegrityError: A file is missing or damaged, or a tensor is not there as a whole.
+        IncompatibleCheckpoint: Slices were transformed, or the index has no paths.
+    """
+    return _Reader(source, name).read()
+
+
+class _Reader:
+    """Reads one distributed checkpoint.
+
+    Args:
+        source: The checkpoint folder.
+        name: The folder in it.
+    """
+
+    def __init__(self, source: SourceFolder, name: str) -> None:
+        self._source, self._place = source, source.path / name
+        try:
+            self._index: Index = read_index(source.folder, source.listing, f"{name}/")
+        except (Unreadable, StoreError) as error:
+            raise self._damaged(f"its index cannot be read: {error}") from error
+
+    def read(self) -> dict[tuple[Any, ...], Any]:
+        """Return all values by their paths."""
+        paths = self._index.paths
+        tensors = {one.name: one for one in self._index.tensors}
+        names = [*tensors, *self._index.values]
+        lost = next((one for one in names if one not in paths), "")
+        if lost or not paths:
+            raise IncompatibleCheckpoint(
+                f"`{self._place}` has no path for `{lost[:80]}`: torch's own planner did not save "
+                "it",
+                hint="save it once with torch.distributed.checkpoint and its default planner",
+            )
+        return {
+            paths[one]: self._tensor(tensors[one]) if one in tensors else self._value(one)
+            for one in names
+        }
+
+    def _value(self, name: str) -> Any:
+        """Return a value that is no tensor."""
+        found = self._index.slices.get(name, ())
+        if len(found) != 1:
+            raise self._damaged(f"the index does not say where `{name[:80]}` is")
+        return self._load(name, found[0])
+
+    def _tensor(self, told: Tensor) -> torch.Tensor:
+        """Return a tensor put together of its slices."""
+        slices = self._index.slices.get(told.name, ())
+        self._require_plain(slices)
+        item_bytes = ITEM_BITS.get(told.dtype, 0) // 8
+        if told.dtype not in TORCH_DTYPES:
+            raise self._damaged(f"`{told.name[:80]}` has a dtype that is not known")
+        regions = [one.region for one in told.pieces]
+        is_whole = len(regions) == len(slices) and covers(told.shape, regions)
+        if told.elements and not is_whole:
+            raise self._damaged(f"`{told.name[:80]}` is not there as a whole")
+        # An index may claim any shape: no memory is taken for bytes that no file has.
+        if any(one.region.size * item_bytes > one.size_bytes for one in told.pieces):
+            raise self._damaged(f"`{told.name[:80]}` has more elements than its files have bytes")
+        whole = torch.empty(told.shape, dtype=TORCH_DTYPES[told.dtype])
+        for region, place in zip(regions, slices, strict=True):
+            data = self._load(told.name, place)
+            if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
+                raise self._damaged(f"a slice of `{told.name[:80]}` has not the shape of the index")
+            spans = zip(region.offsets, region.lengths, strict=True)
+            whole[tuple(slice(start, start + count) for start, count in spans)] = data
+        return whole
+
+    def _load(self, name: str, place: Slice) -> Any:
+        """Return what lies in one slice of a file."""
+        self._require_plain((place,))
+        data = self._source.read_range(place.file, place.start, place.size_bytes)
+        return load_torch(io.BytesIO(data), f"{self._source.path / place.file}, {name[:80]}")
+
+    def _require_plain(self, slices: tuple[Slice, ...]) -> None:
+        if not all(one.is_plain for one in slices):
+            raise IncompatibleCheckpoint(
+                f"`{self._place}` was saved through an extension of torch's storage writer, which "
+                "no import undoes",
+                hint="save it once without extensions of the storage writer",
+            )
+
+    def _damaged(self, trouble: str) -> IntegrityError:
+        return IntegrityError(
+            f"`{self._place}` is damaged: {trouble}",
+            key=str(self._place),
+            hint=f"resilient ckpt verify {shell_quote(str(self._source.path))}",
+        )
+
+
+def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file by name, on the CPU.
+
+    Args:
+        data: the whole file.
+        key: its name, for errors.
+
+    Raises:
+        IntegrityError: it is cut short, or its header is not that of such a file.
+    """
+    header, begin = read_header(data, key)
+    header.pop("__metadata__", None)
+    held = memoryview(bytearray(data))[begin:]
+    try:
+        _require_whole(held, header)
+        return {name: _tensor(held, slot) for name, slot in header.items()}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise IntegrityError(
+            f"`{key}` is no whole safetensors file: {error}",
+            key=key,
+            hint="take another checkpoint",
+        ) from error
+
+
+def _require_whole(held: memoryview, header: dict[str, Any]) -> None:
+    end = max((slot["data_offsets"][1] for slot in header.values()), default=0)
+    if end != len(held):
+        raise ValueError(f"its header speaks of {end} bytes, and it has {len(held)}")
+
+
+def _tensor(held: memoryview, slot: dict[str, Any]) -> torch.Tensor:
+    dtype, shape = slot["dtype"], slot["shape"]
+    start, end = slot["data_offsets"]
+    if end - start != math.prod(shape) * ITEM_BYTES[dtype] or not 0 <= start <= end:
+        raise ValueError(f"{end - start} bytes are no {dtype} of shape {shape}")
+    if start == end:
+        return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+    # A copy lies where torch would have put it, whatever the file's offset.
+    return torch.frombuffer(held[start:end], dtype=TORCH_DTYPES[dtype]).view(shape).clone()

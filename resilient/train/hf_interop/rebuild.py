@@ -1,0 +1,596 @@
+"""Rebuild lost state.
+
+A new, honest state for weights that lost theirs: what is known, from where, and what is lost.
+
+Nothing is changed in place: what reads whole is written to a new folder as Transformers keeps it,
+which its Trainer and ours go on from as far as that is possible. ``rebuilt.json`` beside it says
+what was not there any more.
+
+What is whole of a checkpoint of ours, in a folder that a Trainer, theirs or ours, goes on from.
+
+For a checkpoint that ``resilient ckpt repair`` cannot make whole. Its manifest must be there: it
+is what everything is proved against.
+
+Random states that were lost, made again from what defines them: the seed and the step.
+
+With canonical reduction all random numbers are seeded anew after the passes of each step, so where
+nothing was drawn from then until the save, the state is a function of seed, step and the number of
+micro-batches. Whether it is so for a lost file, nobody has to guess: the manifest has its digest.
+Other runs draw on from step to step, and what they drew is nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import struct
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from resilient.checkpoint.catalog import read_manifest
+from resilient.checkpoint.refs import resolve
+from resilient.checkpoint.restore.reconstruct import mend_file
+from resilient.checkpoint.signing import check_contents, check_signature, read_signing
+from resilient.distributed.launch_env import World
+from resilient.engine_factory import open_engine
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+)
+from resilient.format.digest import digest_file
+from resilient.format.keys import rank_part, rank_part_file
+from resilient.layouts.incomplete import saved_name
+from resilient.layouts.training_state import schedule_of
+from resilient.redaction import shell_quote
+from resilient.state_dict.load import assemble
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.snapshot import Part, capture
+from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.storage.open import open_store
+from resilient.train.data.sampler import seed_between_steps
+from resilient.train.hf_interop import exporter
+from resilient.train.hf_interop.checkpoint import (
+    ADAPTER_WEIGHTS,
+    INDEX,
+    LAST,
+    OPTIMIZER,
+    SCALER,
+    SCHEDULER,
+    STATE,
+    UNFINISHED,
+    WEIGHTS,
+    TransformersCheckpoint,
+    TransformersFiles,
+    adam_steps,
+)
+from resilient.train.hf_interop.exporter import read_parts, write_model_files
+from resilient.train.state import TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from resilient.format.manifest import Manifest
+    from resilient.storage.store import Store
+
+REPORT = "rebuilt.json"
+CONSEQUENCES = {
+    "optimizer": "its moments are gone: a resume begins them at zero, and the schedule anew",
+    "scheduler": "the schedule is gone: a resume begins it and the moments anew",
+    "scaler": "the loss scale of fp16 begins anew",
+    "random state": "dropout and augmentation draw other numbers than they would have",
+    "place in the data": "the first epoch begins again, so samples are repeated",
+    "history": "no losses and metrics before this step",
+    "best model": "the next evaluation is the best so far",
+    "callbacks": "their counters begin anew",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """What a rebuilt checkpoint is made of.
+
+    Attributes:
+        folder: where it is.
+        step: the optimizer steps that were made.
+        known: what -> where that is from.
+        lost: what -> what follows from that.
+    """
+
+    folder: str
+    step: int
+    known: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a resume continues the optimizer and the schedule, and not the weights alone."""
+        return not {"optimizer", "scheduler"} & set(self.lost)
+
+
+def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
+    """Write a checkpoint of Transformers whose ``trainer_state.json`` is lost as one that has one.
+
+    The step is that of the schedule, the optimizer and the folder's name, which must agree. What a
+    sibling folder (another ``checkpoint-<step>`` beside it) knows of the run is taken from there:
+    the length of an epoch, and the history up to this step.
+
+    Crash: a folder beside ``out``, named ``.<name>.partial``; the source is only read.
+
+    Args:
+        source: its folder.
+        out: where to, best ``.../checkpoint-<step>``; must not be there yet.
+
+    Raises:
+        ConfigError: ``out`` is there, the state is whole, or nothing says the step.
+        IncompatibleCheckpoint: there are no weights.
+        IntegrityError: the weights are damaged, or files are of several steps.
+    """
+    files, target = TransformersFiles(source), Path(out)
+    require_new(target)
+    _require_finished(files.folder)
+    _require_lost(files)
+    files.weights()
+    whole, lost = _readable(files)
+    step, said_by = _step_of(files, whole)
+    state, known, gone = _state_beside(files.folder, step)
+    made = RebuildPlan(
+        str(target),
+        step,
+        {"weights": str(files.folder), "step": said_by, **known},
+        {name: CONSEQUENCES[name] for name in (*lost, *gone, "best model", "callbacks")},
+    )
+    skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}
+
+    def fill(draft: Path) -> None:
+        for one in files.folder.iterdir():
+            if one.is_file() and one.name not in skipped:
+                shutil.copy2(one, draft / one.name)
+
+    return write_rebuilt(target, made, state, fill)
+
+
+def is_weights_folder(path: str | Path) -> bool:
+    """Say whether a path is a folder with the weights of a model, and none of ours."""
+    folder = Path(path)
+    names = (WEIGHTS, INDEX, ADAPTER_WEIGHTS)
+    return not (folder / "manifest.json").exists() and any(
+        (folder / one).is_file() for one in names
+    )
+
+
+def require_new(target: Path) -> None:
+    """Raise if a folder is there.
+
+    Raises:
+        ConfigError: says so.
+    """
+    if target.exists():
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+
+
+def write_rebuilt(
+    target: Path, made: RebuildPlan, state: TrainerState, fill: Callable[[Path], None]
+) -> RebuildPlan:
+    """Write a folder: what ``fill`` puts into it, the state, and the report of what is lost."""
+    draft = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    fill(draft)
+    # A save of Transformers looks this callback up, and raises where its state is missing.
+    callbacks = {"TrainerControl": TrainerControl().state(), **state.stateful_callbacks}
+    state = replace(state, stateful_callbacks=callbacks)
+    state.save_to_json(draft / STATE)
+    text = json.dumps(asdict(made), indent=2, sort_keys=True) + "\n"
+    (draft / REPORT).write_text(text, encoding="utf-8")
+    draft.rename(target)
+    return made
+
+
+def _require_lost(files: TransformersFiles) -> None:
+    try:
+        TransformersCheckpoint(files.folder)
+    except (NothingToResume, IntegrityError):
+        return
+    raise ConfigError(
+        f"the {STATE} of `{files.folder}` is whole: there is nothing to rebuild",
+        hint=f"resilient train --resume {shell_quote(files.folder)} SCRIPT",
+    )
+
+
+def _require_finished(folder: Path) -> None:
+    """Refuse a save that never ended: nothing tells if its files are whole.
+
+    Raises:
+        IntegrityError: The folder holds the mark of such a save, or is a staging folder.
+    """
+    if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
+        return
+    sibling = max(_whole(folder.absolute().parent.glob("checkpoint-*")), key=_step, default=None)
+    raise IntegrityError(
+        f"cannot rebuild `{folder}`: its save never ended. Nothing was written",
+        key=str(folder),
+        hint=f"resilient ckpt inspect {shell_quote(sibling.folder if sibling else folder)}",
+    )
+
+
+def _step(found: TransformersCheckpoint) -> int:
+    return found.step
+
+
+def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the content of files that read whole, and what is lost with the names of the others.
+
+    A file that never was is lost too, but the scaler's: only fp16 has one.
+    """
+    names = {"optimizer": [OPTIMIZER], "scheduler": [SCHEDULER], "scaler": [SCALER]}
+    names["random state"] = [one.name for one in files.folder.glob("rng_state*.pth")]
+    whole: dict[str, Any] = {}
+    lost: dict[str, list[str]] = {}
+    for what, some in names.items():
+        for name in some:
+            if (files.folder / name).exists():
+                try:
+                    whole[name] = files.load(name)
+                except IntegrityError:
+                    lost.setdefault(what, []).append(name)
+            elif what != "scaler":
+                lost[what] = []
+        if not some:
+            lost[what] = []
+    return whole, lost
+
+
+def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the step, and what says it.
+
+    Raises:
+        ConfigError: nothing does.
+        IntegrityError: what says it disagrees.
+    """
+    said: dict[str, int] = {}
+    if named := LAST.fullmatch(files.folder.name):
+        said["the folder's name"] = int(named[1])
+    if SCHEDULER in whole:
+        counted = schedule_of(whole[SCHEDULER])
+        # A schedule that goes by a metric counts evaluations.
+        if counted is not None and counted.step is not None:
+            said[SCHEDULER] = counted.step
+    if made := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
+        said[OPTIMIZER] = max(made)
+    if not said:
+        raise ConfigError(
+            f"nothing in `{files.folder}` says of which step it is",
+            hint="rename it to checkpoint-STEP",
+        )
+    step = max(said.values())
+    # With fp16 some steps are skipped, by the optimizer and the schedule alike.
+    skips = SCALER in whole and said.get("the folder's name") == step
+    if len(set(said.values())) > 1 and not skips:
+        shown = ", ".join(f"{name} {number}" for name, number in said.items())
+        raise IntegrityError(
+            f"the files of `{files.folder}` are of several steps: {shown}",
+            key=str(files.folder),
+            hint="the folder mixes two checkpoints: take another",
+        )
+    return step, ", ".join(name for name, number in said.items() if number == step)
+
+
+def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
+    """Return a basic state, what of it a sibling said, and what nothing says."""
+    sibling = _nearest_sibling(folder, step)
+    if sibling is None:
+        return TrainerState(global_step=step), {}, ["place in the data", "history"]
+    theirs = sibling.state
+    entries = [one for one in theirs["log_history"] if one.get("step", 0) <= step]
+    named = {name: theirs[name] for name in ("max_steps", "num_train_epochs") if name in theirs}
+    state = TrainerState(
+        global_step=step,
+        epoch=_epoch_at(step, sibling),
+        train_batch_size=int(theirs.get("train_batch_size") or 0),
+        log_history=entries,
+        **named,
+    )
+    state = replace(state, **{one: theirs[one] for one in _CADENCES if one in theirs})
+    known = {"place in the data": str(sibling.folder), "history": str(sibling.folder)}
+    if sibling.step >= step:
+        return state, known, []
+    known["history"] += f", up to step {sibling.step}"
+    return state, known, ["history"]
+
+
+_CADENCES = ("logging_steps", "eval_steps", "save_steps")
+
+
+def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
+    """Return the epoch of a step: as it was logged, or by the sibling's steps per epoch."""
+    logged = [one for one in sibling.state["log_history"] if one.get("step") == step]
+    exact = next((one["epoch"] for one in logged if "epoch" in one), None)
+    return float(sibling.state["epoch"]) * step / sibling.step if exact is None else float(exact)
+
+
+def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
+    """Return the whole checkpoint beside a folder that knows most of the same run."""
+    found = list(_whole(one for one in folder.absolute().parent.glob("checkpoint-*")))
+    later = [one for one in found if one.step >= step]
+    if later:
+        return min(later, key=lambda one: one.step)
+    return max(found, key=lambda one: one.step, default=None)
+
+
+def _whole(folders: Iterable[Path]) -> Iterable[TransformersCheckpoint]:
+    for one in folders:
+        try:
+            found = TransformersCheckpoint(one)
+        except (NothingToResume, IntegrityError, IncompatibleCheckpoint):
+            continue
+        if found.step > 0:
+            yield found
+
+
+# Part -> what is lost with it.
+_LOSSES = {
+    "optimizer": "optimizer",
+    "scheduler": "scheduler",
+    "scaler": "scaler",
+    "callbacks": "callbacks",
+    "trainer_state": "history",
+}
+
+
+def rebuild_checkpoint(
+    url: str,
+    out: str | Path,
+    ref: str = "latest",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RebuildPlan:
+    """Write what proves whole of a checkpoint, with a state that says the rest is lost.
+
+    Crash: a folder beside ``out``, named ``.<name>.partial``; the repository is only read.
+
+    Args:
+        url: the repository.
+        out: where to, best ``.../checkpoint-<step>``; must not be there yet.
+        ref: which checkpoint, as for ``resilient ckpt``.
+        storage_options: how to reach the repository; by default those of the environment.
+
+    Raises:
+        ConfigError: ``out`` is there, or all of the checkpoint is whole.
+        IntegrityError: its manifest or its weights are damaged.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
+        IncompatibleCheckpoint: it holds no model.
+    """
+    target = Path(out)
+    require_new(target)
+    store = open_store(url, storage_options=storage_options or {})
+    manifest = read_manifest(store, resolve(store, ref))
+    signed = check_signature(store, manifest, read_signing(os.environ))
+    parts, hurt = _read(url, manifest, storage_options)
+    if "model" not in parts:
+        parts["model"] = _weights(store, manifest, signed)
+    if not hurt:
+        raise ConfigError(
+            f"{manifest.checkpoint} is whole: there is nothing to rebuild",
+            hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
+            f"--out {shell_quote(target)}",
+        )
+    if "optimizer" not in parts:
+        parts.pop("scheduler", None)  # its groups are the optimizer's
+        hurt.add("scheduler")
+    state, ranks = _state(manifest, parts)
+    lost = {_LOSSES[one] for one in hurt if one in _LOSSES}
+    if ranks < int(manifest.world["size"]):
+        lost.add("random state")
+    if "trainer_state" in hurt:
+        lost.add("best model")
+    source = f"{manifest.checkpoint} of {url}"
+    known = dict.fromkeys(("weights", "step", "place in the data"), source)
+    # The state says it as their Trainer counts, also where the manifest says nothing.
+    if "global_batch" not in manifest.data and "trainer_state" not in parts:
+        known.pop("place in the data")
+        lost.add("place in the data")
+    consequences = {name: CONSEQUENCES[name] for name in sorted(lost)}
+    made = RebuildPlan(str(target), state.global_step, known, consequences)
+    return write_rebuilt(target, made, state, lambda draft: _fill(draft, parts, ranks))
+
+
+def _read(
+    url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
+) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
+    """Return the parts that prove whole, and the names of the others."""
+    spine = open_engine(url, storage_options=storage_options)
+    whole: dict[str, Mapping[str, Any]] = {}
+    hurt = set()
+    try:
+        for entry in manifest.parts:
+            try:
+                whole |= read_parts(spine, manifest, [entry.name])
+            except (IntegrityError, KeyNotFound):
+                hurt.add(entry.name)
+    finally:
+        spine.close()
+    return whole, hurt
+
+
+def _weights(
+    store: Store, manifest: Manifest, signed: Mapping[str, str] | None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model whose document is lost, each byte of them proved.
+
+    A weight that is tied has one name: that it has others stood in the document.
+
+    Raises:
+        IncompatibleCheckpoint: there are none.
+        IntegrityError: one of them is damaged, or is not what was signed.
+    """
+    wanted = [one for one in manifest.tensors if one.part == "model"]
+    if not wanted:
+        raise IncompatibleCheckpoint(f"{manifest.checkpoint} holds no model to build a state for")
+    names = {region.file for one in wanted for region in one.regions}
+    files = {name: mend_file([store], manifest, manifest.file(name)) for name in sorted(names)}
+    if signed is not None:
+        check_contents(manifest, signed, files)
+    return {one.name.removeprefix("model/"): assemble(one, files) for one in wanted}
+
+
+def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[TrainerState, int]:
+    """Return the state as far as it is known, and how many ranks' random state is whole."""
+    names = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
+    ranks = len(names) if all(name in parts for name in names) else 0
+    state = TrainerState()
+    if "trainer_state" in parts:
+        state.load_state_dict(parts["trainer_state"])
+        return state, ranks
+    state.global_step = manifest.checkpoint.step
+    data = manifest.data
+    if "global_batch" in data:
+        each = data["global_batch"] // int(manifest.config.get("gradient_accumulation_steps", 1))
+        batches = math.ceil(data["dataset_size"] / each)
+        state.epoch = data["epoch"] + math.ceil(data["samples"] / each) / batches
+        # Transformers' folder tells the number of ranks by their random states.
+        state.train_batch_size = each // max(1, ranks)
+    return state, ranks
+
+
+def _fill(draft: Path, parts: Mapping[str, Mapping[str, Any]], ranks: int) -> None:
+    write_model_files(draft, parts)
+    if "optimizer" in parts:
+        optimizer = parts["optimizer"]
+        torch.save(exporter.optimizer_by_position(optimizer), draft / OPTIMIZER)
+        if "scheduler" in parts:
+            groups = optimizer["param_groups"]
+            torch.save(exporter.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
+    for rank in range(ranks):
+        ours = parts[rank_part("rng_state", rank)]
+        name = "rng_state.pth" if ranks == 1 else f"rng_state_{rank}.pth"
+        torch.save(exporter.random_state(ours, is_alone=ranks == 1), draft / name)
+
+
+_PART = "rng_state"
+_DEVICES_MAX = 17
+"""Devices that one process sees, and none."""
+
+
+class DerivedSource:
+    """A place of files that were made from something else, by their keys.
+
+    Attributes:
+        url: what from, for people.
+    """
+
+    def __init__(self, url: str, files: Mapping[str, bytes]) -> None:
+        self.url = url
+        self._files = files
+
+    def get(self, key: str) -> bytes:
+        """Return a file.
+
+        Raises:
+            KeyNotFound: it was not made.
+        """
+        try:
+            return self._files[key]
+        except KeyError as error:
+            raise KeyNotFound(f"no `{key}` follows from {self.url}", key=key) from error
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return some bytes of a file.
+
+        Raises:
+            KeyNotFound: it was not made.
+        """
+        return self.get(key)[start : start + length]
+
+
+def random_states_of(
+    url: str, manifest: Manifest, *, storage_options: Mapping[str, Any] | None = None
+) -> Store | None:
+    """Return a place with the random states that seed and step define; None if they do not.
+
+    What it holds is to be proved like any other copy. This process's own states are as before.
+
+    Crash: reads only.
+
+    Args:
+        url: the repository.
+        manifest: of the checkpoint.
+        storage_options: how to reach the repository.
+    """
+    config, step = manifest.config, manifest.checkpoint.step
+    batch, micro = (
+        config.get(name) for name in ("global_train_batch_size", "per_device_train_batch_size")
+    )
+    if config.get("reduction") != "canonical" or not (batch and micro and step):
+        return None
+    seed = _seed(url, manifest, storage_options)
+    before = RandomState().state_dict()
+    try:
+        seed_between_steps(seed, step - 1, int(batch) // int(micro))
+        ranks = int(manifest.world["size"])
+        files = {
+            manifest.checkpoint.key(rank_part_file(_PART, one)): _file(manifest, step, one, ranks)
+            for one in range(ranks)
+        }
+    finally:
+        RandomState().load_state_dict(before)
+    return cast("Store", DerivedSource("the run's seed and step", files))
+
+
+def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None) -> int:
+    """Return the seed of the run; a part of the checkpoint outranks its arguments."""
+    spine = open_engine(url, storage_options=storage_options)
+    try:
+        with suppress(IntegrityError, KeyNotFound):
+            return int(read_parts(spine, manifest, ["reduction"])["reduction"]["seed"])
+    finally:
+        spine.close()
+    return int(manifest.config.get("seed", 42))
+
+
+class _Seeded:
+    """The random state of this process, and that of so many devices of CUDA seeded alike.
+
+    A generator of CUDA is its seed and how far it was drawn, so no device is needed to say both.
+    """
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both."""
+        state = RandomState().state_dict()
+        if self._devices:
+            data = struct.pack("<Qq", torch.initial_seed() & 0xFFFFFFFFFFFFFFFF, 0)
+            one = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            state["cuda"] = [one.clone() for _ in range(self._devices)]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nobody loads it."""
+
+
+def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
+    """Return the file of a rank's random state as it is now in this process.
+
+    How many devices a rank saw is said nowhere: it is the number with which it is as committed.
+    """
+    name = rank_part_file(_PART, rank)
+    entry = next((one for one in manifest.files if one.name == name), None)
+    made = [_bytes_of(name, step, World(rank, ranks), devices) for devices in range(_DEVICES_MAX)]
+    fitting = [one for one in made if entry and digest_file(one) == entry.proof]
+    return (fitting or made)[0]
+
+
+def _bytes_of(name: str, step: int, world: World, devices: int) -> bytes:
+    parts = {_PART: Part(_Seeded(devices), "rank")}
+    staged = stage(capture(step, parts, world.rank), world, StagingBuffers())
+    return next(bytes(one.data) for one in staged.files if one.name == name)

@@ -1,0 +1,129 @@
+"""The committed checkpoints of a run, and their models as folders for use elsewhere."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpoint.catalog import lineage, read_manifest
+from resilient.engine_factory import open_engine
+from resilient.format.keys import parse_checkpoint
+from resilient.storage.open import open_store
+from resilient.train.hf_interop.checkpoint import STATE
+from resilient.train.hf_interop.exporter import read_parts, write_model_files
+from resilient.train.model.artifacts import PAPERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.format.keys import CheckpointId
+    from resilient.train.saver import BestCheckpoint, Saver
+    from resilient.train.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The model of a committed checkpoint, in a folder that is gone when it has been used.
+
+    Attributes:
+        folder: the weights (``model.safetensors``, or an adapter's), the configurations and the
+            tokenizer if the model has them, and ``trainer_state.json``.
+        checkpoint: where it is from.
+        epoch: how far training was.
+        metrics: what was measured of it.
+        is_final: whether this is the model that training ended with, or the best.
+    """
+
+    folder: Path
+    checkpoint: CheckpointId
+    epoch: float
+    metrics: Mapping[str, float]
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModels:
+    """What of a run is committed, asked of the store each time; reads only.
+
+    May be used beside training, from any thread: it has readers of its own.
+
+    Attributes:
+        url: the repository.
+        options: how to reach it.
+        generation: of this life.
+        begun: the checkpoint that this life went on from.
+        best: which checkpoint holds the best model, as training knows it.
+        require_signature: whether only what is signed counts.
+    """
+
+    url: str
+    options: Mapping[str, Any]
+    generation: int
+    begun: CheckpointId | None
+    best: BestCheckpoint
+    require_signature: bool = False
+
+    def since(self, mark: str) -> list[CheckpointId]:
+        """Return the checkpoints of this line of lives after ``mark``, oldest first.
+
+        Args:
+            mark: a checkpoint's folder; empty: all of the line. What lives committed that were
+                abandoned is left out, and so is what was rotated away.
+        """
+        after = parse_checkpoint(mark)
+        known = lineage(open_store(self.url, storage_options=self.options))
+        mine = [one for one in known.candidates if self._is_mine(one)]
+        return sorted(one for one in mine if after is None or one > after)
+
+    def final(self, *, best: bool) -> CheckpointId | None:
+        """Return the checkpoint that training ended with, or of the best model; None without."""
+        if best and self.best.checkpoint is not None:
+            return self.best.checkpoint
+        own = [one for one in self.since("") if one.generation == self.generation]
+        return own[-1] if own else self.begun
+
+    def _is_mine(self, one: CheckpointId) -> bool:
+        is_older = self.begun is not None and one <= self.begun
+        return is_older or one.generation == self.generation
+
+    @contextmanager
+    def model_of(self, checkpoint: CheckpointId, *, is_final: bool = False) -> Iterator[SavedModel]:
+        """Write the model of a checkpoint into a folder of its own, each byte proved.
+
+        Raises:
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no model that can be written.
+        """
+        manifest = read_manifest(open_store(self.url, storage_options=self.options), checkpoint)
+        spine = open_engine(
+            self.url, storage_options=self.options, require_signature=self.require_signature
+        )
+        try:
+            parts = read_parts(spine, manifest, ("model", "optimizer", "trainer_state", *PAPERS))
+        finally:
+            spine.close()
+        state = parts.get("trainer_state", {})
+        with tempfile.TemporaryDirectory(prefix="resilient-") as name:
+            folder = Path(name)
+            write_model_files(folder, parts)
+            (folder / STATE).write_text(json.dumps(dict(state), indent=2, default=str) + "\n")
+            epoch, metrics = float(state.get("epoch") or 0.0), dict(manifest.metrics)
+            yield SavedModel(folder, checkpoint, epoch, metrics, is_final)
+
+
+def saved_models(session: Session, saver: Saver) -> SavedModels:
+    """Return the shelf of a run that is resumed, or begun."""
+    launch, args = session.gang.launch, session.args
+    return SavedModels(
+        session.repository,
+        {**(args.storage_options or {}), **launch.storage_options},
+        saver.generation,
+        saver.begun,
+        saver.best,
+        launch.require_signature,
+    )

@@ -1,0 +1,188 @@
+"""The folder that an import reads, by the rules of ``ckpt inspect``.
+
+Only plain files inside the folder are opened. A link that leads out, a pipe, a device and a name
+with ``..`` are refused. A file that changes during the import is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from resilient.errors import IntegrityError, StoreError
+from resilient.layouts.json_files import read_json, read_text
+from resilient.layouts.model import Unreadable
+from resilient.redaction import shell_quote
+from resilient.storage.folder import LocalFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.storage.folder import DirectoryListing
+
+_BLOCK_BYTES = 4 << 20
+_IMPORTED = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json", ".metadata", "latest")
+"""Ends of the names of files that an import takes, or decides by."""
+_REPORT = "rebuilt.json"
+
+
+class SourceFolder:
+    """A folder of another tool; its listing is read once, when the object is made.
+
+    Args:
+        path: The folder. The user named it, so it may itself be a link.
+
+    Attributes:
+        path: The folder.
+        folder: The same folder for readers of :mod:`resilient.layouts`.
+        listing: Its files.
+
+    Raises:
+        StoreError: It could not be listed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.folder = LocalFolder(self.path)
+        self.listing: DirectoryListing = self.folder.list()
+        self._marks = {name: self._mark(name) for name in self.listing.sizes}
+
+    def has(self, name: str) -> bool:
+        """Say whether there is anything under a name, a file or what is no file."""
+        return self.listing.is_there(name)
+
+    def has_folder(self, name: str) -> bool:
+        """Say whether files are below a name."""
+        start = f"{name}/"
+        return any(one.startswith(start) for one in (*self.listing.sizes, *self.listing.outside))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of the files in one folder of it, without the prefix."""
+        found = (one[len(prefix) :] for one in self.listing.sizes if one.startswith(prefix))
+        return sorted(one for one in found if "/" not in one)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a plain file that was listed.
+
+        Raises:
+            IntegrityError: It is missing, no plain file inside the folder, or another one now.
+        """
+        if name not in self.listing.sizes:
+            raise self._refused(name, self.listing.why_unread(name))
+        try:
+            # A pipe that takes the file's place meanwhile must not block the import.
+            handle = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._refused(name, str(error.strerror)) from error
+        opened = os.fdopen(handle, "rb")
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or _mark_of(found) != self._marks[name]:
+            opened.close()
+            raise self._changed(name)
+        return opened
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file that was listed.
+
+        Raises:
+            IntegrityError: As for :meth:`open`.
+        """
+        with self.open(name) as opened:
+            return opened.read(self.listing.sizes[name])
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Return a range of a file that was listed.
+
+        Raises:
+            IntegrityError: As for :meth:`open`, or the file ends before the range.
+        """
+        if start < 0 or length < 0 or start + length > self.listing.sizes.get(name, 0):
+            why = "it ends too early" if name in self.listing.sizes else ""
+            raise self._refused(name, why or self.listing.why_unread(name))
+        with self.open(name) as opened:
+            opened.seek(start)
+            return opened.read(length)
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return a JSON object, bounded in size and depth.
+
+        Raises:
+            IntegrityError: It is none.
+        """
+        try:
+            return read_json(self.folder, self.listing, name)
+        except (Unreadable, StoreError) as error:
+            raise self._refused(name, str(error)) from error
+
+    def line(self, name: str) -> str:
+        """Return the first line of a small text file; empty without one."""
+        return read_text(self.folder, self.listing, name)
+
+    def digest(self) -> str:
+        """Return a SHA-256 over names, sizes and contents of all files that an import takes.
+
+        Raises:
+            IntegrityError: A file changed since the folder was listed.
+        """
+        whole = hashlib.sha256()
+        for name in sorted(self.listing.sizes):
+            if name.endswith(_IMPORTED) and name != _REPORT:
+                entry = [name, self.listing.sizes[name], self._digest_of(name)]
+                whole.update(json.dumps(entry).encode() + b"\n")
+        return whole.hexdigest()
+
+    def require_unchanged(self) -> None:
+        """Require that the folder holds the files that were listed, unchanged.
+
+        Raises:
+            IntegrityError: A file came, went or changed.
+        """
+        try:
+            now = self.folder.list()
+            other = set(now.sizes) ^ set(self.listing.sizes)
+            other |= {one for one in now.sizes if self._mark(one) != self._marks.get(one)}
+        except StoreError as error:
+            raise self._changed(".") from error
+        if other:
+            raise self._changed(min(other))
+
+    def _digest_of(self, name: str) -> str:
+        found = hashlib.sha256()
+        with self.open(name) as opened:
+            for block in _blocks(opened):
+                found.update(block)
+        return found.hexdigest()
+
+    def _mark(self, name: str) -> tuple[int, ...]:
+        try:
+            return _mark_of((self.path / name).stat())
+        except OSError:
+            return ()
+
+    def _refused(self, name: str, why: str) -> IntegrityError:
+        return IntegrityError(
+            f"`{self.path / name}` cannot be read: {why}",
+            key=str(self.path / name),
+            hint=f"resilient ckpt verify {shell_quote(str(self.path))}",
+        )
+
+    def _changed(self, name: str) -> IntegrityError:
+        return IntegrityError(
+            f"`{self.path}` changed while it was read (`{name}`); nothing was imported",
+            key=str(self.path / name),
+            hint="stop what writes there, and run the same command again",
+        )
+
+
+def _mark_of(found: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a version of a file from another."""
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _blocks(opened: BinaryIO) -> Iterator[bytes]:
+    while block := opened.read(_BLOCK_BYTES):
+        yield block

@@ -1,0 +1,263 @@
+"""NaN and spike detection.
+
+Episodes of broken numbers: told whatever follows from them, by values that are read anyway.
+
+Looked at are the mean losses and the norms of a log, and the losses of all steps when the ledger
+reads them. So no step waits for it, and a loss that the log leaves out (``logging_nan_inf_filter``)
+is seen at the next save at the latest, before that is made.
+
+Losses that are no number, or far above those before (``rollback_on``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from resilient.errors import ConfigError
+from resilient.events import Event, Level
+from resilient.train.data.streaming import is_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from resilient.train.arguments import TrainingArguments
+
+RECENT = 128
+LOSSES_TO_LEARN = 16
+_SIGMA = 1.4826  # a normal distribution's deviation by its median one
+_LEAST_SHARE = 0.01
+_ENDS = "what training makes from here on is broken too, unless it comes back by itself"
+_HINT = '`rollback_on`="nan" or "spike" goes back and leaves the data out'
+
+
+@dataclass(frozen=True, slots=True)
+class LossDivergenceDetected(Event):
+    """The loss, or the norm of the gradients, is no number any more, or the loss a spike.
+
+    Told once until the numbers are good again, and whatever ``rollback_on`` says.
+
+    Attributes:
+        kind: ``nan``, ``inf`` or ``spike``.
+        figure: ``loss`` or ``grad_norm``.
+        global_step: the first step that is known to be so.
+        value: of a spike; None for what is no number.
+        limit: above which a loss is a spike; None for what is no number.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    kind: str
+    figure: str
+    global_step: int
+    value: float | None = None
+    limit: float | None = None
+
+    def line(self) -> str:
+        """Say what broke, where, and what could be done."""
+        if self.value is None or self.limit is None:
+            return f"the {self.figure} is {self.kind} in step {self.global_step}: {_ENDS}; {_HINT}"
+        return (
+            f"the loss is a spike in step {self.global_step}: {self.value:.4g}, and "
+            f"{self.limit:.4g} is the limit by those before; {_HINT}"
+        )
+
+
+class BrokenLossEpisodes:
+    """Finds where numbers break and where they are good again; the same on all ranks.
+
+    Args:
+        args: ``loss_spike_deviations``; with ``fp16`` infinite norms lead to a smaller scale.
+
+    Attributes:
+        is_broken: whether losses are no numbers now.
+    """
+
+    def __init__(self, args: TrainingArguments) -> None:
+        self._expects_infinite = args.fp16
+        self._deviations = args.loss_spike_deviations
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._kind = self._kind_of_steps = ""
+        self._was_read = False
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether numbers are none now; a spike passes."""
+        return {self._kind, self._kind_of_steps} & {"nan", "inf"} != set()
+
+    def log(self, step: int, loss: float, grad_norm: float) -> list[LossDivergenceDetected]:
+        """Return what is to be told of the numbers that are logged after ``step``."""
+        figures = {"loss": loss}
+        if not self._expects_infinite:
+            figures["grad_norm"] = grad_norm
+        broken = next((name for name, one in figures.items() if not math.isfinite(one)), "")
+        limit = spike_limit(self._recent, self._deviations)
+        if broken:
+            found = LossDivergenceDetected(kind_of(figures[broken]), broken, step)
+        elif loss > limit:
+            found = LossDivergenceDetected("spike", "loss", step, loss, limit)
+        else:
+            found = None
+        if math.isfinite(loss):
+            # Also a spike: a loss that stays is what later ones are judged by.
+            self._recent.append(loss)
+        # A mean may have a step in it that was told of and has passed.
+        is_new = found is not None and self._is_new(found.kind)
+        is_new = is_new and not (broken == "loss" and self._was_read)
+        self._was_read = False
+        self._kind = found.kind if found else ""
+        return [found] if found and is_new else []
+
+    def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
+        """Return what is to be told of the losses of all steps up to ``last_step``."""
+        first = last_step - len(losses) + 1
+        broken = [(step, one) for step, one in enumerate(losses, first) if not math.isfinite(one)]
+        if not losses:
+            return []
+        is_new = bool(broken) and self._is_new("nan")
+        self._was_read |= bool(broken)
+        self._kind_of_steps = "" if math.isfinite(losses[-1]) else kind_of(losses[-1])
+        return (
+            [LossDivergenceDetected(kind_of(broken[0][1]), "loss", broken[0][0])] if is_new else []
+        )
+
+    def _is_new(self, kind: str) -> bool:
+        return not self.is_broken and (kind != "spike" or self._kind != "spike")
+
+
+def kind_of(value: float) -> str:
+    """Return the name of what is no number."""
+    return "nan" if math.isnan(value) else "inf"
+
+
+def spike_limit(recent: Iterable[float], deviations: float) -> float:
+    """Return the loss above which one is a spike, by those before; infinite until it is known."""
+    recent = [*recent]
+    if len(recent) < LOSSES_TO_LEARN:
+        return math.inf
+    median = statistics.median(recent)
+    deviation = _SIGMA * statistics.median(abs(one - median) for one in recent)
+    return median + deviations * max(deviation, _LEAST_SHARE * abs(median))
+
+
+class LossDiverged(Exception):
+    """The step that was about to be made would spoil the weights.
+
+    Attributes:
+        reason: for a person.
+        kind: ``nan``, ``inf`` or ``spike``.
+        figure: ``loss`` or ``grad_norm``.
+        numbers: the loss and its limit, of a spike.
+    """
+
+    def __init__(
+        self, reason: str, kind: str, figure: str = "loss", numbers: tuple[float, ...] = ()
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = kind
+        self.figure = figure
+        self.numbers = numbers
+
+    def told(self, step: int) -> LossDivergenceDetected:
+        """Return the fact, of the step that is not made."""
+        return LossDivergenceDetected(self.kind, self.figure, step, *self.numbers)
+
+
+class LossGuard:
+    """Judges the loss of every step before its update; the same on all ranks, and saved.
+
+    A spike is a loss above the median of recent ones by more than so many deviations (their
+    median one, made comparable with a normal distribution's, and at least 1 % of the median).
+
+    Args:
+        args: ``rollback_on``, ``loss_spike_deviations``.
+        device: where losses live.
+        ranks: how many train together and know losses of their own.
+
+    Attributes:
+        episodes: what is told of numbers that were read anyway, also if no step is judged.
+    """
+
+    def __init__(self, args: TrainingArguments, device: torch.device, ranks: int) -> None:
+        self.episodes = BrokenLossEpisodes(args)
+        self.is_on = args.rollback_on != "off"
+        self._finds_spikes = args.rollback_on == "spike"
+        self._ranks = ranks
+        self._deviations = args.loss_spike_deviations
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        # The sum of the step's losses, and how many ranks' gradients are no number.
+        self._step = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
+        if self.is_on:
+            self._step[0] += loss.detach()
+
+    def forget(self) -> None:
+        """Forget the losses of a step that is made anew."""
+        if self.is_on:
+            self._step.zero_()
+
+    def judge(self, grad_norm: torch.Tensor | None) -> None:
+        """Judge the step that is about to be made. Collective.
+
+        Args:
+            grad_norm: before clipping; None where too large gradients are expected (fp16).
+
+        Raises:
+            LossBroken: on all ranks alike.
+        """
+        if not self.is_on:
+            return
+        if grad_norm is not None:
+            self._step[1] = (~torch.isfinite(grad_norm)).double()
+        if self._ranks > 1:
+            torch.distributed.all_reduce(self._step)
+        total, bad = self._step.tolist()
+        self.forget()
+        loss = total / self._ranks
+        if not math.isfinite(loss):
+            raise LossDiverged(f"the loss is {loss}", kind_of(loss))
+        if bad:
+            raise LossDiverged("the gradients are no numbers", "nan", "grad_norm")
+        limit = self.limit()
+        if loss > limit:
+            raise LossDiverged(
+                f"the loss is {loss:.4g}, and {limit:.4g} is the limit by those before",
+                "spike",
+                numbers=(loss, limit),
+            )
+        self._recent.append(loss)
+
+    def limit(self) -> float:
+        """Return the loss above which a step is a spike."""
+        return spike_limit(self._recent, self._deviations) if self._finds_spikes else math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return recent losses; the same on every rank."""
+        return {"recent": list(self._recent)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back recent losses."""
+        self._recent.clear()
+        self._recent.extend(state_dict["recent"])
+
+
+def watch_for(args: TrainingArguments, dataset: Any, device: torch.device, ranks: int) -> LossGuard:
+    """Return what judges the losses of a training on ``dataset``.
+
+    Raises:
+        ConfigError: it is to go back, and in this data or without checkpoints it cannot.
+    """
+    if args.rollback_on != "off" and (is_stream(dataset) or args.save_strategy == "no"):
+        raise ConfigError(
+            f"`rollback_on`={args.rollback_on!r} needs checkpoints to go back to and a "
+            "train_dataset with a length to leave a part of out: set `save_strategy`, give a "
+            "map-style dataset, or write 'off'"
+        )
+    return LossGuard(args, device, ranks)

@@ -1,1 +1,0 @@
-"""What a run has used and computed: tokens, losses, memory."""

@@ -1,0 +1,139 @@
+"""Memory of the device and of the process: given back, and measured."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resilient.storage.shared_memory import available_memory_bytes
+
+
+def empty_cache(device: torch.device, *, collect: bool = False) -> None:
+    """Give memory that is free but kept back to the device, or on the CPU to the system.
+
+    Works for every device whose module in torch can (cuda, mps, xpu, npu, hpu, mlu, musa).
+
+    Args:
+        device: whose.
+        collect: first find what is unreachable and not yet freed; takes a moment.
+    """
+    if collect:
+        gc.collect()
+    module: Any = getattr(torch, device.type, None)
+    if device.type == "cpu":
+        # Of the C libraries only glibc has it, and the others need none.
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+    elif hasattr(module, "empty_cache"):
+        module.empty_cache()
+
+
+class MemoryMeter:
+    """How much memory a stage took: making the trainer, training, one evaluation.
+
+    Of the CPU it is what is resident of this process, of an accelerator what torch allocated.
+    ``alloc_delta`` is what the stage kept, ``peaked_delta`` what it needed beyond that for a
+    moment, in bytes. Peaks are the kernel's and the allocator's own, so nothing is sampled.
+
+    Args:
+        device: of the model.
+        is_on: ``skip_memory_metrics`` is False.
+    """
+
+    def __init__(self, device: torch.device, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._module: Any = getattr(torch, device.type, None) if device.type != "cpu" else None
+        self._device = device
+        self._stage = ""
+        self._before: dict[str, int] = {}
+        self._made: dict[str, float] = {}
+
+    def start(self, stage: str) -> None:
+        """Begin a stage; an evaluation inside another stage is not measured."""
+        if not self._is_on or (self._stage and stage != "train"):
+            return
+        self._stage = stage
+        empty_cache(self._device, collect=True)
+        _forget_peak(self._module)
+        self._before = self._now()
+        if stage == "init":
+            self._made |= {f"before_init_mem_{one}": size for one, size in self._before.items()}
+
+    def stop(self, stage: str) -> dict[str, float]:
+        """End a stage and return its figures, those of ``init`` with the first that come after."""
+        if not self._is_on or self._stage != stage:
+            return {}
+        self._stage = ""
+        peaks = _peaks(self._module, self._device)
+        empty_cache(self._device, collect=True)
+        figures = dict(self._made)
+        self._made = {}
+        for one, now in self._now().items():
+            figures[f"{stage}_mem_{one}_alloc_delta"] = now - self._before[one]
+            figures[f"{stage}_mem_{one}_peaked_delta"] = max(0, peaks[one] - now)
+        if stage == "init":
+            self._made, figures = figures, {}
+        return figures
+
+    def leave(self) -> None:
+        """End a stage that failed."""
+        self._stage = ""
+
+    def _now(self) -> dict[str, int]:
+        now = {"cpu": resident_bytes()}
+        if self._module is not None:
+            now["gpu"] = self._module.memory_allocated(self._device)
+        return now
+
+
+def resident_bytes() -> int:
+    """Return how much memory of this process is resident; its peak where nobody tells more."""
+    return _status("VmRSS") or _peak_of_life()
+
+
+def _peaks(module: Any, device: torch.device) -> dict[str, int]:
+    peaks = {"cpu": _status("VmHWM") or _peak_of_life()}
+    if module is not None:
+        peaks["gpu"] = module.max_memory_allocated(device)
+    return peaks
+
+
+def _forget_peak(module: Any) -> None:
+    """Let peaks begin anew."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if module is not None:
+        module.reset_peak_memory_stats()
+
+
+def _status(name: str) -> int:
+    """Return a size that Linux tells of this process, 0 elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return int(value.split()[0]) << 10
+    return 0
+
+
+def _peak_of_life() -> int:
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts KiB, macOS bytes.
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def used_share(device: torch.device) -> float:
+    """Return how much of the memory that this process may have is taken, from 0 to 1."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return 1 - free / total
+    left, mine = available_memory_bytes(), resident_bytes()
+    return 0.0 if left is None else mine / (mine + max(left, 0))

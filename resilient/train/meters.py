@@ -1,0 +1,338 @@
+"""Loss sums, tokens, FLOPs.
+
+Sums of the loss since the last log and since the start, on the device; no wait per step.
+
+How much a run has computed: tokens and floating-point operations, of all ranks and lives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from resilient.train.events import TokensNotCounted
+from resilient.train.model.loss import base_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from resilient.distributed.host_sum import HostLocalSum
+    from resilient.events import Emitter
+    from resilient.train.state import TrainerState
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The loss of one step while ranks add it up.
+
+    Attributes:
+        losses: of this rank; they are known by being the same list.
+        read: returns the sum, when all ranks have given theirs.
+    """
+
+    losses: list[Any]
+    read: Callable[[], float]
+
+
+class Meters:
+    """What this rank has measured and not yet logged; each rank saves its own.
+
+    Sums are float64, so their value hardly depends on how often they are read.
+
+    Args:
+        device: where losses live.
+        ranks: how many ranks train together.
+        filters: whether a loss that is no number counts as the mean of those before it since the
+            last log (``logging_nan_inf_filter``). Only what is logged is filtered.
+    """
+
+    def __init__(self, device: torch.device, ranks: int, *, filters: bool = False) -> None:
+        self._ranks = ranks
+        self._filters = filters
+        # On the CPU a number of Python, which adds up to the same bits sooner.
+        self._is_number = device.type == "cpu"
+        self._recent: Any = self._nothing(device)
+        self._logged = torch.zeros((), dtype=torch.float64, device=device)
+        self._grad_norm = torch.zeros((), device=device)
+        self.recent_steps = 0
+        self.logged_steps = 0
+        self.learning_rate = 0.0
+        self._step_losses: list[Any] = []
+        self._begun: dict[int, _Begun] = {}
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
+        if self._is_number:
+            value = loss.item()
+            self._step_losses.append(value)
+            if self._filters and not math.isfinite(value):
+                value = self._recent / (1 + self.recent_steps)
+            self._recent += value
+            return
+        self._step_losses.append(loss.detach())
+        self._recent += self._filtered(loss) if self._filters else loss
+
+    def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, or the field's stand-in for one that is NaN or infinite.
+
+        Where it lies on an accelerator nobody waits to know what it is.
+        """
+        stand_in = self._recent / (1 + self.recent_steps)
+        return torch.where(torch.isfinite(loss), loss.double(), stand_in)
+
+    def _nothing(self, device: torch.device) -> Any:
+        return 0.0 if self._is_number else torch.zeros((), dtype=torch.float64, device=device)
+
+    def mark(self) -> torch.Tensor:
+        """Return what ``rewind`` needs to forget losses that are added from now on."""
+        return self._recent_sum().clone()
+
+    def rewind(self, mark: torch.Tensor) -> None:
+        """Forget the losses that were added since ``mark``."""
+        self._recent = mark.item() if self._is_number else mark.clone()
+        self._step_losses.clear()
+
+    def _recent_sum(self) -> torch.Tensor:
+        """Return the sum since the last log, shape ()."""
+        return torch.full_like(self._logged, self._recent) if self._is_number else self._recent
+
+    def end_step(self, grad_norm: torch.Tensor, learning_rate: float | torch.Tensor) -> None:
+        """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read.
+
+        A learning rate that is a tensor changes in place, so it is read.
+        """
+        self._grad_norm = grad_norm
+        self.learning_rate = float(learning_rate)
+        self.recent_steps += 1
+
+    def take_step(self) -> list[Any]:
+        """Return the losses of the step's micro-batches; those on a device are not read yet."""
+        losses, self._step_losses = self._step_losses, []
+        return losses
+
+    def begin_mean(self, near: HostLocalSum | None = None) -> None:
+        """Begin to add the loss of this step over ranks, beside what follows. Collective.
+
+        No more is added to the step. ``means`` waits for the sum; when it has it, every rank was
+        here.
+
+        Args:
+            near: adds numbers of all ranks, where they are on one host; the same on all of them.
+        """
+        if self._ranks == 1:
+            return
+        losses = self._step_losses
+        total = self._sums([losses])
+        if near is not None and self._is_number:
+            read = partial(near.total, near.give(total.item()))
+        else:
+            read = partial(_reduced, total, dist.all_reduce(total, async_op=True))
+        self._begun[id(losses)] = _Begun(losses, read)
+
+    def means(self, steps: list[list[Any]]) -> list[float]:
+        """Return the loss of each step over all ranks, from what ``take_step`` gave. Collective."""
+        if self._ranks == 1 and self._is_number:
+            return [float(sum(losses)) for losses in steps]
+        begun, self._begun = self._begun, {}
+        rest = [losses for losses in steps if id(losses) not in begun]
+        totals = iter(self._add_up(rest) if rest else ())
+        found = [
+            begun[id(losses)].read() if id(losses) in begun else next(totals) for losses in steps
+        ]
+        return [one / self._ranks for one in found]
+
+    def _add_up(self, steps: list[list[Any]]) -> list[float]:
+        many = self._sums(steps)
+        if self._ranks > 1:
+            dist.all_reduce(many)
+        added: list[float] = many.tolist()
+        return added
+
+    def _sums(self, steps: list[list[Any]]) -> torch.Tensor:
+        """Return the loss of each step on this rank, shape (steps,)."""
+        sums, device = [sum(losses) for losses in steps], self._logged.device
+        if self._is_number:
+            return torch.tensor(sums).double()
+        return torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last log and start anew. Collective."""
+        loss = self._mean(self._recent_sum(), self.recent_steps)
+        self._logged += self._recent
+        self.logged_steps += self.recent_steps
+        self._recent = self._nothing(self._logged.device)
+        self.recent_steps = 0
+        return {
+            "loss": loss,
+            "grad_norm": float(self._grad_norm),
+            "learning_rate": self.learning_rate,
+        }
+
+    def training_loss(self) -> float:
+        """Return the mean loss of all steps of the run, of all its lives. Collective."""
+        return self._mean(self._logged + self._recent, self.logged_steps + self.recent_steps)
+
+    def _mean(self, total: torch.Tensor, steps: int) -> float:
+        """Return the mean per step over all ranks; a rank that is new has no steps to weigh."""
+        pair = torch.stack([total, torch.full_like(total, steps)])
+        if self._ranks > 1:
+            dist.all_reduce(pair)
+        summed, count = pair.tolist()
+        return summed / count if count else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of this rank."""
+        return {
+            "recent": self._recent_sum(),
+            "logged": self._logged,
+            "grad_norm": self._grad_norm,
+            "recent_steps": self.recent_steps,
+            "logged_steps": self.logged_steps,
+            "learning_rate": self.learning_rate,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the sums."""
+        self.rewind(state_dict["recent"].to(self._logged))
+        self._logged.copy_(state_dict["logged"])
+        self._grad_norm = state_dict["grad_norm"].to(self._logged.device).clone()
+        self.recent_steps = state_dict["recent_steps"]
+        self.logged_steps = state_dict["logged_steps"]
+        self.learning_rate = state_dict["learning_rate"]
+
+
+def _reduced(total: torch.Tensor, work: Any) -> float:
+    """Return the sum of all ranks, shape (1,), once ``work`` has added it up."""
+    work.wait()
+    return float(total)
+
+
+# Operations are added over ranks in two halves, as their number outgrows 64 bits.
+_HALF_BITS = 32
+
+
+@dataclass(slots=True)
+class UsageCounter:
+    """Counts on this rank, and adds to the state what all ranks counted.
+
+    It holds nothing when a checkpoint is made: ``settle`` is called before. Numbers are whole, so
+    they do not depend on when that was.
+
+    Attributes:
+        state: has ``num_input_tokens_seen`` and ``total_flos``.
+        device: where ranks add.
+        ranks: how many add.
+        copies: how many of them train on the same samples.
+        tokens_of: a batch -> its tokens; None if nobody wants them.
+        flos_of: a batch -> its operations; None if nobody can say.
+    """
+
+    state: TrainerState
+    device: torch.device
+    ranks: int = 1
+    copies: int = 1
+    tokens_of: Callable[[Any], int] | None = None
+    flos_of: Callable[[Any], int] | None = None
+    is_on: bool = field(init=False)
+    _tokens: int = 0
+    _flos: int = 0
+
+    def __post_init__(self) -> None:
+        self.is_on = self.tokens_of is not None or self.flos_of is not None
+
+    def add(self, inputs: Any) -> None:
+        """Count a micro-batch that was trained on."""
+        if self.tokens_of is not None:
+            self._tokens += self.tokens_of(inputs)
+        if self.flos_of is not None:
+            self._flos += int(self.flos_of(inputs))
+
+    def mark(self) -> tuple[int, int]:
+        """Return what ``rewind`` needs to forget what is counted from now on."""
+        return self._tokens, self._flos
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Forget what was counted since ``mark``."""
+        self._tokens, self._flos = mark
+
+    def end_step(self) -> None:
+        """Tell the state the tokens of the step, if somebody wants them. Collective."""
+        if self.tokens_of is not None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Tell the state what was counted since. Collective, if anything is counted."""
+        if not self.is_on:
+            return
+        tokens, flos = self._tokens, self._flos
+        self._tokens = self._flos = 0
+        if self.ranks > 1:
+            high, low = divmod(flos, 1 << _HALF_BITS)
+            counts = torch.tensor([tokens, high, low], device=self.device)
+            dist.all_reduce(counts)
+            tokens, high, low = (one // self.copies for one in counts.tolist())
+            flos = (high << _HALF_BITS) + low
+        self.state.num_input_tokens_seen += tokens
+        self.state.total_flos += flos
+
+
+class TokenCount:
+    """The tokens of a batch: of its main input, all or without padding.
+
+    Args:
+        model: ``main_input_name`` says what its main input is; ``input_ids`` by default.
+        padding: the token that does not count where there is no ``attention_mask``; None: none.
+        emit: hears once of batches that cannot be counted.
+        skips_padding: whether padding does not count.
+    """
+
+    def __init__(
+        self, model: nn.Module, padding: int | None, emit: Emitter, *, skips_padding: bool
+    ) -> None:
+        self._name = main_input_name(model)
+        self._padding = padding
+        self._emit = emit
+        self._skips_padding = skips_padding
+        self._told = False
+
+    def __call__(self, inputs: Any) -> int:
+        """Return the number of tokens; 0 where the main input is not there."""
+        main = inputs.get(self._name) if isinstance(inputs, Mapping) else None
+        if main is None:
+            self._tell(f"it holds no `{self._name}`; `main_input_name` of the model names another")
+            return 0
+        if not self._skips_padding:
+            return int(main.numel())
+        if "attention_mask" in inputs:
+            return int(inputs["attention_mask"].sum())
+        if self._padding is not None:
+            return int((main != self._padding).sum())
+        self._tell("nothing says which are padding, so all are counted")
+        return int(main.numel())
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            self._emit(TokensNotCounted(why))
+
+
+def main_input_name(model: nn.Module) -> str:
+    """Return the name of a model's main input in a batch."""
+    return str(getattr(base_of(model), "main_input_name", "input_ids"))
+
+
+def transformer_flos(model: nn.Module, parameters: int, inputs: Any) -> int:
+    """Return ``6 * tokens * parameters``: forward and backward of a transformer, approximately.
+
+    0 where the main input is not in the batch.
+    """
+    main = inputs.get(main_input_name(model)) if isinstance(inputs, Mapping) else None
+    return 0 if main is None else 6 * int(main.numel()) * parameters

@@ -1,0 +1,246 @@
+"""Torch.compile, NEFTune, overflow debugging.
+
+Where a model's numbers first become NaN or infinite (``debug="underflow_overflow"``).
+
+A model that torch.compile makes faster, and that keeps its names.
+
+NEFTune: noise on embeddings while a model is trained.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from resilient.distributed import heartbeat
+from resilient.errors import ConfigError, ResilientError
+from resilient.train.arguments.choices import did_you_mean
+from resilient.train.model.loss import base_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from resilient.distributed.heartbeat import ProgressReporter
+    from resilient.train.arguments import TrainingArguments
+
+FRAMES_MAX = 21
+
+
+class UnderflowOverflow:
+    """Looks at the weights, inputs and outputs of every module after its forward pass.
+
+    It reads every number, so it is slow: for looking for a fault, not for training.
+
+    Args:
+        model: whose modules.
+        frames_max: forward passes of modules that the report shows, the last at the end.
+    """
+
+    def __init__(self, model: nn.Module, frames_max: int = FRAMES_MAX) -> None:
+        self._names = {one: name or "(model)" for name, one in model.named_modules()}
+        self._frames: deque[str] = deque(maxlen=frames_max)
+        self._model = model
+        self._passes = 0
+
+    def look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Remember what a module's pass was made of.
+
+        Raises:
+            ResilientError: some of it is no number; shows the passes that led there.
+        """
+        lines = [f"{'':17}{self._names[module]} {type(module).__name__}"]
+        found = [
+            name
+            for name, one in _tensors(module, inputs, output)
+            if _describe(name, one.detach(), lines)
+        ]
+        self._frames.append("\n".join(lines))
+        if found:
+            frames = "\n".join(self._frames)
+            raise ResilientError(
+                f"NaN or infinite numbers in {', '.join(found)} of `{self._names[module]}` in "
+                f"forward pass {self._passes + 1} of this life; the last {len(self._frames)} "
+                f"passes of modules:\nabs min  abs max  of\n{frames}",
+                hint="lower `learning_rate`, clip by `max_grad_norm`, or use bf16 in place of fp16",
+            )
+        if module is self._model:
+            self._passes += 1
+
+
+def _tensors(module: nn.Module, inputs: Any, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(recurse=False)
+    yield from _leaves("input", inputs)
+    yield from _leaves("output", output)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(f"{name}[{key}]", one)
+    elif isinstance(value, (list, tuple)):
+        for place, one in enumerate(value):
+            yield from _leaves(f"{name}[{place}]", one)
+
+
+def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
+    """Add a line about a tensor; return whether some of it is no number."""
+    if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()):
+        return False
+    size = value.abs()
+    lines.append(f"{float(size.min()):8.2e} {float(size.max()):8.2e} {name}")
+    return not bool(torch.isfinite(size).all())
+
+
+@contextmanager
+def looking_at_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[None]:
+    """Look at the numbers of ``model`` if ``debug`` names it; nothing stays on the model."""
+    if "underflow_overflow" not in debug:
+        yield
+        return
+    detector = UnderflowOverflow(model)
+    handles = [one.register_forward_hook(detector.look) for one in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+INDUCTOR = "inductor"
+
+
+def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
+    """Let calls of ``model`` run compiled, if the arguments ask for it.
+
+    The module stays itself, so its parameters keep their names and a checkpoint of a compiled
+    model is one of the model. It is compiled when it is first called.
+
+    Raises:
+        ConfigError: there is no such backend or mode, or no compiler for it.
+    """
+    if not args.torch_compile:
+        return
+    backend = args.torch_compile_backend or INDUCTOR
+    _require_backend(backend)
+    if args.torch_compile_mode is not None:
+        _require_mode(backend, args.torch_compile_mode)
+    if backend == INDUCTOR and next(model.parameters()).device.type == "cpu":
+        _require_compiler()
+    model.compile(backend=backend, mode=args.torch_compile_mode)
+
+
+def _require_backend(backend: str) -> None:
+    import torch._dynamo
+
+    known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - torch's documented way
+    if backend not in known:
+        raise ConfigError(
+            f"`torch_compile_backend`={backend!r} is no backend of torch here: use one of "
+            f"{', '.join(known)}{did_you_mean(backend, known)}"
+        )
+
+
+def _require_mode(backend: str, mode: str) -> None:
+    if backend != INDUCTOR:
+        raise ConfigError(
+            f"`torch_compile_mode` is inductor's, and `torch_compile_backend` is {backend!r}: "
+            "leave one of them out"
+        )
+    import torch._inductor
+
+    known = list(torch._inductor.list_mode_options())  # noqa: SLF001 - torch's documented way
+    if mode not in known:
+        raise ConfigError(
+            f"`torch_compile_mode`={mode!r} is not accepted: use one of {', '.join(known)}"
+            f"{did_you_mean(mode, known)}"
+        )
+
+
+def showing_compilers(
+    pulse: ProgressReporter, args: TrainingArguments
+) -> AbstractContextManager[None]:
+    """Show when torch's compiler is at work: a step may then take minutes, and is no hang."""
+    return heartbeat.report_compilation(pulse, is_wanted=args.torch_compile)
+
+
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "`torch_compile` on the CPU needs a C++ compiler, and there is none",
+            hint="install g++, or set torch_compile_backend='aot_eager'",
+        ) from error
+
+
+# What an embedding of a batch has: samples, places, numbers of each.
+_DIMENSIONS = 3
+
+
+@contextmanager
+def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
+    """Add uniform noise of ``alpha / sqrt(L * d)`` to the embeddings of a model in training.
+
+    The noise comes from the device's random stream, which every checkpoint holds, so a resumed
+    run adds the same. Evaluation has none. Transformers' recipe, to the bit.
+
+    Args:
+        model: has ``get_input_embeddings``, or one ``nn.Embedding``.
+        alpha: the strength; None or 0: no noise.
+
+    Raises:
+        ConfigError: the model does not say which embeddings are its inputs'.
+    """
+    if not alpha:
+        yield
+        return
+    handle = input_embeddings(model).register_forward_hook(partial(_add_noise, alpha))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def input_embeddings(model: nn.Module) -> nn.Module:
+    """Return the module that embeds a model's inputs.
+
+    Raises:
+        ConfigError: the model does not say which it is, and has none or several.
+    """
+    base = base_of(model)
+    get = getattr(base, "get_input_embeddings", None)
+    if callable(get):
+        said: nn.Module = get()
+        return said
+    found = [one for one in base.modules() if isinstance(one, nn.Embedding)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"`neftune_noise_alpha` cannot tell which of {len(found)} nn.Embedding modules of "
+            f"`{type(base).__name__}` embeds its inputs: give the model a method "
+            "`get_input_embeddings` that returns it"
+        )
+    return found[0]
+
+
+def _add_noise(alpha: float, module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    if not module.training:
+        return output
+    if output.dim() != _DIMENSIONS:
+        raise ConfigError(
+            f"`neftune_noise_alpha` needs embeddings of shape (samples, length, size), and "
+            f"`{type(module).__name__}` returned {tuple(output.shape)}"
+        )
+    most = float(alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2))))
+    return output + torch.zeros_like(output).uniform_(-most, most)

@@ -1,0 +1,152 @@
+"""Write and load weights.
+
+Weights from any checkpoint, without the run that saved them.
+
+Weights for use elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from resilient.checkpoint.refs import resolve
+from resilient.distributed.coordination import agree
+from resilient.engine_factory import open_engine
+from resilient.state_dict.snapshot import Part
+from resilient.state_dict.staging import to_safetensors
+from resilient.storage.local import LocalStore
+from resilient.storage.open import open_store
+from resilient.strategies.module_wrapper import find_redirect, stateful_of
+from resilient.strategies.pipeline.registry import pipeline_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from resilient.train.session import Session
+
+_PREFIX = "checkpoint-"
+
+
+def load_weights(session: Session, model: nn.Module, reference: str) -> str:
+    """Load the model part of a checkpoint into ``model``; nothing else of it, and claim nothing.
+
+    All ranks load the one that the coordinator finds, or none.
+
+    Args:
+        session: where the ranks meet.
+        model: takes the weights in place.
+        reference: a repository (its newest), a checkpoint's path in one, or a checkpoint of the
+            session's own by any name that ``resilient ckpt`` takes.
+
+    Returns:
+        The folder's name of the checkpoint.
+
+    Raises:
+        RepositoryNotFound: there is none.
+        NothingToResume: it has no such checkpoint.
+        IntegrityError: the checkpoint is damaged; the model is as it was.
+        IncompatibleCheckpoint: it holds another model.
+    """
+    url, name = split_reference(reference, session.repository)
+    launch, args = session.gang.launch, session.args
+    options = {**(args.storage_options or {}), **launch.storage_options}
+    topic = f"weights/{session.next_topic()}"
+    comms = session.comms(topic)
+
+    def found(_: object) -> str:
+        return resolve(open_store(url, storage_options=options), name).folder
+
+    try:
+        folder: str = agree(comms, "which", None, found, args.save_within_seconds)
+    finally:
+        comms.close()
+    checkpointer = open_engine(
+        url,
+        session.world,
+        session.gang.board,
+        emit=session.emit,
+        scope=topic,
+        within_seconds=args.save_within_seconds,
+        storage_options=options,
+        require_signature=launch.require_signature,
+    )
+    try:
+        wanted = next(one for one in checkpointer.committed() if one.folder == folder)
+        pipelined = pipeline_of(model)
+        part = Part(stateful_of(model)) if pipelined is None else pipelined.part()
+        checkpointer.load_part(wanted, "model", part)
+    finally:
+        checkpointer.close()
+    return folder
+
+
+def split_reference(reference: str, repository: str) -> tuple[str, str]:
+    """Return the repository that a reference means, and the checkpoint in it."""
+    folder, slash, name = reference.rstrip("/").rpartition("/")
+    if name.startswith(_PREFIX):
+        return (folder or "/", name) if slash else (repository, name)
+    is_name = not slash and (":" in name or name.isdigit() or name.startswith("latest"))
+    return (repository, name) if is_name else (reference, "latest")
+
+
+def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
+    """Return the state of ``model`` with every sharded tensor whole, on the CPU.
+
+    One tensor at a time, and only where it is kept. Collective if the model is sharded.
+    """
+    state: dict[str, Any] = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    pipelined = pipeline_of(model)
+    for name, one in stateful_of(model).state_dict().items():
+        if pipelined is not None and torch.is_tensor(one):
+            whole = pipelined.gathered(name, one)
+        else:
+            whole = _whole(one, parameters.get(name))
+        if keep:
+            state[name] = whole
+    return state
+
+
+def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
+    if hasattr(parameter, "ds_id"):
+        # Only DeepSpeed knows how to gather what it has partitioned.
+        from resilient.strategies.deepspeed import gathered
+
+        return gathered(parameter)
+    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Say whether a parameter is spread over ranks, or is on others."""
+    if find_redirect(model) is not None or pipeline_of(model) is not None:
+        return True
+    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
+
+
+def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
+    """Write ``model`` into ``folder``, by its own ``save_pretrained`` if it has one.
+
+    Anything else becomes ``model.safetensors``, which appears whole or not at all.
+
+    Args:
+        model: says how.
+        state: what to write; see :func:`gather_state`.
+        folder: where to.
+
+    Raises:
+        UnsavableState: a tensor has a dtype that the format does not know.
+        StoreError: the folder cannot be written; an older file is untouched.
+    """
+    if hasattr(model, "save_pretrained"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # A model that is whole knows best what belongs to it.
+        given = {"state_dict": state} if is_sharded(model) else {}
+        cast("Any", model).save_pretrained(folder, **given)
+        return
+    tensors = {name: one for name, one in state.items() if torch.is_tensor(one)}
+    LocalStore(folder).put("model.safetensors", to_safetensors(tensors, {"format": "pt"}))

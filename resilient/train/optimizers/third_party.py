@@ -1,0 +1,308 @@
+"""Bitsandbytes, torchao, GaLore, APOLLO, Muon, .
+
+Optimizers of maintained packages, with the options that Transformers gives them.
+
+A package that is absent is an error with the command that installs it.
+
+Muon for the matrices inside a model, AdamW for everything else, as one optimizer.
+
+Muon (Jordan et al. 2024) orthogonalises the momentum of a matrix; torch's takes nothing but
+matrices. Embeddings are matrices too, but are trained by AdamW, as its author does.
+
+GaLore (Zhao et al. 2024) and APOLLO (Zhu et al. 2024): moments of projected gradients.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from resilient.errors import ConfigError
+from resilient.train.optimizers.builtin import adam_options, given, parameter_groups, typed
+from resilient.train.state import absolute_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.optimizers.builtin import Groups, Recipe
+
+
+def package(name: str, module: str, wheel: str) -> Any:
+    """Return a module of a package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"the optimizer `{name}` needs the package {wheel}, which cannot be imported: {error}",
+            hint=f"pip install {wheel}",
+        ) from error
+
+
+def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
+    """Return Lion (Chen et al. 2023) of lion-pytorch, with its own betas unless they are given."""
+    found = package(args.optim, "lion_pytorch", "lion-pytorch")
+    more = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
+    betas = (more.get("beta1", 0.9), more.get("beta2", 0.99))
+    return found.Lion, {"lr": args.learning_rate, "betas": betas}
+
+
+def bitsandbytes(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
+    """Return AdamW, Lion, RMSprop or AdEMAMix of bitsandbytes in 8 or 32 bits, paged or not."""
+    name = args.optim
+    found = package(name, "bitsandbytes.optim", "bitsandbytes")
+    bits = {"optim_bits": 8 if "8bit" in name else 32}
+    rate = {"lr": args.learning_rate}
+    betas = (args.adam_beta1, args.adam_beta2)
+    if "rmsprop" in name:
+        more = typed(name, options, {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0})
+        return found.RMSprop, {**rate, **more, **bits}
+    paged = {"is_paged": "paged" in name}
+    if "ademamix" in name:
+        return found.AdEMAMix, {**rate, **_ademamix(args, options), **bits, **paged}
+    typed(name, options, {})
+    if "lion" in name:
+        return found.Lion, {**rate, "betas": betas, **bits, **paged}
+    return found.AdamW, {**rate, **adam_options(args), **bits, **paged}
+
+
+def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any]:
+    known = {
+        "beta1": args.adam_beta1,
+        "beta2": args.adam_beta2,
+        "beta3": 0.9999,
+        "alpha": 5.0,
+        "eps": args.adam_epsilon,
+        "t_alpha": int,
+        "t_beta3": int,
+    }
+    given = typed(args.optim, options, known)
+    merged = {**{key: value for key, value in known.items() if value is not int}, **given}
+    betas = (merged.pop("beta1"), merged.pop("beta2"), merged.pop("beta3"))
+    return {"betas": betas, **merged}
+
+
+def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
+    """Return AdamW of torchao with moments in 8 or 4 bits. It compiles its step."""
+    found = package(args.optim, "torchao.optim", "torchao")
+    known = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
+    more = {**known, **typed(args.optim, options, known)}
+    kind = found.AdamW4bit if "4bit" in args.optim else found.AdamW8bit
+    return kind, {"lr": args.learning_rate, **adam_options(args), **more}
+
+
+def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
+    """Return AdamW, SGD or RAdam of schedulefree (Defazio et al. 2024).
+
+    It has a warm-up of its own: give a schedule that stays constant.
+
+    Raises:
+        ConfigError: the schedule does not stay constant, or the best model shall be loaded, which
+            was evaluated at other weights than those that training goes on from.
+    """
+    found = package(args.optim, "schedulefree", "schedulefree")
+    if args.lr_scheduler_type != "constant":
+        raise ConfigError(
+            f"`{args.optim}` has no use for `lr_scheduler_type`={args.lr_scheduler_type!r}",
+            hint='set lr_scheduler_type="constant"',
+        )
+    if args.load_best_model_at_end:
+        raise ConfigError(
+            f"`load_best_model_at_end` cannot be used with `{args.optim}`: a checkpoint holds the "
+            "weights that training goes on from, and those that were evaluated are an average"
+        )
+    more = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
+    more |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    if args.optim == "schedule_free_radam":
+        return found.RAdamScheduleFree, {**more, **adam_options(args)}
+    more["warmup_steps"] = absolute_steps(args.warmup_steps, max(args.max_steps, 0))
+    if args.optim == "schedule_free_adamw":
+        return found.AdamWScheduleFree, {**more, **adam_options(args)}
+    return found.SGDScheduleFree, more
+
+
+def stable_adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
+    """Return StableAdamW of torch-optimi."""
+    found = package(args.optim, "optimi", "torch-optimi")
+    known = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
+    more = typed(args.optim, options, known)
+    return found.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}
+
+
+_MATRIX = 2
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """One optimizer over two, which share its groups and its state.
+
+    Args:
+        params: groups for Muon: matrices.
+        others: groups for AdamW.
+        muon: options of Muon.
+        adamw: options of AdamW.
+    """
+
+    def __init__(
+        self, params: Groups, others: Groups, muon: Mapping[str, Any], adamw: Mapping[str, Any]
+    ) -> None:
+        self._inner: list[torch.optim.Optimizer] = []
+        if params:
+            self._inner.append(torch.optim.Muon(params, **muon))
+        if others:
+            self._inner.append(torch.optim.AdamW(others, **adamw))
+        groups = [group for one in self._inner for group in one.param_groups]
+        super().__init__(groups, {"lr": adamw["lr"]})
+        self._share()
+
+    def _share(self) -> None:
+        """Let both see the groups and the state that this one has."""
+        at = 0
+        for one in self._inner:
+            count = len(one.param_groups)
+            one.param_groups = self.param_groups[at : at + count]
+            one.state = self.state
+            at += count
+
+    def step(self, closure: Any = None) -> Any:
+        """Step both."""
+        loss = closure() if closure is not None else None
+        for one in self._inner:
+            one.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of both."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
+    """Return Muon for matrices that are no embeddings, with AdamW beside it.
+
+    Muon's step is scaled to the size of AdamW's (``match_rms_adamw``), so that one learning rate
+    serves both.
+
+    Raises:
+        ConfigError: this torch has no Muon, or no model is given.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"torch {torch.__version__} has no Muon", hint="pip install 'torch>=2.9'")
+    known = {"momentum": 0.95, "nesterov": True, "ns_steps": 5}
+    more = typed(args.optim, options, known)
+    found = given(args, model)
+    embedded = {
+        id(one)
+        for module in found.modules()
+        if isinstance(module, nn.Embedding)
+        for one in module.parameters(recurse=False)
+    }
+    matrices, others = [], []
+    for group in parameter_groups(found, args.weight_decay):
+        turned = [p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded]
+        chosen = {id(one) for one in turned}
+        rest = [one for one in group["params"] if id(one) not in chosen]
+        matrices += [{**group, "params": turned}] if turned else []
+        others += [{**group, "params": rest}] if rest else []
+    rate = {"lr": args.learning_rate}
+    return MuonWithAdamW, {
+        "params": matrices,
+        "others": others,
+        "muon": {**rate, **more, "adjust_lr_fn": "match_rms_adamw"},
+        "adamw": {**rate, **adam_options(args)},
+    }
+
+
+_GALORE = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+_APOLLO = {
+    "rank": 128,
+    "proj": "random",
+    "scale_type": "channel",
+    "update_proj_gap": 200,
+    "scale": 1.0,
+    "proj_type": "std",
+}
+
+
+def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
+    """Return AdamW or Adafactor of galore-torch; the modules named are projected."""
+    found = package(args.optim, "galore_torch", "galore-torch")
+    more = {**_GALORE, **typed(args.optim, options, _GALORE)}
+    made = {"params": project(args, more, model), "lr": args.learning_rate}
+    if args.optim == "galore_adafactor":
+        return found.GaLoreAdafactor, {**made, "scale_parameter": False, "relative_step": False}
+    kind = found.GaLoreAdamW8bit if "8bit" in args.optim else found.GaLoreAdamW
+    return kind, {**made, **adam_options(args)}
+
+
+def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
+    """Return AdamW of apollo-torch; the modules named are projected."""
+    found = package(args.optim, "apollo_torch", "apollo-torch")
+    more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
+    made = {"params": project(args, more, model), "lr": args.learning_rate}
+    return found.APOLLOAdamW, {**made, **adam_options(args)}
+
+
+def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
+    """Return the other parameters, then the weights of the target modules with their options.
+
+    These are the two groups of Transformers. Transformers ignores `weight_decay` here. A decay
+    that is not 0 splits the first group, so that biases and norms do not decay.
+
+    Raises:
+        ConfigError: no linear module is named by ``optim_target_modules``, or no model is given.
+    """
+    found = given(args, model)
+    targets = target_weights(args, found)
+    if not args.weight_decay:
+        trained = [one for one in found.parameters() if one.requires_grad]
+        groups: Groups = [{"params": trained, "weight_decay": 0.0}]
+    else:
+        groups = parameter_groups(found, args.weight_decay)
+    rest = [{**one, "params": _outside(one["params"], targets)} for one in groups]
+    chosen = [{**one, **options, "params": _inside(one["params"], targets)} for one in groups]
+    return [one for one in (*rest, *chosen) if one["params"]]
+
+
+def _inside(parameters: list[Any], targets: set[int]) -> list[Any]:
+    return [one for one in parameters if id(one) in targets]
+
+
+def _outside(parameters: list[Any], targets: set[int]) -> list[Any]:
+    return [one for one in parameters if id(one) not in targets]
+
+
+def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
+    """Return the ids of the weights of the linear modules that ``optim_target_modules`` names.
+
+    A list holds parts of names or patterns for whole names, as in Transformers. A text is a
+    pattern for whole names, and ``all-linear`` means all linear modules.
+    """
+    wanted = args.optim_target_modules
+    if not wanted:
+        raise ConfigError(
+            f"`{args.optim}` needs `optim_target_modules`: which modules to project",
+            hint='set optim_target_modules="all-linear", or ["q_proj", "v_proj"]',
+        )
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    found = {id(one.weight) for name, one in linear.items() if _names(wanted, name)}
+    if not found:
+        raise ConfigError(
+            f"no linear module of the model is named by `optim_target_modules`={wanted!r}; "
+            f"it has {', '.join(linear) or 'none'}"
+        )
+    return found
+
+
+def _names(wanted: list[str] | str, module: str) -> bool:
+    if isinstance(wanted, str):
+        everything = wanted.replace("_", "-") == "all-linear"
+        return everything or re.fullmatch(wanted, module) is not None
+    return any(one in module or re.fullmatch(one, module) for one in wanted)

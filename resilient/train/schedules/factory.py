@@ -1,0 +1,357 @@
+"""Arguments -> scheduler.
+
+The learning rate of a group of parameters: a number, or a tensor that a compiled step reads.
+
+Schedules that an evaluation feeds: they follow a metric, not the step.
+
+``reduce_lr_on_plateau`` is torch's ReduceLROnPlateau: the rate is multiplied by ``factor`` after
+``patience`` evaluations without an improvement by ``threshold``. ``greedy`` is GreedyLR of
+Transformers (arXiv 2512.14527), which also divides by ``factor`` while the metric improves.
+Their counters are state, and are saved with the checkpoint.
+
+The schedule that DeepSpeed's config names, stepped by our loop.
+
+From arguments to a scheduler, and from one length of the run to another.
+
+A scheduler's state, for as many groups of parameters as there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from resilient.errors import ConfigError
+from resilient.strategies.deepspeed_config import contradictions, read_config, read_warmup
+from resilient.train.arguments.choices import did_you_mean
+from resilient.train.evaluation.loop import require_metric
+from resilient.train.schedules.functions import SHAPES, ScheduleSpan
+from resilient.train.state import absolute_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch.optim import Optimizer
+
+    from resilient.train.arguments import TrainingArguments
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Set a group's learning rate; a tensor stays where it is, for a step was compiled with it.
+
+    Args:
+        group: one of ``optimizer.param_groups``.
+        rate: what it is from now on.
+    """
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+@contextmanager
+def keep_initial_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let somebody put numbers where tensors are; they are tensors again afterwards."""
+    held = [group["lr"] for group in optimizer.param_groups]
+    yield
+    for group, had in zip(optimizer.param_groups, held, strict=True):
+        rate, group["lr"] = float(group["lr"]), had
+        set_rate(group, rate)
+
+
+def plateau(optimizer: Optimizer, **options: Any) -> ReduceLROnPlateau:
+    """Return torch's scheduler."""
+    return ReduceLROnPlateau(optimizer, **options)
+
+
+def greedy(optimizer: Optimizer, **options: Any) -> Any:
+    """Return that of Transformers.
+
+    Raises:
+        ConfigError: Transformers is not installed, or too old.
+    """
+    try:
+        from transformers.optimization import GreedyLR
+    except ImportError as error:
+        raise ConfigError(
+            "the schedule `greedy` is that of Transformers, which is not installed or too old",
+            hint="pip install 'transformers>=5.2'",
+        ) from error
+
+    class KeepingTensors(GreedyLR):
+        """It puts numbers where an optimizer that compiles its step has tensors."""
+
+        def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+            super().__init__(optimizer, **options)
+            self._init_lrs = list(map(float, self._init_lrs))
+            self._last_lr = list(map(float, self._last_lr))
+
+        def step(self, metrics: float, epoch: int | None = None) -> None:
+            with keep_initial_rates(self.optimizer):
+                super().step(metrics, epoch)
+            self._last_lr = list(map(float, self._last_lr))
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            with keep_initial_rates(self.optimizer):
+                super().load_state_dict(state_dict)
+
+    return KeepingTensors(optimizer, **options)
+
+
+FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
+"""Name -> a function that makes it."""
+
+
+_FED_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
+
+
+def is_fed_by_metric(scheduler: Any) -> bool:
+    """Say whether the scheduler's ``step`` takes a metric."""
+    return any(kind.__name__ in _FED_NAMES for kind in type(scheduler).__mro__)
+
+
+def require_evaluations(
+    args: TrainingArguments, scheduler: object, sets: Mapping[str, Any] | None = None
+) -> None:
+    """Raise if a scheduler follows a metric that nothing gives.
+
+    Args:
+        args: name the metric.
+        scheduler: may follow one.
+        sets: datasets of evaluation by name, if there are several.
+
+    Raises:
+        ConfigError: there are no evaluations, or none of these datasets.
+    """
+    if not is_fed_by_metric(scheduler):
+        return
+    require_metric(sets, args.metric_for_best_model or "loss", "what the schedule follows")
+    if args.eval_strategy == "no":
+        raise ConfigError(
+            f"`{type(scheduler).__name__}` follows a metric of evaluations, and `eval_strategy` "
+            "is 'no'",
+            hint='set eval_strategy="steps", or "epoch"',
+        )
+
+
+def step_after_update(scheduler: Any) -> None:
+    """Step a scheduler that is a function of the step; one that follows a metric waits for it."""
+    if not is_fed_by_metric(scheduler):
+        scheduler.step()
+
+
+def step_after_evaluation(
+    scheduler: Any, args: TrainingArguments, metrics: Mapping[str, Any]
+) -> None:
+    """Step a scheduler that follows a metric.
+
+    Raises:
+        ConfigError: no evaluation gives that metric.
+    """
+    if is_fed_by_metric(scheduler):
+        scheduler.step(metric_of(args, metrics))
+
+
+def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
+    """Return what a metric-fed scheduler is stepped with.
+
+    Raises:
+        ConfigError: no evaluation gives that metric.
+    """
+    name = args.metric_for_best_model or "loss"
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise ConfigError(
+            f"`{args.lr_scheduler_type}` follows `{name}`, which is none of {sorted(metrics)}",
+            hint="set `metric_for_best_model` to one of them",
+        )
+    return float(metrics[name])
+
+
+class RateLR(LambdaLR):
+    """A LambdaLR whose functions return rates, not factors on the first rates.
+
+    Its state is that of a LambdaLR: the step. A run that goes on without DeepSpeed takes it over.
+    """
+
+    def get_lr(self) -> list[Any]:
+        """Return the rate of each group."""
+        return [rate(self.last_epoch) for rate in self.lr_lambdas]
+
+
+def scheduler_block(args: TrainingArguments) -> dict[str, Any] | None:
+    """Return the ``scheduler`` block of the run's config of DeepSpeed, if it has one.
+
+    Raises:
+        ConfigError: the config cannot be read.
+    """
+    if args.parallelism != "deepspeed":
+        return None
+    block: dict[str, Any] | None = read_config(args.deepspeed).get("scheduler")
+    return block
+
+
+def warmup_by_deepspeed(
+    args: TrainingArguments, block: dict[str, Any], optimizer: Optimizer, total: int
+) -> RateLR:
+    """Return the schedule of a block over ``total`` steps.
+
+    Raises:
+        ConfigError: the block is not understood, or contradicts the arguments.
+    """
+    if wrong := list(contradictions(block, args.to_dict())):
+        raise ConfigError(
+            f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}"
+        )
+    warmup = absolute_steps(args.warmup_steps, total)
+    shape = read_warmup(block, args.learning_rate, warmup, total)
+
+    # Plain functions: LambdaLR then keeps them out of its state, which so needs no pickle.
+    def of_group(base: float) -> Any:
+        return lambda step: shape.rate(step, base)
+
+    bases = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    return RateLR(optimizer, [of_group(base) for base in bases])
+
+
+def require_own(args: TrainingArguments, scheduler: object) -> None:
+    """Raise if the config names a schedule and another one was given or made.
+
+    Raises:
+        ConfigError: says so.
+    """
+    if not isinstance(scheduler, RateLR) and (block := scheduler_block(args)) is not None:
+        raise ConfigError(
+            f"the config of DeepSpeed names the schedule {block.get('type')!r}, and the trainer "
+            f"was given `{type(scheduler).__name__}`: leave one of them out"
+        )
+
+
+SCHEDULES = (*SHAPES, *FED)
+
+
+def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) -> LRScheduler:
+    """Return the scheduler that ``args`` names over ``total`` steps, DeepSpeed's config first.
+
+    Raises:
+        ConfigError: ``lr_scheduler_kwargs`` are not those of this schedule, or DeepSpeed's config
+            contradicts the arguments.
+    """
+    block = scheduler_block(args)
+    if block is not None:
+        return warmup_by_deepspeed(args, block, optimizer, total)
+    name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    if isinstance(given, str):
+        raise ConfigError(f"`lr_scheduler_kwargs`={given!r} is neither a dict nor JSON of one")
+    options = dict(given)
+    if name in FED:
+        return _fed(args, optimizer, options)
+    shape = SHAPES[name]
+    _only_its_own(name, shape, options)
+    # A script may give an optimizer with another rate, of which floors are a share.
+    # A tensor is not the first rate any more: schedules write into it.
+    given_rate = getattr(optimizer, "defaults", {}).get("lr")
+    rate = given_rate if isinstance(given_rate, int | float) else args.learning_rate
+    span = ScheduleSpan(absolute_steps(args.warmup_steps, total), total, rate)
+
+    # A plain function: LambdaLR then keeps it out of its state, which so needs no pickle.
+    def factor(step: int) -> float:
+        value: float = shape(step, span, **options)
+        return value
+
+    return LambdaLR(optimizer, factor)
+
+
+def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any]) -> LRScheduler:
+    name = args.lr_scheduler_type
+    try:
+        made: LRScheduler = FED[name](optimizer, **options)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`lr_scheduler_kwargs` do not fit `{name}`: {error}") from error
+    return made
+
+
+def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that a schedule does not have, and one that it needs and did not get."""
+    named = [
+        one
+        for one in inspect.signature(shape).parameters.values()
+        if one.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    known = [one.name for one in named]
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"`lr_scheduler_kwargs` name `{option}`, which `{name}` does not have"
+                f"{did_you_mean(option, known)}: it has {', '.join(known) or 'none'}"
+            )
+    missing = [one.name for one in named if one.default is one.empty and one.name not in options]
+    if missing:
+        raise ConfigError(
+            f"`{name}` needs `{missing[0]}`",
+            hint=f'set lr_scheduler_kwargs={{"{missing[0]}": ...}}',
+        )
+
+
+def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None:
+    """Make ``new``, over another number of steps, go on where ``old`` is.
+
+    A closed form is set to the rate it has at this step; any other scheduler keeps the rates
+    that the optimizer has now.
+    """
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    new.load_state_dict(old.state_dict())
+    if isinstance(new, LambdaLR):
+        bases = [1.0] * len(rates) if isinstance(new, RateLR) else new.base_lrs
+        rates = [
+            float(base) * factor(new.last_epoch)
+            for base, factor in zip(bases, new.lr_lambdas, strict=True)
+        ]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        set_rate(group, rate)
+
+
+BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """A Stateful over a scheduler.
+
+    Attributes:
+        scheduler: whose optimizer's groups count.
+    """
+
+    scheduler: LRScheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take it back; where parameters are grouped otherwise, all groups must have been equal.
+
+        Raises:
+            ValueError: they were not.
+        """
+        groups = len(self.scheduler.optimizer.param_groups)
+        taken = {
+            name: _for(groups, name, value) if name in BY_GROUP else value
+            for name, value in state_dict.items()
+        }
+        self.scheduler.load_state_dict(taken)
+
+
+def _for(groups: int, name: str, values: Any) -> Any:
+    if not isinstance(values, list) or len(values) in (0, groups):
+        return values
+    if any(one != values[0] for one in values):
+        raise ValueError(f"`{name}` is of {len(values)} groups of parameters: {values}")
+    return [values[0]] * groups

@@ -1,0 +1,358 @@
+"""Closed-form schedules.
+
+Learning-rate schedules as closed forms of the step.
+
+Each returns the factor on the base rate at ``step`` (0 before the first optimizer step), so a
+schedule has no state but the step and can be resumed anywhere. ``warmup`` and ``total`` are
+counted in optimizer steps. The forms are those of Transformers 5.23 (optimization.py), operation
+for operation, so that the rates are equal to the bit.
+
+Except where said otherwise the factor is ``step / warmup`` during the warm-up, and below
+``p = (step - warmup) / (total - warmup)`` goes from 0 to 1 after it.
+
+The schedules as functions, with the field's names and arguments, for a loop of your own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.choices import did_you_mean
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSpan:
+    """What a schedule spans.
+
+    Attributes:
+        warmup: steps of warm-up.
+        total: steps of the run.
+        rate: the base learning rate, which a floor given as a rate is a share of.
+    """
+
+    warmup: int
+    total: int
+    rate: float
+
+    def rising(self, step: int) -> float:
+        """Return the factor of a linear warm-up."""
+        return step / max(1, self.warmup)
+
+    def progress(self, step: int) -> float:
+        """Return how far the run is between its warm-up and its end."""
+        return (step - self.warmup) / max(1, self.total - self.warmup)
+
+    def floor(self, min_lr: float | None, min_lr_rate: float | None) -> float:
+        """Return the lowest factor, given as a rate or as a share of the base rate."""
+        if min_lr is not None and min_lr_rate is not None:
+            raise ConfigError(
+                "`lr_scheduler_kwargs` sets both `min_lr` and `min_lr_rate`: use one of them"
+            )
+        if min_lr is not None:
+            return min_lr / self.rate
+        if min_lr_rate is None:
+            raise ConfigError(
+                "this schedule needs a floor",
+                hint='set lr_scheduler_kwargs={"min_lr_rate": 0.1}, or `min_lr`',
+            )
+        return min_lr_rate
+
+
+def constant(step: int, span: ScheduleSpan) -> float:  # noqa: ARG001 - one shape for all
+    """Return 1 at every step."""
+    return 1.0
+
+
+def constant_with_warmup(step: int, span: ScheduleSpan) -> float:
+    """Return 1 after the warm-up."""
+    return span.rising(step) if step < span.warmup else 1.0
+
+
+def linear(step: int, span: ScheduleSpan) -> float:
+    """Return ``1 - p``, computed as ``(total - step) / (total - warmup)``."""
+    if step < span.warmup:
+        return span.rising(step)
+    return max(0.0, (span.total - step) / max(1, span.total - span.warmup))
+
+
+def cosine(step: int, span: ScheduleSpan, *, num_cycles: float = 0.5) -> float:
+    """Return ``(1 + cos(2 pi c p)) / 2`` with ``c = num_cycles`` waves, by default half a one."""
+    if step < span.warmup:
+        return span.rising(step)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * span.progress(step))))
+
+
+def cosine_with_restarts(step: int, span: ScheduleSpan, *, num_cycles: int = 1) -> float:
+    """Return ``(1 + cos(pi (c p mod 1))) / 2``: ``c = num_cycles`` half waves, each from 1 to 0."""
+    if step < span.warmup:
+        return span.rising(step)
+    progress = span.progress(step)
+    if progress >= 1.0:
+        return 0.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((float(num_cycles) * progress) % 1.0))))
+
+
+def cosine_with_min_lr(
+    step: int,
+    span: ScheduleSpan,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> float:
+    """Return ``m + (1 - m) (1 + cos(2 pi c p)) / 2`` with ``m`` the floor."""
+    floor = span.floor(min_lr, min_lr_rate)
+    if step < span.warmup:
+        return span.rising(step)
+    factor = 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * span.progress(step)))
+    return max(0.0, factor * (1 - floor) + floor)
+
+
+def cosine_warmup_with_min_lr(
+    step: int,
+    span: ScheduleSpan,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> float:
+    """Return :func:`cosine_with_min_lr`'s form one step ahead, with a warm-up that starts higher.
+
+    The warm-up is ``(step + 1) / warmup``, or from ``w = warmup_lr_rate`` on
+    ``w + (1 - w) step / (warmup - 1)``.
+    """
+    floor = span.floor(min_lr, min_lr_rate)
+    if step < span.warmup:
+        if warmup_lr_rate is None:
+            return (step + 1.0) / max(1.0, span.warmup)
+        start = float(warmup_lr_rate)
+        return start + (1.0 - start) * step / max(1, span.warmup - 1)
+    progress = (step - span.warmup + 1.0) / max(1.0, span.total - span.warmup)
+    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+    return max(0.0, factor * (1 - floor) + floor)
+
+
+def polynomial(step: int, span: ScheduleSpan, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
+    """Return ``((r - e) (1 - p)^power + e) / r`` with base rate ``r`` and ``e = lr_end``."""
+    if not span.rate > lr_end:
+        raise ConfigError(
+            f"the polynomial schedule ends at `lr_end`={lr_end}, which must be below "
+            f"`learning_rate`={span.rate}"
+        )
+    if step < span.warmup:
+        return span.rising(step)
+    if step > span.total:
+        return lr_end / span.rate
+    left = 1 - (step - span.warmup) / max(1, span.total - span.warmup)
+    factor: float = ((span.rate - lr_end) * left**power + lr_end) / span.rate
+    return factor
+
+
+def inverse_sqrt(step: int, span: ScheduleSpan, *, timescale: int | None = None) -> float:
+    """Return ``1 / sqrt((step - warmup + t) / t)``; ``t = timescale``, by default the warm-up.
+
+    Without a warm-up ``t`` is 10,000.
+    """
+    scale = timescale if timescale is not None else span.warmup or 10_000
+    if step < span.warmup:
+        return span.rising(step)
+    return 1.0 / math.sqrt((step + (scale - span.warmup)) / scale)
+
+
+def _bend(kind: str, name: str, bends: dict[str, float]) -> float:
+    if kind not in bends:
+        raise ConfigError(f"`{name}`={kind!r} is none of {', '.join(bends)}")
+    return bends[kind]
+
+
+def warmup_stable_decay(  # noqa: PLR0913 - the field's names
+    step: int,
+    span: ScheduleSpan,
+    *,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+) -> float:
+    """Return a rise, a plateau of 1, and a fall to ``m = min_lr_ratio``.
+
+    With ``q`` from 0 to 1 over the rise, its factor ``m + (1 - m) f(q)`` has ``f`` linear ``q``,
+    cosine ``(1 - cos(pi q)) / 2`` or 1-sqrt ``1 - sqrt(1 - q)``; over the fall of
+    ``num_decay_steps`` it is ``1 - q``, ``(1 + cos(2 pi c q)) / 2`` or ``1 - sqrt(q)``.
+    """
+    stable = span.total - span.warmup - num_decay_steps
+    stable = stable if num_stable_steps is None else num_stable_steps
+    falls_at = span.warmup + stable
+    if step < span.warmup:
+        done = step / max(1, span.warmup)
+        bends = {
+            "linear": done,
+            "cosine": 0.5 * (1.0 - math.cos(math.pi * done)),
+            "1-sqrt": 1.0 - math.sqrt(1.0 - done),
+        }
+        factor = _bend(warmup_type, "warmup_type", bends)
+    elif step < falls_at:
+        return 1.0
+    elif step < falls_at + num_decay_steps:
+        done = (step - falls_at) / max(1, num_decay_steps)
+        bends = {
+            "linear": 1.0 - done,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * done)),
+            "1-sqrt": 1.0 - math.sqrt(done),
+        }
+        factor = _bend(decay_type, "decay_type", bends)
+    else:
+        return min_lr_ratio
+    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+SHAPES: dict[str, Any] = {
+    one.__name__: one
+    for one in (
+        *(linear, cosine, constant, constant_with_warmup, cosine_with_restarts),
+        *(cosine_with_min_lr, cosine_warmup_with_min_lr, polynomial, inverse_sqrt),
+        warmup_stable_decay,
+    )
+}
+"""Name -> ``shape(step, span, **options)``."""
+
+
+def get_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: int = 0,
+    num_training_steps: int = 0,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+    *,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """Return a schedule by its name in ``lr_scheduler_type``, as a multiple of the given rates.
+
+    Its state is the step alone, so it is saved and resumed without pickle.
+
+    Args:
+        name: of a schedule that needs no metric.
+        optimizer: its groups' rates are those that are scaled.
+        num_warmup_steps: optimizer steps of warm-up.
+        num_training_steps: optimizer steps of the run.
+        scheduler_specific_kwargs: of this schedule, as in ``lr_scheduler_kwargs``.
+        last_epoch: the step to go on from; -1 begins.
+
+    Raises:
+        ConfigError: there is no such schedule.
+    """
+    name = str(getattr(name, "value", name))
+    if name not in SHAPES:
+        raise ConfigError(
+            f"`{name}` is no schedule{did_you_mean(name, SHAPES)}", hint=f"use {', '.join(SHAPES)}"
+        )
+    span = ScheduleSpan(num_warmup_steps, num_training_steps, optimizer.defaults["lr"])
+    shape, options = SHAPES[name], scheduler_specific_kwargs or {}
+
+    # A plain function: LambdaLR then keeps it out of its state.
+    def factor(step: int) -> float:
+        value: float = shape(step, span, **options)
+        return value
+
+    return LambdaLR(optimizer, factor, last_epoch)
+
+
+def get_constant_schedule(optimizer: Optimizer, last_epoch: int = -1) -> LRScheduler:
+    """Return the rate as it is."""
+    return get_scheduler("constant", optimizer, last_epoch=last_epoch)
+
+
+def get_constant_schedule_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, last_epoch: int = -1
+) -> LRScheduler:
+    """Return a linear rise, then the rate as it is."""
+    return get_scheduler("constant_with_warmup", optimizer, num_warmup_steps, last_epoch=last_epoch)
+
+
+def get_linear_schedule_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1
+) -> LRScheduler:
+    """Return a linear rise, then a linear fall to 0."""
+    return get_scheduler(
+        "linear", optimizer, num_warmup_steps, num_training_steps, last_epoch=last_epoch
+    )
+
+
+def get_cosine_schedule_with_warmup(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float = 0.5,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """Return a linear rise, then ``num_cycles`` waves of a cosine, by default half a one to 0."""
+    return get_scheduler(
+        "cosine",
+        optimizer,
+        num_warmup_steps,
+        num_training_steps,
+        {"num_cycles": num_cycles},
+        last_epoch=last_epoch,
+    )
+
+
+def get_cosine_with_hard_restarts_schedule_with_warmup(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: int = 1,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """Return a linear rise, then ``num_cycles`` half waves of a cosine, each from the top."""
+    return get_scheduler(
+        "cosine_with_restarts",
+        optimizer,
+        num_warmup_steps,
+        num_training_steps,
+        {"num_cycles": num_cycles},
+        last_epoch=last_epoch,
+    )
+
+
+def get_polynomial_decay_schedule_with_warmup(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    lr_end: float = 1e-7,
+    power: float = 1.0,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """Return a linear rise, then a fall to the rate ``lr_end`` along a power."""
+    return get_scheduler(
+        "polynomial",
+        optimizer,
+        num_warmup_steps,
+        num_training_steps,
+        {"lr_end": lr_end, "power": power},
+        last_epoch=last_epoch,
+    )
+
+
+def get_inverse_sqrt_schedule(
+    optimizer: Optimizer, num_warmup_steps: int, timescale: int | None = None, last_epoch: int = -1
+) -> LRScheduler:
+    """Return a linear rise, then a fall with the root of the step."""
+    return get_scheduler(
+        "inverse_sqrt",
+        optimizer,
+        num_warmup_steps,
+        scheduler_specific_kwargs={"timescale": timescale},
+        last_epoch=last_epoch,
+    )

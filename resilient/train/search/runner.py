@@ -1,0 +1,154 @@
+"""Where a trainer meets a hyper-parameter search: its start, and each trial."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.validation import check
+from resilient.train.run import set_seed
+from resilient.train.search.study import (
+    argument_values,
+    call_model_init,
+    default_objective,
+    default_space,
+    from_first,
+    params_of,
+    search,
+)
+from resilient.train.session import configure_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.train.search.study import BestRun, Study
+
+
+class SearchPlan(NamedTuple):
+    """What a search is told; see ``Trainer.hyperparameter_search``."""
+
+    hp_space: Callable[[Any], Mapping[str, Any]] | None
+    compute_objective: Callable[[dict[str, Any]], Any] | None
+    n_trials: int
+    direction: str | Sequence[str]
+    hp_name: Callable[[Any], str] | None
+
+
+def start(
+    trainer: Any, plan: SearchPlan, backend: str | Study, options: Mapping[str, Any]
+) -> list[BestRun]:
+    """Search, on rank zero with a study, on the others with what that says. Collective.
+
+    Raises:
+        ConfigError: the trainer cannot make a model for each trial, or the backend is not known.
+    """
+    if trainer.model_init is None:
+        raise ConfigError(
+            "hyperparameter_search needs `model_init`: each trial begins with a new model, so give "
+            "the Trainer a function that makes one instead of `model`"
+        )
+    if trainer.made_with.get("optimizers", (None, None)) != (None, None):
+        raise ConfigError(
+            "hyperparameter_search makes an optimizer for each trial: leave `optimizers` out, or "
+            "override `create_optimizer`"
+        )
+    world = trainer.session.world
+    study: Study | None = None
+
+    def open_study() -> None:
+        nonlocal study
+        if world.is_coordinator:
+            study = _study(trainer, plan, backend, options)
+
+    from_first(open_study, world.size)
+    space, objective = plan.hp_space or default_space, plan.compute_objective or default_objective
+    return search(trainer, study, space, objective, plan.hp_name)
+
+
+def _study(
+    trainer: Any, plan: SearchPlan, backend: str | Study, options: Mapping[str, Any]
+) -> Study:
+    if not isinstance(backend, str):
+        return backend
+    if backend != "optuna":
+        raise ConfigError(f"`backend` {backend!r} is not known: use 'optuna', or a study of yours")
+    from resilient.train.search.optuna import OptunaStudy
+
+    args = trainer.args
+    return OptunaStudy(args.output_dir, plan.n_trials, plan.direction, args.seed, **options)
+
+
+def by_name(
+    init: Callable[..., Any],
+    base: Callable[..., Any],
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return by name what a trainer is made with.
+
+    Args:
+        init: of its class; one that takes ``*args`` hands them on.
+        base: of the base class.
+        given: arguments by position.
+        named: the others.
+    """
+    own = list(inspect.signature(init).parameters.values())[1:]
+    names = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = names or list(inspect.signature(base).parameters)[1:]
+    return {**dict(zip(names, given, strict=False)), **named}
+
+
+def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:
+    """Return the model that a trainer begins with.
+
+    Raises:
+        ConfigError: there is none, there are two, or it is no module.
+    """
+    if model is not None and model_init is not None:
+        raise ConfigError("`model` and `model_init` are both given: leave one of them out")
+    if model is not None and not isinstance(model, nn.Module):
+        hint = "give it as `model_init`" if callable(model) else "give a torch.nn.Module"
+        raise ConfigError(f"`model` is a {type(model).__name__} and no module", hint=hint)
+    if model is not None:
+        return model
+    if model_init is None:
+        raise ConfigError("the trainer has no model: give `model`, or `model_init` that makes one")
+    made: nn.Module = call_model_init(model_init, None)
+    return made
+
+
+def take_trial(trainer: Any, trial: Any) -> None:
+    """Make a trainer that of a trial: its arguments, if they are given, and a new model.
+
+    Raises:
+        ConfigError: a value is not accepted, or is no argument's.
+    """
+    trainer.trial = trial
+    args = trainer.args
+    if isinstance(trial, Mapping):
+        for name, value in argument_values(params_of(trial), args, trainer.model_init).items():
+            setattr(args, name, value)
+        check(args)
+    if trainer.model_init is not None:
+        remake_model(trainer, trial)
+
+
+def remake_model(trainer: Any, trial: Any) -> None:
+    """Give a trainer a new model of its ``model_init``, seeded as in a trainer that is new.
+
+    The optimizer and the scheduler of the old model are forgotten.
+    """
+    args = trainer.args
+    is_theirs = args.random_numbers == "transformers"
+    set_seed(args.seed + (0 if is_theirs else trainer.session.data_world.rank))
+    model = call_model_init(trainer.model_init, trial)
+    configure_model(args, model)
+    trainer.model = trainer.model_wrapped = model.to(trainer.session.device)
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.callback_handler.context["model"] = trainer.model
+    trainer.__dict__.pop("label_names", None)
+    trainer.learn_losses()

@@ -1,0 +1,85 @@
+"""Planned length of a run: its last step and its last epoch (pure)."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data.sampler import BatchLayout, DataCursor
+
+
+def steps_after(deal: BatchLayout, taken: int, accumulation: int) -> int:
+    """Return the optimizer steps left in an epoch of which ``taken`` samples are consumed.
+
+    The last group of micro-batches of an epoch may be short (Transformers' rule).
+    """
+    return math.ceil(deal.rounds_after(taken) / accumulation)
+
+
+def planned_steps(args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int) -> int:
+    """Return the number of the run's last step, seen from ``cursor`` after ``done`` steps.
+
+    A run over epochs ends when the samples are consumed, so after a change of the batch size
+    the number changes; a run with ``max_steps`` ends at that step whatever it takes.
+    """
+    if args.max_steps > 0:
+        return args.max_steps
+    accumulation = args.gradient_accumulation_steps
+    per_epoch = steps_after(deal, 0, accumulation)
+    into_epoch = per_epoch - steps_after(deal, cursor.samples, accumulation)
+    wanted = math.ceil(args.num_train_epochs * per_epoch)
+    return done + max(0, wanted - cursor.epoch * per_epoch - into_epoch)
+
+
+def planned_epochs(
+    args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int
+) -> int:
+    """Return the number of epochs that the run begins, seen from ``cursor`` after ``done`` steps.
+
+    A callback that cuts an epoch short makes no other epoch longer, as in Transformers.
+    """
+    if not deal.samples:  # a stream does not say; Transformers' value
+        return sys.maxsize
+    if args.max_steps <= 0:
+        return math.ceil(args.num_train_epochs)
+    accumulation = args.gradient_accumulation_steps
+    per_epoch = max(1, steps_after(deal, 0, accumulation))
+    into_epoch = per_epoch - steps_after(deal, cursor.samples, accumulation)
+    return cursor.epoch + math.ceil((max(0, args.max_steps - done) + into_epoch) / per_epoch)
+
+
+def planned_run(
+    args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int
+) -> dict[str, Any]:
+    """Return the plan of the rest of the run, and what the plan follows from."""
+    return {
+        "steps": planned_steps(args, deal, cursor, done),
+        "epochs": planned_epochs(args, deal, cursor, done),
+        **_basis(args, deal),
+    }
+
+
+def is_current(
+    planned: Mapping[str, Any] | None, args: TrainingArguments, deal: BatchLayout
+) -> bool:
+    """Say whether a saved plan is that of these arguments and this cut of the data."""
+    basis = _basis(args, deal)
+    return planned is not None and {name: planned.get(name) for name in basis} == basis
+
+
+def _basis(args: TrainingArguments, deal: BatchLayout) -> dict[str, Any]:
+    return {
+        "max_steps": args.max_steps,
+        "num_train_epochs": args.num_train_epochs,
+        "steps_per_epoch": steps_after(deal, 0, args.gradient_accumulation_steps),
+    }
+
+
+def epoch_fraction(deal: BatchLayout, cursor: DataCursor) -> float:
+    """Return the current epoch as a number with the fraction of its rounds that are done."""
+    return cursor.epoch + deal.fraction(cursor.samples)

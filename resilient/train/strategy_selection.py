@@ -1,0 +1,311 @@
+"""Arguments -> strategy.
+
+How a run is parallel, from what it was told.
+
+``parallelism="auto"``: look at the model and the machines, choose, and say why.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from resilient.environment import read_integer
+from resilient.errors import ConfigError
+from resilient.events import Event
+from resilient.strategies.activation_checkpointing import layers_of, recompute
+from resilient.strategies.auto import MachineFacts, ModelFacts, choose
+from resilient.strategies.base import SingleStrategy
+from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.module_wrapper import find_redirect
+from resilient.strategies.parallelism_options import (
+    PLAN,
+    mesh_sizes,
+    model_parallel_size,
+    pipeline_size,
+    read_pipeline,
+    tensor_size,
+)
+from resilient.train.arguments.derived import (
+    AUTO,
+    compression_of,
+    fsdp_options,
+    is_canonical,
+    layer_classes,
+    micro_batches,
+    recomputing,
+    syncs_each_batch,
+)
+from resilient.train.arguments.validation import check
+from resilient.train.model.precision import to_fp8
+from resilient.train.optimizers.builtin import parameter_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from resilient.strategies.base import Strategy
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.session import Session
+
+
+def strategy_for(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    """Return how ``model`` is parallel: by DeepSpeed, or as soon as there is more than one rank.
+
+    What is done to the layers of any model, however it is parallel, is done here.
+
+    Raises:
+        ConfigError: DeepSpeed's config and the arguments contradict each other.
+    """
+    how = recomputing(args)
+    if how is not None:
+        recompute(model, how, fsdp_options(args).layer_classes)
+    if args.fp8:
+        to_fp8(model, args.fp8_recipe)
+    if args.parallelism == "deepspeed":
+        return _deepspeed(args, device, ranks, model)
+    if is_canonical(args):
+        return _canonical(args, device, ranks)
+    if model_parallel_size(args.parallelism_config) > 1:
+        inside = pipeline_size(args.parallelism_config) > 1
+        return (_pipeline if inside else _tensor_parallel)(args, device, ranks, model)
+    if ranks == 1:
+        _refuse_alone(args)
+        return SingleStrategy()
+    return (_fsdp if args.parallelism == "fsdp" else _ddp)(args, device, ranks, model)
+
+
+def _ddp(
+    args: TrainingArguments,
+    device: torch.device,
+    ranks: int,
+    model: nn.Module,  # noqa: ARG001 - as of all the others
+) -> Strategy:
+    mesh_sizes(args.parallelism_config, ranks, shards=False)
+    return DdpStrategy(
+        device,
+        bool(args.ddp_find_unused_parameters),
+        args.ddp_bucket_cap_mb,
+        args.ddp_broadcast_buffers is not False,
+        bool(args.ddp_static_graph),
+        syncs_each_batch(args),
+        compression_of(args),
+    )
+
+
+def _canonical(args: TrainingArguments, device: torch.device, ranks: int) -> Strategy:
+    # Only runs that ask for it pay for loading it.
+    from resilient.strategies.canonical.strategy import CanonicalStrategy
+    from resilient.strategies.canonical.tree_reduce import WINDOW_BYTES
+
+    cap = args.ddp_bucket_cap_mb
+    return CanonicalStrategy(
+        device,
+        dist.get_rank() if ranks > 1 else 0,
+        ranks,
+        micro_batches(args),
+        args.shard_optimizer_state,
+        WINDOW_BYTES if cap is None else max(1, int(cap * (1 << 20))),
+    )
+
+
+def _refuse_alone(args: TrainingArguments) -> None:
+    """Raise if one rank alone would train in another precision than it was told."""
+    if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
+        raise ConfigError(
+            "`mixed_precision` in fsdp_config needs more than one rank: FSDP does not shard over "
+            "one, and its precision would be ignored",
+            hint="leave it out and write bf16=True",
+        )
+
+
+def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module) -> Strategy:
+    sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
+    options = fsdp_options(args)
+    options = options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
+    # Only sharded training pays for loading torch's parts about it.
+    if options.version == 1:
+        from resilient.strategies.fsdp1 import Fsdp1Strategy
+
+        if not options.use_orig_params:
+            _refuse_mixed_decay(args, model)
+        return Fsdp1Strategy(device, options)
+    from resilient.strategies.fsdp import FsdpStrategy
+
+    return FsdpStrategy(device, options)
+
+
+def _refuse_mixed_decay(args: TrainingArguments, model: nn.Module) -> None:
+    """Raise if one vector would hold parameters that decay and others that do not."""
+    if find_redirect(model) is not None:
+        return
+    decays = {group["weight_decay"] for group in parameter_groups(model, args.weight_decay)}
+    if len(decays) > 1:
+        raise ConfigError(
+            "`use_orig_params`=False flattens weights and biases into one vector, of which only "
+            f"the weights are to decay (`weight_decay`={args.weight_decay})",
+            hint="write use_orig_params=True in fsdp_config, or weight_decay=0",
+        )
+
+
+def _tensor_parallel(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    from resilient.strategies.tensor_parallel import TensorParallelStrategy
+
+    shards = args.parallelism == "fsdp"
+    sizes = mesh_sizes(args.parallelism_config, ranks, shards=shards)
+    plan = _tensor_plan(args, model)
+    return TensorParallelStrategy(device, sizes, plan, fsdp_options(args) if shards else None)
+
+
+def _pipeline(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    # Only pipelines pay for loading torch's part about them.
+    from resilient.strategies.pipeline.strategy import PipelineStrategy
+
+    shards = args.parallelism == "fsdp"
+    options = fsdp_options(args)
+    return PipelineStrategy(
+        device,
+        mesh_sizes(args.parallelism_config, ranks, shards=shards),
+        read_pipeline(args.parallelism_config),
+        options.layer_classes,
+        _tensor_plan(args, model) if tensor_size(args.parallelism_config) > 1 else None,
+        options if shards else None,
+    )
+
+
+def _tensor_plan(args: TrainingArguments, model: nn.Module) -> Mapping[str, str]:
+    plan: Any = args.parallelism_config.get(PLAN)
+    if plan in (None, "auto"):
+        plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    if not plan:
+        raise ConfigError(
+            f"`{type(model).__name__}` does not say how its layers are cut (`tp_plan`)",
+            hint='name them: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
+        )
+    return plan  # type: ignore[no-any-return]  # as the user or the model says it
+
+
+def _deepspeed(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    from resilient.strategies.deepspeed import DeepSpeedStrategy
+    from resilient.strategies.deepspeed_config import DeepSpeedInputs, complete, read_config
+
+    values = {**args.to_dict(), "adam_betas": [args.adam_beta1, args.adam_beta2]}
+    told = DeepSpeedInputs(values, ranks, hidden_size_of(model))
+    return DeepSpeedStrategy(device, complete(read_config(args.deepspeed), told))
+
+
+def hidden_size_of(model: nn.Module) -> int:
+    """Return a model's width as its config says it, 0 if it does not."""
+    config: Any = getattr(model, "config", None)
+    for one in (config, getattr(config, "text_config", None)):
+        size = getattr(one, "hidden_size", None) or max(getattr(one, "hidden_sizes", None) or [0])
+        if size:
+            return int(size)
+    return 0
+
+
+# Bytes that an optimizer keeps of a parameter, by what its name begins with or holds.
+_KEPT = (
+    ("4bit", 1.0),
+    ("8bit", 2.0),
+    ("adafactor", 0.1),
+    ("galore", 2.0),
+    ("apollo", 2.0),
+    ("lion", 4.0),
+    ("adagrad", 4.0),
+    ("rmsprop", 4.0),
+    ("muon", 4.0),
+    ("schedule_free_sgd", 4.0),
+    ("sgd", 4.0),
+)
+_TWO_MOMENTS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelismChosen(Event):
+    """How ranks share the model was left to us, and follows from its size and their memory."""
+
+    arguments: Mapping[str, object]
+    reasons: tuple[str, ...]
+
+    def line(self) -> str:
+        """Say what was chosen and why, one reason to a line."""
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"parallelism auto: {shown}" + "".join(f"\n  {one}" for one in self.reasons)
+
+
+def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Module) -> None:
+    """Put what is chosen in place of ``parallelism="auto"``. Collective.
+
+    Raises:
+        ConfigError: the model fits on no ranks as many as these.
+    """
+    if args.parallelism != AUTO:
+        return
+    choice = choose(model_facts(args, model), machine_facts(args, session))
+    for name, value in choice.arguments.items():
+        setattr(args, name, value)
+    check(args)
+    if session.world.is_coordinator:
+        session.emit(ParallelismChosen(choice.arguments, choice.reasons))
+
+
+def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
+    """Return what of the model and of how it is trained decides."""
+    parameters = list(model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
+    numbers = sum(one.numel() for one in parameters)
+    kept = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
+    state = sum(one.nbytes for one in parameters)
+    state += sum(one.nbytes + int(kept * one.numel()) for one in trained)
+    layers = layers_of(model, layer_classes(args))
+    return ModelFacts(
+        numbers,
+        state / max(1, numbers),
+        max((one.element_size() for one in parameters), default=4),
+        max((sum(p.numel() for p in one.parameters()) for one in layers), default=numbers),
+        len(layers),
+        _between_bytes(args, model),
+        bool(getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)),
+    )
+
+
+def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
+    """Return what a layer hands on in a micro-batch of the longest samples; 0: not known."""
+    config = getattr(model, "config", None)
+    longest = int(getattr(config, "max_position_embeddings", 0) or 0)
+    number_bytes = 2 if args.bf16 or args.fp16 else 4
+    return hidden_size_of(model) * longest * args.per_device_train_batch_size * number_bytes
+
+
+def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
+    """Return what of the ranks decides; the least memory of any of them counts. Collective."""
+    ranks = session.world.size
+    beside = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
+    if ranks % beside:
+        beside = ranks  # hosts differ, and no layout would fit them all
+    size = torch.tensor(_memory_bytes(session.device, beside), device=session.device)
+    if ranks > 1:
+        dist.all_reduce(size, dist.ReduceOp.MIN)
+    return MachineFacts(ranks, beside, int(size), args.gradient_accumulation_steps)
+
+
+def _memory_bytes(device: torch.device, beside: int) -> int:
+    """Return the memory of a rank: its accelerator's, or its share of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    # All that there is, not what is free now: another life must choose the same.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // beside

@@ -1,1 +1,0 @@
-"""The trainer's public methods, by what they are about; the loop itself is in ``trainer``."""

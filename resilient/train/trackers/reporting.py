@@ -1,0 +1,399 @@
+"""The callback and its threads.
+
+One tracker's thread: what a tool raises, or how long it takes, is no concern of training.
+
+The callback that gives trackers what is logged, and the checkpoint what trackers need.
+
+Which trackers ``report_to`` names, and what has to be installed for each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+from resilient.environment import read_flag
+from resilient.errors import ConfigError, KeyNotFound
+from resilient.events import Event, Level
+from resilient.train.callbacks.base import TrainerCallback
+from resilient.train.trackers.base import StepFilter, TrackerContext, load, points_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from resilient.format.keys import CheckpointId
+    from resilient.train.hf_interop.saved_models import SavedModels
+    from resilient.train.trackers.base import Tracker
+
+# A log entry is small; a tool that is this far behind is not coming back.
+_INBOX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerFailed(Event):
+    """A tracker raised, or was too slow; told once in a life."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tracker: str
+    reason: str
+
+    def line(self) -> str:
+        """Say what failed, and that nothing else did."""
+        return (
+            f"{self.tracker} does not draw all of this run: {self.reason}; training and "
+            "checkpoints are not affected, and the next life sends what is missing"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNotUploaded(Event):
+    """A tracker did not take a model; it is tried again at the next save."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tracker: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and that nothing else failed."""
+        return (
+            f"{self.tracker} did not take a model: {self.reason}; training and checkpoints are "
+            "not affected"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerOpened(Event):
+    """A tracker began a run, or went on with one."""
+
+    tracker: str
+    run_id: str
+    since: int
+
+    def line(self) -> str:
+        """Say which run, and from where."""
+        where = f" from step {self.since}" if self.since else ""
+        return f"{self.tracker} draws run {self.run_id}{where}"
+
+
+class TrackerWorker:
+    """Brings logs to one tracker, in the order given, from a thread of its own.
+
+    Args:
+        tracker: used by that thread alone.
+        saved: what an earlier life's :meth:`state_dict` said.
+        tell: where events go.
+        began: the folder of the checkpoint that this life went on from; empty from scratch. To a
+            tracker that no earlier life knew, no older model is sent.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        saved: Mapping[str, Any],
+        tell: Callable[[Event], None],
+        began: str = "",
+    ) -> None:
+        self._tracker = tracker
+        self._tell = tell
+        self._inbox: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue(_INBOX)
+        self._curve = StepFilter(None)
+        self._landed = int(saved.get("step", 0))
+        self._run_id = str(saved.get("run_id", ""))
+        self._uploaded = str(saved.get("model", began))
+        self._is_open = False
+        self._failed = threading.Lock()
+        self._started, self._finished = threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._work, name=f"tracker-{tracker.name}", daemon=True)
+        thread.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id in the tool, up to which step it has all, and its last model.
+
+        Without a model yet, that is where the first life began that had this tracker: what was
+        committed and not sent since is sent by the next life.
+        """
+        run_id = self._tracker.run_id or self._run_id
+        return {"run_id": run_id, "step": self._landed, "model": self._uploaded}
+
+    def open(
+        self, opening: TrackerContext, history: Sequence[Mapping[str, Any]], within_seconds: float
+    ) -> None:
+        """Open the run and send what the tool lacks of ``history``; wait for it a little."""
+        self._put(self._start, opening, history)
+        self._started.wait(within_seconds)
+
+    def post(self, logs: Mapping[str, Any], step: int) -> None:
+        """Send one log entry; returns at once."""
+        self._put(self._send, dict(logs), step)
+
+    @property
+    def takes_models(self) -> bool:
+        """Whether the tool takes models, which may be big."""
+        return self._tracker.wants_models() != "never"
+
+    def upload(self, shelf: SavedModels, before: int) -> None:
+        """Send the models that were committed since the last time; returns at once.
+
+        Args:
+            shelf: where they are.
+            before: the step that is being saved: however late the thread comes to it, that one is
+                left to the next time, which may know that it is the final one.
+        """
+        if self._tracker.wants_models() == "checkpoint":
+            self._put(self._upload, shelf, before)
+
+    def upload_final(self, shelf: SavedModels, *, best: bool) -> None:
+        """Send what is left, and the final model as such; returns at once.
+
+        Args:
+            shelf: where they are; training is over and all of it is durable.
+            best: whether training ends with the best model.
+        """
+        if self.takes_models:
+            self._put(self._upload, shelf, None, best)
+
+    def close(self, within_seconds: float, *, completed: bool) -> None:
+        """Wait until all is sent and the run is closed, but not for ever."""
+        self._put(self._finish, completed)
+        if not self._finished.wait(within_seconds):
+            self._fail(f"it was not done {within_seconds:g} s after training")
+
+    def _put(self, action: Callable[..., None], *given: Any) -> None:
+        try:
+            self._inbox.put_nowait((action, given))
+        except queue.Full:
+            self._fail(f"it is {_INBOX} entries behind, the newest are dropped")
+
+    def _work(self) -> None:
+        while not self._finished.is_set():
+            action, given = self._inbox.get()
+            try:
+                action(*given)
+            except Exception as error:  # noqa: BLE001 - whatever a tool raises, training goes on
+                reason = f"{type(error).__name__}: {error}"
+                if action == self._upload:
+                    self._tell(ModelNotUploaded(self._tracker.name, reason))
+                else:
+                    self._fail(reason)
+            finally:
+                if action == self._finish:
+                    self._finished.set()
+                self._started.set()
+
+    def _start(self, opening: TrackerContext, history: Sequence[Mapping[str, Any]]) -> None:
+        held = self._tracker.start(opening)
+        self._is_open = True
+        self._curve = StepFilter(held)
+        self._tell(TrackerOpened(self._tracker.name, self._tracker.run_id, opening.since))
+        for entry in history:
+            step = int(entry.get("step", 0))
+            if held is not None or step >= opening.since:
+                self._send(entry, step)
+
+    def _send(self, logs: Mapping[str, Any], step: int) -> None:
+        if not self._is_open:
+            return
+        points = self._curve.new(points_of(logs, self._tracker.spell), step)
+        if points:
+            self._tracker.log(points, step)
+        if not self._failed.locked():
+            self._landed = max(self._landed, step)
+
+    def _upload(
+        self,
+        shelf: SavedModels,
+        before: int | None,
+        best: bool = False,  # noqa: FBT001, FBT002 - as below
+    ) -> None:
+        """Send each model that is still there: retention may have let one go meanwhile."""
+        if not self._is_open:
+            return
+        final = shelf.final(best=best) if before is None else None
+        wanted = shelf.since(self._uploaded) if self._tracker.wants_models() == "checkpoint" else []
+        wanted = [one for one in wanted if before is None or one.step < before]
+        if final is not None:
+            wanted = [*(one for one in wanted if one != final), final]
+        for checkpoint in wanted:
+            self._upload_one(shelf, checkpoint, is_final=checkpoint == final)
+
+    def _upload_one(self, shelf: SavedModels, checkpoint: CheckpointId, *, is_final: bool) -> None:
+        try:
+            with shelf.model_of(checkpoint, is_final=is_final) as model:
+                self._tracker.log_model(model)
+        except KeyNotFound:
+            return
+        self._uploaded = checkpoint.folder
+
+    def _finish(self, completed: bool) -> None:  # noqa: FBT001 - it comes through the inbox
+        if self._is_open:
+            self._tracker.finish(completed=completed)
+
+    def _fail(self, reason: str) -> None:
+        """Tell the first failure; from then on the tool may lack steps that came later."""
+        if self._failed.acquire(blocking=False):
+            self._tell(TrackerFailed(self._tracker.name, reason))
+
+
+# How long training waits for all trackers together: to begin, at its end, and when it is cut off.
+_BEGIN_SECONDS, _END_SECONDS, _CUT_SECONDS = 15.0, 60.0, 3.0
+# The same at the end, where one takes models: they are as big as a checkpoint.
+_UPLOAD_SECONDS = 1800.0
+
+
+class Reporting(TrainerCallback):
+    """Reports to trackers from rank zero; the others keep their state and do nothing.
+
+    Args:
+        trackers: instances; their names differ.
+    """
+
+    def __init__(self, *trackers: Tracker) -> None:
+        self._trackers = trackers
+        self._couriers: dict[str, TrackerWorker] = {}
+        self._saved: dict[str, dict[str, Any]] = {}
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Go on with the runs that the checkpoint names, or begin new ones."""
+        self._end(_END_SECONDS, completed=False)
+        self._open(args, state, kwargs)
+
+    def on_log(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Send an entry of the history."""
+        self._post(kwargs["logs"], args, state, kwargs)
+
+    def on_evaluate(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Send the speeds too, which are in no history."""
+        self._post(kwargs["metrics"], args, state, kwargs)
+
+    on_predict = on_evaluate
+
+    def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Send the models that are committed by now; this save's own comes with the next."""
+        for courier in self._couriers.values():
+            courier.upload(kwargs["shelf"], state.global_step)
+
+    def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Wait until everything is sent."""
+        takes_models = any(one.takes_models for one in self._couriers.values())
+        for courier in self._couriers.values():
+            courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)
+        self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
+
+    def close(self) -> None:
+        """Send what can still be sent, when training was cut off."""
+        self._end(_CUT_SECONDS, completed=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run in each tool, and how far each tool has it."""
+        return {**self._saved, **{name: one.state_dict() for name, one in self._couriers.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back which runs to go on with."""
+        self._end(_END_SECONDS, completed=False)
+        self._saved = {name: dict(one) for name, one in state_dict.items()}
+
+    def _post(
+        self, logs: Mapping[str, Any], args: Any, state: Any, context: Mapping[str, Any]
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if not self._couriers:
+            # Evaluated before training, or after it.
+            self._open(args, state, context)
+        for courier in self._couriers.values():
+            courier.post(logs, state.global_step)
+
+    def _open(self, args: Any, state: Any, context: Mapping[str, Any]) -> None:
+        if not state.is_world_process_zero:
+            return
+        history = state.history.copied()
+        begun = getattr(context.get("shelf"), "begun", None)
+        began = begun.folder if begun is not None else ""
+        for tracker in self._trackers:
+            saved = self._saved.get(tracker.name, {})
+            courier = TrackerWorker(tracker, saved, context["emit"], began)
+            opening = TrackerContext(
+                args,
+                str(saved.get("run_id", "")),
+                int(saved.get("step", 0)),
+                context.get("model"),
+                state.trial_name,
+                state.trial_params,
+            )
+            self._couriers[tracker.name] = courier
+            courier.open(opening, history, _BEGIN_SECONDS / len(self._trackers))
+
+    def _end(self, within_seconds: float, *, completed: bool) -> None:
+        for courier in self._couriers.values():
+            courier.close(within_seconds / len(self._couriers), completed=completed)
+        self._saved = self.state_dict()
+        self._couriers = {}
+
+
+class TrackerSpec(NamedTuple):
+    """Where a tracker is, any one of the packages that it needs, and how to get that."""
+
+    module: str
+    kind: str
+    packages: tuple[str, ...]
+    pip: str
+
+
+def _ours(module: str, kind: str, packages: str, pip: str = "") -> TrackerSpec:
+    return TrackerSpec(module, kind, tuple(packages.split()), pip or packages)
+
+
+CHOICES = {
+    "clearml": _ours("resilient.train.trackers.clearml", "ClearML", "clearml"),
+    "codecarbon": _ours("resilient.train.trackers.codecarbon", "CodeCarbon", "codecarbon"),
+    "comet_ml": _ours("resilient.train.trackers.comet", "Comet", "comet_ml"),
+    "mlflow": _ours("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
+    "neptune": _ours("resilient.train.trackers.neptune", "Neptune", "neptune"),
+    "tensorboard": _ours(
+        "resilient.train.trackers.tensorboard",
+        "TensorBoard",
+        "tensorboard tensorboardX",
+        pip="tensorboard",
+    ),
+    "trackio": _ours("resilient.train.trackers.trackio", "Trackio", "trackio"),
+    "wandb": _ours("resilient.train.trackers.wandb", "WeightsAndBiases", "wandb"),
+}
+
+
+class ReportTo(Reporting):
+    """Reports to the trackers that ``report_to`` names.
+
+    Args:
+        names: of :data:`CHOICES`; ``all`` stands for those whose packages are installed.
+
+    Raises:
+        ConfigError: the package of one is not installed; says how to install it.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        wanted = [name for name in CHOICES if _is_there(name)] if "all" in names else names
+        made = (_made(name) for name in dict.fromkeys(wanted) if not _is_disabled(name))
+        super().__init__(*made)
+
+
+def _is_there(name: str) -> bool:
+    return any(importlib.util.find_spec(package) for package in CHOICES[name].packages)
+
+
+def _is_disabled(name: str) -> bool:
+    """Say if the environment disables a tracker that the script names."""
+    return read_flag(os.environ, f"DISABLE_{name.upper()}_INTEGRATION")
+
+
+def _made(name: str) -> Tracker:
+    if not _is_there(name):
+        raise ConfigError(
+            f"`report_to` names `{name}`, and its package is not installed",
+            hint=f"pip install {CHOICES[name].pip}",
+        )
+    kind = getattr(load(CHOICES[name].module), CHOICES[name].kind)
+    return cast("Tracker", kind())

@@ -1,0 +1,356 @@
+"""Evaluate, predict, log.
+
+The trainer's evaluation and prediction: every dataset, every sample once, metrics of it.
+
+Metrics of a split for people and for scripts: ``log_metrics`` and ``save_metrics``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import json
+from collections.abc import Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+from resilient.errors import ConfigError
+from resilient.state_dict.rng_state import RandomState
+from resilient.state_dict.statefuls import plain_log, plain_value
+from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.train.evaluation.custom_loader import BatchMetrics, counted
+from resilient.train.evaluation.loop import (
+    EvalAccumulator,
+    EvalPrediction,
+    OutputJoin,
+    PredictionOutput,
+    StreamShare,
+    prefixed,
+)
+from resilient.train.events import MetricsLogged, timing
+from resilient.train.model.batch import main_input
+from resilient.train.model.precision import evaluation_dtype, weights_in
+from resilient.train.optimizers.factory import set_mode
+from resilient.train.preemption import EvaluationInterrupted
+from resilient.train.trainer_hooks import TrainerHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from resilient.events import Emitter, Event
+    from resilient.train.callbacks.base import CallbackHandler
+    from resilient.train.data.sampler import ResumableSampler
+    from resilient.train.evaluation.loop import EvalShard
+    from resilient.train.memory import MemoryMeter
+    from resilient.train.preemption import StopCoordinator
+    from resilient.train.state import TrainerControl, TrainerState
+
+
+class TrainerPrediction(TrainerHooks):
+    """The part of a trainer that evaluates and predicts.
+
+    Attributes:
+        compute_metrics: ``EvalPrediction`` -> dict of numbers; with ``batch_eval_metrics`` also
+            told ``compute_result``.
+        preprocess_logits_for_metrics: ``(predictions, labels)`` of a batch -> what is kept of it.
+    """
+
+    compute_metrics: Callable[..., Mapping[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
+    memory: MemoryMeter
+    _emit: Emitter
+    _gate: StopCoordinator | None = None
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Return metrics of a dataset, the trainer's if none is given. Collective.
+
+        The history gets the metrics; speeds are only returned and told as an event.
+
+        Args:
+            eval_dataset: a dataset, a dict of them (metrics ``<prefix>_<name>_*``), or a name in
+                the trainer's own dict (metrics ``<prefix>_*``).
+            ignore_keys: outputs of the model that are no predictions; None: those that its config
+                names.
+            metric_key_prefix: begins the name of every metric.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
+            metrics: dict[str, Any] = {}
+            for name, one in dataset.items():
+                of = one if eval_dataset is not None else name
+                metrics |= self.evaluate(of, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        loss_only = self.args.prediction_loss_only or self.compute_metrics is None
+        with draws_given_back(self.train_sampler):
+            output, speed = self._predict_all(
+                dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
+            )
+        self.log(output.metrics)
+        self._tell(MetricsLogged(speed))
+        metrics = {**output.metrics, **speed, "epoch": self.state.epoch}
+        self.callback_handler.fire("on_evaluate", metrics=metrics)
+        return metrics
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "test",
+    ) -> PredictionOutput:
+        """Return predictions, labels and metrics in the dataset's order. Collective.
+
+        Args:
+            test_dataset: a dataset, with labels or without.
+            ignore_keys: as in :meth:`evaluate`.
+            metric_key_prefix: begins the name of every metric.
+        """
+        with draws_given_back(self.train_sampler):
+            output, speed = self._predict_all(
+                test_dataset,
+                metric_key_prefix,
+                ignore_keys,
+                loss_only=self.args.prediction_loss_only,
+                keep_outputs=True,
+            )
+        metrics = {**output.metrics, **speed}
+        self.callback_handler.fire("on_predict", metrics=metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - the field's signature
+        """Add numbers to the history, with the epoch and the step, and tell them.
+
+        Callbacks get a copy. NumPy numbers and tensors of one element become numbers. Speeds
+        since ``start_time`` are no part of a history, which is the same in each run of the same
+        training.
+
+        Raises:
+            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
+        """
+        entry = {**plain_log(logs), "epoch": self.state.epoch, "step": self.state.global_step}
+        if self.args.include_num_input_tokens_seen != "no":
+            entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+        self.state.history.note(entry)
+        self.callback_handler.fire("on_log", logs=dict(entry))
+        self._tell(MetricsLogged(entry))
+
+    def _predict_all(
+        self,
+        dataset: Any,
+        prefix: str,
+        ignore_keys: Sequence[str] | None,
+        *,
+        loss_only: bool,
+        keep_outputs: bool,
+    ) -> tuple[PredictionOutput, dict[str, float]]:
+        """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
+        clock, fire = self.session.clock, self.callback_handler.fire
+        self.memory.start(prefix)
+        began_seconds = clock.monotonic_seconds()
+        load = self.get_test_dataloader if keep_outputs else self.get_eval_dataloader
+        given = load(dataset)
+        loader = counted(given, self.session.data_world, in_step=self._evaluates_in_step)
+        share: EvalShard = loader.share
+        self.callback_handler.context["eval_dataloader"] = given
+        by_batch = self._batch_metrics(share, loss_only=loss_only)
+        keep = not loss_only and (keep_outputs or by_batch is None)
+        tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
+        step = self._prediction_step(ignore_keys, loss_only=loss_only)
+        batches = 0
+        with self._evaluating():
+            for inputs in self._in_turn(loader, share):
+                batches += 1
+                self.session.pulse.again()
+                batch = step(inputs)
+                tally.add(*batch)
+                if by_batch is not None:
+                    by_batch.add(*batch)
+                fire("on_prediction_step")
+        if not batches:
+            raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
+        output = self._judge_outputs(tally, share, by_batch, prefix)
+        took_seconds = clock.monotonic_seconds() - began_seconds
+        speed = speeds(prefix, took_seconds, share.samples, batches)
+        return output, speed | self.memory.stop(prefix)
+
+    def _evaluate_unless_stopped(
+        self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
+    ) -> dict[str, Any] | None:
+        """Return metrics, or None if the ranks agreed to stop; then nothing is left of it."""
+        before = RandomState().state_dict()
+        self._gate = gate
+        try:
+            with self._timing("evaluating"):
+                return self.evaluate(ignore_keys=ignore_keys)
+        except EvaluationInterrupted:
+            RandomState().load_state_dict(before)
+            # The next life makes it.
+            self.control.should_evaluate = True
+            return None
+        finally:
+            self._gate = None
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Have the model and the optimizer as an evaluation wants them, and then as before."""
+        was_training = self.model.training
+        self.model.eval()
+        set_mode(self.optimizer, training=False)
+        try:
+            with weights_in(self.model, evaluation_dtype(self.args)):
+                yield
+        finally:
+            self.model.train(was_training)
+            set_mode(self.optimizer, training=was_training)
+
+    def _in_turn(self, loader: Any, share: EvalShard) -> Iterator[Any]:
+        """Yield batches until the ranks agree to stop.
+
+        Where ranks also meet between batches, and one may have more of them, all go to the end.
+        """
+        is_uneven = isinstance(share, StreamShare) or share.batches % share.world.size > 0
+        gate = None if is_uneven and self.args.eval_accumulation_steps else self._gate
+        for inputs in loader:
+            if gate is not None and not gate.enter_batch():
+                raise EvaluationInterrupted
+            yield inputs
+        if gate is not None and not gate.enter_gathering():
+            raise EvaluationInterrupted
+
+    def _judge_outputs(
+        self, tally: EvalAccumulator, share: EvalShard, by_batch: BatchMetrics | None, prefix: str
+    ) -> PredictionOutput:
+        """Gather what all ranks have seen, and compute metrics of it. Collective."""
+        losses, (predictions, labels, inputs) = tally.losses(), tally.outputs()
+        metrics: dict[str, Any] = {} if losses is None else {"loss": share.mean(losses)}
+        if by_batch is not None:
+            metrics |= by_batch.result()
+        elif self.compute_metrics is not None and predictions is not None and labels is not None:
+            wanted = losses if "loss" in self.args.include_for_metrics else None
+            spread = None if wanted is None else share.spread(wanted)
+            metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
+        named: dict[str, Any] = plain_value(prefixed(metrics, prefix))
+        return PredictionOutput(predictions, labels, named)
+
+    def _batch_metrics(self, share: EvalShard, *, loss_only: bool) -> BatchMetrics | None:
+        if loss_only or self.compute_metrics is None or not self.args.batch_eval_metrics:
+            return None
+        return BatchMetrics(self.compute_metrics, share, self.args.include_for_metrics)
+
+    def _prediction_step(
+        self, ignore_keys: Sequence[str] | None, *, loss_only: bool
+    ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
+        """Return what does one batch: inputs -> loss, predictions, labels, main input."""
+        told = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
+        taken = inspect.signature(self.evaluation_step).parameters
+        given: dict[str, Any] = {name: one for name, one in told.items() if name in taken}
+        step: Callable[..., Any] = partial(self.evaluation_step, **given)
+        with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
+        model: nn.Module = pipeline_of(self.model) or self.model
+        reduce = self.preprocess_logits_for_metrics
+
+        def run(inputs: Any) -> tuple[torch.Tensor | None, Any, Any, Any]:
+            done = step(model, inputs)
+            loss, predictions, labels = done if isinstance(done, tuple) else (done, None, None)
+            if loss_only:
+                return loss, None, None, None
+            if reduce is not None and predictions is not None:
+                predictions = reduce(predictions, labels)
+            return (
+                loss,
+                predictions,
+                labels,
+                main_input(inputs, self.model) if with_inputs else None,
+            )
+
+        return run
+
+    def _tell(self, event: Event) -> None:
+        """Emit a fact of the whole gang, which only rank zero tells."""
+        if self.state.is_world_process_zero:
+            self._emit(event, step=self.state.global_step)
+
+    def _timing(self, phase: str, at_least_seconds: float = 0.0) -> AbstractContextManager[None]:
+        return timing(phase, self.session.clock, self._tell, at_least_seconds)
+
+
+@contextmanager
+def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
+    """Leave no trace in the random streams: what is trained after it is the same without it.
+
+    In Transformers it leaves one, so a run that began there goes on like that.
+
+    Args:
+        sampler: knows where the run began, if one trains.
+    """
+    if sampler is not None and sampler.cursor.origin:
+        yield
+        return
+    before = RandomState().state_dict()
+    try:
+        yield
+    finally:
+        RandomState().load_state_dict(before)
+
+
+def speeds(
+    prefix: str, took_seconds: float, samples: int, steps: int, tokens: int = 0
+) -> dict[str, float]:
+    """Return how long something took and how fast it went, with the field's names."""
+    per_second = 1 / took_seconds if took_seconds > 0 else 0.0
+    said = {
+        f"{prefix}_runtime": took_seconds,
+        f"{prefix}_samples_per_second": samples * per_second,
+        f"{prefix}_steps_per_second": steps * per_second,
+    }
+    return {**said, f"{prefix}_tokens_per_second": tokens * per_second} if tokens else said
+
+
+_DIGITS = 4
+
+
+def shown(split: str, metrics: Mapping[str, Any]) -> str:
+    """Return metrics as aligned lines under a heading, by name."""
+    lines = {name: _short(name, value) for name, value in metrics.items()}
+    names, values = max(map(len, lines), default=0), max(map(len, lines.values()), default=0)
+    rows = [f"  {name:<{names}} = {lines[name]:>{values}}\n" for name in sorted(lines)]
+    return "".join([f"***** {split} metrics *****\n", *rows])
+
+
+def save(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write ``<split>_results.json``, and add to ``all_results.json`` if ``combined``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"{split}_results.json", metrics)
+    if combined:
+        path = folder / "all_results.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write(path, {**before, **metrics})
+
+
+def _write(path: Path, metrics: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(metrics, indent=4, sort_keys=True), encoding="utf-8")
+
+
+def _short(name: str, value: Any) -> str:
+    if "_mem_" in name:
+        return f"{value >> 20}MB"
+    if name.endswith("_runtime"):
+        return str(dt.timedelta(seconds=round(value, 2)))
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return f"{value:.{_DIGITS}f}" if isinstance(value, float) else str(value)

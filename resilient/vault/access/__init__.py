@@ -1,1 +1,0 @@
-"""Objects of a store as proved bytes: asked for again, called damage, several at once."""

@@ -1,1 +1,0 @@
-"""Old checkpoints are forgotten: look, decide, act."""
