@@ -134,15 +134,15 @@ MUTANTS = [
     Mutant(
         "nobody listens in the first moments",
         "cli/resilient_cli/__main__.py",
-        "        early.listen(sys.argv[1:])\n",
+        "        process_exit.listen(sys.argv[1:])\n",
         "",
         f"{STARTING} -k program_itself",
     ),
     Mutant(
         "the program is imported before anybody listens",
         "cli/resilient_cli/__main__.py",
-        "        from resilient_cli import early\n",
-        "        from resilient_cli import app, early\n",
+        "        from resilient_cli import process_exit\n",
+        "        from resilient_cli import app, process_exit\n",
         f"{STARTING} -k program_itself",
     ),
     Mutant(
