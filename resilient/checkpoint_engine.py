@@ -43,7 +43,7 @@ from resilient.checkpoint.save.persist import SaveJob
 from resilient.checkpoint.start_generation import start_generation
 from resilient.clock import Stopwatch
 from resilient.distributed.coordination import RankFailure, agree, capture_failure
-from resilient.distributed.identity import StartIdentity
+from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import ConfigError, Fenced, IncompatibleCheckpoint, ResilientError, SaveFailed
 from resilient.format.keys import CheckpointId, whole_step
 from resilient.format.partial_read import read_bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.checkpoint.verified_read import fetch
-from resilient.distributed.identity import StartIdentity
+from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import (
     ConfigError,
     Fenced,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resilient.checkpoint.generations import Generation
-    from resilient.distributed.identity import StartIdentity
+    from resilient.distributed.start_identity import StartIdentity
     from resilient.processes import ProcessIdentity
     from resilient.storage.store import Store
 

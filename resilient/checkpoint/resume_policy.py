@@ -18,7 +18,7 @@ from resilient.redaction import shell_quote
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from resilient.distributed.identity import StartIdentity
+    from resilient.distributed.start_identity import StartIdentity
     from resilient.storage.store import Store
 
 AUTO = "auto"

@@ -26,7 +26,7 @@ from resilient.storage.store import Sweepable
 if TYPE_CHECKING:
     from resilient.checkpoint.context import CheckpointContext
     from resilient.checkpoint.resume_selection import ResumeChoice
-    from resilient.distributed.identity import StartIdentity
+    from resilient.distributed.start_identity import StartIdentity
     from resilient.processes import ProcessIdentity
     from resilient.storage.store import Store
 

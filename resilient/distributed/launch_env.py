@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from resilient.distributed.identity import StartIdentity, inherited_start, write_start
+from resilient.distributed.start_identity import StartIdentity, inherited_start, write_start
 from resilient.environment import read_flag, read_integer, read_seconds
 from resilient.errors import ConfigError
 

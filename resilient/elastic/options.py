@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.distributed.identity import StartIdentity
+from resilient.distributed.start_identity import StartIdentity
 from resilient.elastic.hang_detection import HangRule
 from resilient.elastic.restart_policy import FailureLimits
 from resilient.errors import ConfigError

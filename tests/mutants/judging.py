@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         "every start in one SLURM job is the same run",
-        "resilient/distributed/identity.py",
+        "resilient/distributed/start_identity.py",
         "not self.job.startswith(_SLURM) or self.requeues > earlier.requeues",
         "True",
         "tests/unit/test_identity.py",

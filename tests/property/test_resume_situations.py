@@ -19,7 +19,7 @@ from resilient.checkpoint.resume_policy import (
     settle_wish,
 )
 from resilient.clock import SystemClock
-from resilient.distributed.identity import StartIdentity
+from resilient.distributed.start_identity import StartIdentity
 from resilient.elastic.restart_policy import PERMANENT_CODES
 from resilient.errors import NoIntactCheckpoint, NothingToResume, RepositoryNotFound, UsageError
 from resilient.format.keys import CheckpointId, generation_key

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from resilient.distributed import identity
-from resilient.distributed.identity import (
+from resilient.distributed.start_identity import (
     StartIdentity,
     inherited_start,
     new_start,

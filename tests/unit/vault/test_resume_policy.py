@@ -12,7 +12,7 @@ from resilient.checkpoint.resume_policy import (
     settle_wish,
 )
 from resilient.clock import SystemClock
-from resilient.distributed.identity import StartIdentity
+from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import NoIntactCheckpoint
 from resilient.format.keys import CheckpointId, generation_key
 from resilient.testing.memory_store import MemoryStore
