@@ -1,7 +1,8 @@
-"""The agent: observe, decide, act, until a decision says to leave.
+"""The elastic agent of one host: run attempts until a decision ends the run.
 
-Rendezvous and ranks are torch's; starting, watching, stopping and deciding are ours, because
-torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies of SIGUSR1.
+torch provides the rendezvous and the ranks. Starting, watching, stopping and deciding are our
+own code. torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies of
+SIGUSR1.
 """
 
 from __future__ import annotations
@@ -82,18 +83,18 @@ _Leaving = Finish | LeaveHost | GiveUp
 
 
 class ElasticAgent(SimpleElasticAgent):
-    """Keeps the workers of this host alive, and ends with an exit code that means something.
+    """Agent that keeps the workers of this host running and exits with a meaningful code.
 
     Args:
-        spec: torch's description of the group; ``entrypoint`` and ``args`` are the command.
-        wishes: what every worker is told.
-        patience: how long to wait for what.
-        progress: what the repository holds, for the rule against crash loops.
-        clock: time.
-        emit: where facts go.
+        spec: Group description of torch; ``entrypoint`` and ``args`` are the worker command.
+        wishes: Options passed to every worker.
+        patience: Timeouts of the agent.
+        progress: Checkpoint progress of the repository, for crash-loop detection.
+        clock: Clock for all waits.
+        emit: Listener for events.
 
     Attributes:
-        comeback: whether to wait where the node is lost that serves the rendezvous.
+        comeback: Policy for a lost node that served the rendezvous: wait for it or not.
     """
 
     def __init__(
@@ -128,13 +129,13 @@ class ElasticAgent(SimpleElasticAgent):
         self._workers: WorkerGroup | None = None
 
     def supervise(self, stops: StopSignals | None = None, beats: tuple[Beat, ...] = ()) -> _Leaving:
-        """Run the group to its end and return the decision to leave.
+        """Run the group to its end and return the decision that ends the run.
 
-        Main thread only: it handles signals, and the workers die with the thread.
+        Main thread only: the agent handles signals, and the workers die with the thread.
 
         Args:
-            stops: one that has listened before this agent was there, and what it heard.
-            beats: called now and then while workers run, with the folder of their signs.
+            stops: Signal handler that listened before this agent existed, with its signals so far.
+            beats: Callables run from time to time while workers run; each gets the agent's folder.
         """
         self._stops, self._beats = stops or self._stops, beats
         try:
@@ -154,7 +155,7 @@ class ElasticAgent(SimpleElasticAgent):
         return action
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
-        """Do what :meth:`supervise` does, for callers that know torch's agents only."""
+        """Run :meth:`supervise` for callers that know only the agents of torch."""
         action = self.supervise()
         is_done = isinstance(action, Finish) and action.code == 0
         return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
@@ -178,7 +179,7 @@ class ElasticAgent(SimpleElasticAgent):
                 return Finish(CODE_PREEMPTED, reason)
 
     def _live(self) -> tuple[Outcome, list[WorkerFailure]]:
-        """Live one life: meet the other nodes, start, watch, stop."""
+        """Run one attempt: join the rendezvous, start the workers, watch and stop them."""
         group = self._worker_group
         try:
             self._keeping.start()
@@ -204,7 +205,7 @@ class ElasticAgent(SimpleElasticAgent):
         return (Outcome(OutcomeKind.REGROUPED) if is_met_again else outcome), failures
 
     def _watch(self) -> tuple[Outcome, list[WorkerFailure]]:
-        # Torch sets its attributes outside the constructor, so their types say None.
+        # torch sets its attributes outside the constructor, so their declared types are None.
         group: Any = self._worker_group
         assert self._workers is not None, "watched after it started"  # noqa: S101
         clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))

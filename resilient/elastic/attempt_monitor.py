@@ -1,8 +1,7 @@
-"""Watch one attempt to its end.
+"""Monitor of one attempt, from its start to the exit of its last worker.
 
-A hang: told with everybody's stacks, then ended.
-
-One life, from its start to the end of its last worker, told as an Outcome.
+The result is an :class:`Outcome`. For a hang, the monitor first reports the stacks of all ranks
+of this host and then kills the group.
 """
 
 from __future__ import annotations
@@ -50,19 +49,20 @@ _STATES = {"T": "stopped (SIGSTOP)", "D": "stuck in the kernel (D)", "R": "runni
 
 @dataclass(frozen=True, slots=True)
 class HangFound(Event):
-    """No rank gets on, and one is blamed; nothing was killed yet.
+    """No rank makes progress and one rank is blamed; no worker was killed yet.
 
     Attributes:
-        rank: that is behind, or stopped.
-        step: the last that it finished, -1 before the first.
-        phase: what it was doing: of :class:`resilient.distributed.heartbeat.Phase`, `starting` or `ending`.
-        state: of its process, for a person.
-        waited_seconds: how long it has shown no progress.
-        deadline_seconds: how long it may.
-        median_seconds: of a step in this run, 0 when it was not learned yet.
-        overdue: all ranks of this host that waited too long.
-        stacks: of all ranks of this host.
-        locks: lines about the lock files that ranks may wait for.
+        rank: Rank that is behind or stopped.
+        step: Last step that the rank finished, -1 before the first.
+        phase: Phase of the rank: one of :class:`resilient.distributed.heartbeat.Phase`,
+            `starting` or `ending`.
+        state: State of the rank's process, as readable text.
+        waited_seconds: Time without progress.
+        deadline_seconds: Allowed time without progress.
+        median_seconds: Median time of a step in this run, 0 before it is learned.
+        overdue: All ranks of this host that exceeded the deadline.
+        stacks: Stacks of all ranks of this host.
+        locks: Text lines about the lock files that ranks may wait for.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -78,7 +78,7 @@ class HangFound(Event):
     locks: list[str]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts, the stacks as text by rank."""
+        """Return the fields of the event, with the stacks as text by rank."""
         names = set(self.__dataclass_fields__) - {"stacks"}
         facts: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
         facts["stacks"] = {
@@ -87,7 +87,7 @@ class HangFound(Event):
         return facts
 
     def line(self) -> str:
-        """Say who is behind, where, and what everybody is doing."""
+        """Return the message: the blamed rank, its phase, and the stacks of all ranks."""
         learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
         waited = f"{self.waited_seconds:.1f} s, and {self.deadline_seconds:.1f} s are allowed here"
         rows = [
@@ -101,7 +101,7 @@ class HangFound(Event):
 
 
 def _shown(ranks: tuple[int, ...], one: RankStacks) -> list[str]:
-    """Return what ranks that are at the same place were doing."""
+    """Return the stack lines of ranks that are at the same place."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if one.is_answered:
         lines, what = main_stack(one.stacks)[1:], "main thread, innermost call first"
@@ -114,10 +114,10 @@ def _shown(ranks: tuple[int, ...], one: RankStacks) -> list[str]:
 def end_hung(
     group: WorkerGroup, health: HealthMonitor, hang: Hang, emit: Emitter
 ) -> tuple[Outcome, list[WorkerFailure]]:
-    """Take all stacks, tell them, kill the group; return its end and the rank that is blamed.
+    """Dump all stacks, kill the hung group, and return the outcome and the blamed rank's failure.
 
-    Nobody is asked to save first: who is stuck cannot, and what was staged before is the
-    keeper's, who makes it durable.
+    The agent does not ask for a save first, because a stuck rank cannot save. The saver daemon
+    commits what was staged before.
     """
     health.count_hang()
     stacks = health.stacks(group.pids)
@@ -142,7 +142,7 @@ def end_hung(
 
 
 def describe_overdue(one: OverdueRank) -> str:
-    """Return what a rank waited for, in a line."""
+    """Return one line: the state of an overdue rank, its wait and its deadline."""
     state = _STATES.get(one.state, one.state)
     return (
         f"{state} for {one.waited_seconds:.1f} s {_place(one.step)} "
@@ -170,11 +170,12 @@ def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
     )
 
 
-# An exit ends the wait at once; a signal is looked for this often.
+# An exit ends the wait at once. Signals are checked at this interval.
 _TICK_SECONDS = 0.1
-# A rank may be gone for the others before it has ended: its connections close first.
+# Peers may see a rank as lost before its process has exited: its connections close first.
 _ECHO_SECONDS = 1.0
-# Of a stop, once a rank was taken: for the question what is committed, and for the way out.
+# Time reserved at the end of a stop after a rank was killed from outside. It pays for the query of
+# the newest commit and for the agent's own exit.
 _LAST_SECONDS = 2.0
 _LAST_SHARE = 0.2
 _ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE})
@@ -182,7 +183,10 @@ _ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVI
 
 @dataclass(frozen=True, slots=True)
 class MonitorContext:
-    """What a life is watched with; ``tend`` is called now and then, and must not take long."""
+    """Collaborators and settings of a monitor.
+
+    The monitor calls ``tend`` in every round, so it must return quickly.
+    """
 
     stops: StopSignals
     members: MembershipWatch
@@ -199,11 +203,11 @@ class MonitorContext:
 
 
 class AttemptMonitor:
-    """Watches one group until no worker of it runs any more.
+    """Monitor of one worker group until no worker of the group runs.
 
     Attributes:
-        failures: of the workers that failed, the first in front.
-        stop_seconds: how long it took to end the others once one had ended the life.
+        failures: Failed workers; the first one that failed comes first.
+        stop_seconds: Time from the end of the attempt until the other workers had stopped.
     """
 
     def __init__(self, group: WorkerGroup, around: MonitorContext) -> None:
@@ -225,7 +229,7 @@ class AttemptMonitor:
         self._is_loss_told = False
 
     def observe(self) -> Outcome:
-        """Wait for the life to end, stop what still runs, and say how it ended."""
+        """Wait for the end of the attempt, stop the remaining workers, and return the outcome."""
         while True:
             self._group.wait(_TICK_SECONDS)
             seen_at_seconds = self._clock.monotonic_seconds()
@@ -251,7 +255,7 @@ class AttemptMonitor:
         pids = self._group.pids
         hang = self._health.look(pids, running, self._barrier.is_begun)
         self._elsewhere.tell(self._health.standing)
-        # Its agent kills it, and then comes to meet this one again.
+        # The agent of that rank kills it and then joins this agent in the next rendezvous.
         if hang is None or self._elsewhere.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
@@ -267,7 +271,7 @@ class AttemptMonitor:
         if lost_for_seconds and not self._is_loss_told:
             self._is_loss_told = True
             self._emit(RendezvousLost(self._patience.grace_seconds))
-        # A node that saved and left takes the rendezvous along while ours still ends.
+        # A node that saved and left takes the rendezvous with it while our workers still end.
         if lost_for_seconds > self._patience.grace_seconds:
             self._group.stop(self._patience.survivor_seconds)
             self._members.tell_silence()
@@ -278,7 +282,8 @@ class AttemptMonitor:
 
     def _regroup(self) -> Outcome:
         if self._members.lost:
-            # What could be saved without the lost ranks is saved; the rest would wait for them.
+            # All saves possible without the lost ranks are done. Further saves would wait for those
+            # ranks.
             self._group.stop(self._patience.survivor_seconds)
         else:
             self._members.tell()
@@ -304,18 +309,18 @@ class AttemptMonitor:
         return outcome.in_a_stop() if asked_by else outcome
 
     def _leave(self) -> Outcome:
-        """Let all ranks end that agreed to leave; whoever knew of it first is not waited for.
+        """Let all ranks end that agreed to leave, without waiting for the one that knew first.
 
-        A rank that ends in another way meanwhile had agreed to nothing.
+        A rank that ends with a failure meanwhile did not agree to leave.
         """
         is_ended = self._end(is_told=False)
         failed = self._has_failed()
         outcome = self._failed(math.inf).in_a_stop() if failed else None
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
-        # Before it is looked at what others did next: they may be waiting for this one by now.
+        # Announce the leave before the look at the other hosts: they may already wait for this one.
         left = self._members.part(self._stops.request) if is_saved else 0
-        # Another node may have stopped its workers because of a change that we have not seen.
+        # Another node may have stopped its workers because of a change that this node has not seen.
         self._members.look_afresh()
         if self._members.is_changed and not left:
             return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
@@ -328,7 +333,7 @@ class AttemptMonitor:
         return Outcome(OutcomeKind.PREEMPTED, hosts_left=left)
 
     def _has_failed(self) -> bool:
-        """Say whether a worker failed by itself, and was not asked to stop by anybody we know."""
+        """Return whether a worker failed by itself, and not because of a known request to stop."""
         fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
         if self._stops.asked_by:
             fine.add(-signal.SIGTERM)
@@ -351,31 +356,31 @@ class AttemptMonitor:
         )
         if is_ended and outcome.status == 0:
             self._tell_done(request)
-        # Who waited for a rank that was taken had nothing to save without it.
+        # Ranks that waited for a killed rank had nothing to save without it.
         return (
             outcome if is_ended or outcome.is_taken else replace(outcome, kind=OutcomeKind.KILLED)
         )
 
     def _tell_done(self, request: StopRequest) -> None:
-        """Have the others count on this host's ranks, which are done, and see them done in time."""
+        """Report that the ranks of this host are done, and wait for the other hosts."""
         while not self._barrier.is_passed() and not self._stops.is_urgent:
             if self._left_seconds(self._stops.request or request) <= _LAST_SECONDS:
                 return
             self._clock.sleep(_TICK_SECONDS)
 
     def _failures_of_stop(self) -> list[WorkerFailure]:
-        """Return the workers that failed though they were only asked to end."""
+        """Return the workers that failed while they were only asked to end."""
         failures = find_failures(self._group.exits, math.inf, self._health.evidence())
         return [one for one in failures if one.exit.status not in _ENDS_OF_A_STOP]
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
-        # A rank that SIGTERM killed says the least about what became of the work.
+        # A rank killed by SIGTERM says the least about the saved work.
         order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
         return next((one for some in order for one in statuses if one in some), 0)
 
     def _end(self, *, is_told: bool) -> bool:
-        """Give all workers the grace to end, and say whether all did without being killed."""
+        """Give all workers the grace period, and return whether all ended without being killed."""
         grace = StopRequest("", self._clock.monotonic_seconds() + self._patience.grace_seconds)
         if is_told:
             self._tell()
@@ -386,7 +391,8 @@ class AttemptMonitor:
         ):
             self._group.wait(_TICK_SECONDS)
             if is_told and self._stops.request is not self._told:
-                # Less time than was told, a stop where only others came and went, or one for all.
+                # The request changed: less time is left, or it now concerns other hosts or all
+                # hosts.
                 self._tell()
         late = self._group.running_ranks
         if late:
@@ -399,7 +405,7 @@ class AttemptMonitor:
     def _left_seconds(self, request: StopRequest) -> float:
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())
         if any(one.status == -signal.SIGKILL and not one.is_killed for one in self._group.exits):
-            # No save that needs it comes to an end, and what is committed is asked for in time.
+            # No save that needs the killed rank can finish. Keep time to query the newest commit.
             left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
         return left_seconds
 
@@ -412,7 +418,7 @@ class AttemptMonitor:
 
 
 def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
-    """Give a rank a moment to end whose end is all that others tell of so far."""
+    """Wait up to 1 s for the rank whose loss is all that the other ranks report so far."""
     end_seconds = clock.monotonic_seconds() + _ECHO_SECONDS
     while clock.monotonic_seconds() < end_seconds:
         found = find_failures(group.exits, math.inf)
@@ -422,8 +428,9 @@ def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
 
 
 def _outcome_of(first: WorkerFailure, seen: Evidence, *, is_blame_elsewhere: bool) -> Outcome:
-    # Whoever waited for a rank that hangs elsewhere ends once that one is killed, and says so
-    # or aborts. One that was killed itself, for memory or with its host, did not end of that.
+    # A rank that waited for a hung rank of another host ends once that rank is killed. It reports
+    # the loss or aborts. A rank that was itself killed, for memory or with its host, did not end
+    # because of that hang.
     is_theirs = is_blame_elsewhere and first.status != -signal.SIGKILL
     return Outcome(
         OutcomeKind.FAILED,
@@ -436,7 +443,7 @@ def _outcome_of(first: WorkerFailure, seen: Evidence, *, is_blame_elsewhere: boo
 
 
 def _lost_elsewhere(first: WorkerFailure, emit: Emitter, *, has_stepped: bool) -> Outcome:
-    """Return how a life ends whose ranks here tell of nothing but the loss of others."""
+    """Return the outcome of an attempt whose ranks here report only the loss of other ranks."""
     emit(RemoteRankLost(first.exit.command.rank, first.status, first.error.message))
     return Outcome(
         OutcomeKind.REGROUPED, first.status, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped

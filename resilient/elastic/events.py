@@ -1,11 +1,4 @@
-"""Events of the agent.
-
-Events of the agent.
-
-Events of notices.
-
-Events of metrics.
-"""
+"""Events of the agent, of preemption notices and of metrics."""
 
 from __future__ import annotations
 
@@ -28,25 +21,25 @@ _TRACEBACK_LINES_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted(Event):
-    """An agent is there; what it says from here on is told under its name."""
+    """An agent started; later events carry its name."""
 
-    level: ClassVar[Level] = Level.DEBUG  # the start of its first life says it to people
+    level: ClassVar[Level] = Level.DEBUG  # Users see the start of the first attempt.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroupStarted(Event):
-    """The workers of one life run on this host.
+    """The workers of one attempt run on this host.
 
     Attributes:
-        life: its number.
-        attempt: its name.
-        cause: why it began.
-        world_size: workers of all hosts.
-        local_world_size: workers of this host.
-        nodes: how many hosts.
-        is_warm: whether the workers were forked from a process that had imported what they need.
-        met_seconds: how long it took to meet the other hosts.
-        start_seconds: how long it took to start the processes.
+        life: Number of the attempt.
+        attempt: Name of the attempt.
+        cause: Reason for the attempt.
+        world_size: Number of workers of all hosts.
+        local_world_size: Number of workers of this host.
+        nodes: Number of hosts.
+        is_warm: Whether the workers were forked from the pre-imported fork server.
+        met_seconds: Time of the rendezvous with the other hosts.
+        start_seconds: Time to start the processes.
     """
 
     life: int
@@ -60,7 +53,7 @@ class WorkerGroupStarted(Event):
     start_seconds: float
 
     def line(self) -> str:
-        """Say how many workers started and why."""
+        """Return the message: number of ranks and reason of the attempt."""
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"life {self.life}: {ranks}{where} ({self.cause})"
@@ -68,23 +61,23 @@ class WorkerGroupStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(Event):
-    """The worker that failed first, and what follows: one block for a person.
+    """The worker that failed first and the agent's reaction, as one block for the user.
 
     Attributes:
-        rank: of the worker, among all.
-        local_rank: among those of this host.
-        host: where it ran.
-        pid: its process.
-        life: in which life of the group.
-        status: exit code, or minus the signal's number.
-        cause: why, as one word of :class:`resilient.elastic.outcome.Cause`.
-        proof: what proves the cause; empty where it needs no proof or there is none.
-        error: the exception, ``ValueError: boom``; empty when the worker left no word.
-        hint: what an error of ours says to run next.
-        traceback: as python prints it.
-        others: how many other workers of this host failed after it.
-        safe: which checkpoint nothing can take away any more.
-        follows: what the agent does now.
+        rank: Global rank of the worker.
+        local_rank: Rank among the workers of this host.
+        host: Name of the host.
+        pid: Process id of the worker.
+        life: Number of the attempt.
+        status: Exit code, or minus the number of the signal.
+        cause: Value of :class:`resilient.elastic.outcome.Cause`.
+        proof: Evidence for the cause; empty if none is needed or known.
+        error: The exception, such as ``ValueError: boom``; empty if the worker reported none.
+        hint: Hint of one of our errors: the next command to run.
+        traceback: Traceback as Python prints it.
+        others: Number of other workers of this host that failed later.
+        safe: Newest checkpoint that is committed.
+        follows: Next action of the agent.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -104,7 +97,7 @@ class WorkerFailed(Event):
     follows: str
 
     def line(self) -> str:
-        """Say who failed first, how, what is safe and what follows."""
+        """Return the message: first failure, its exit, the safe checkpoint and the next action."""
         rows = [
             ("where", f"host {self.host}, pid {self.pid}, local rank {self.local_rank}"),
             ("exit", _explain(self)),
@@ -124,7 +117,7 @@ class WorkerFailed(Event):
 def tell_failure(
     failures: Sequence[WorkerFailure], life: int, safe: str, follows: str
 ) -> WorkerFailed:
-    """Return the fact of the first of ``failures``; the others are counted."""
+    """Return the event for the first of ``failures``; it only counts the others."""
     first = failures[0]
     return WorkerFailed(
         rank=first.exit.command.rank,
@@ -146,17 +139,17 @@ def tell_failure(
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(Event):
-    """The last worker of this host is gone.
+    """The last worker of this host has exited.
 
     Attributes:
-        life: its number.
-        attempt: its name.
-        ended: how, as one word of :class:`resilient.elastic.outcome.OutcomeKind`.
-        step: the last that a worker of this host had finished, -1 for none.
-        stop_seconds: from the first sign that the life was over to this.
+        life: Number of the attempt.
+        attempt: Name of the attempt.
+        ended: Value of :class:`resilient.elastic.outcome.OutcomeKind`.
+        step: Last step that a worker of this host finished, -1 for none.
+        stop_seconds: Time from the first sign of the end to this event.
     """
 
-    level: ClassVar[Level] = Level.DEBUG  # what follows says it to people
+    level: ClassVar[Level] = Level.DEBUG  # The next event informs users.
     life: int
     attempt: str
     ended: str
@@ -166,12 +159,12 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressUnknown(Event):
-    """A life failed, and the repository does not say whether it had committed anything."""
+    """An attempt failed, and the repository did not say whether the attempt committed anything."""
 
     level: ClassVar[Level] = Level.WARNING
 
     def line(self) -> str:
-        """Say what that means for the rule against crash loops."""
+        """Return the message: the effect on crash-loop detection."""
         return (
             "the repository did not answer in time: whether this life made progress is not known, "
             "and it counts neither for nor against a crash loop"
@@ -180,12 +173,12 @@ class ProgressUnknown(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCountUnknown(Event):
-    """Nobody knows how often the run was launched before."""
+    """The number of earlier agent runs is unknown."""
 
     level: ClassVar[Level] = Level.WARNING
 
     def line(self) -> str:
-        """Say what --max-preemptions means then."""
+        """Return the message: the effect on --max-preemptions."""
         return (
             "the repository did not answer in time: earlier launches are not known, so "
             "--max-preemptions counts the interruptions from here on only"
@@ -194,7 +187,7 @@ class LaunchCountUnknown(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptionRepeated(Event):
-    """The user said how to resume.
+    """The user chose with ``--resume`` where training continues.
 
     Attributes:
         resume: Value of ``--resume``.
@@ -206,7 +199,7 @@ class ResumeOptionRepeated(Event):
     job: str = ""
 
     def line(self) -> str:
-        """Say how long the wish holds."""
+        """Return the message: the time until which the option holds."""
         until = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
             return f"{until}; restarts and requeues of {self.job} then continue from its newest"
@@ -218,19 +211,19 @@ class ResumeOptionRepeated(Event):
 
 @dataclass(frozen=True, slots=True)
 class RestartDecisionMade(Event):
-    """What the table says to a life's end.
+    """Decision of the restart policy at the end of an attempt.
 
     Attributes:
-        ended: how the life ended.
-        cause: why its first worker failed, if one did.
-        status: of that worker.
+        ended: Kind of the outcome.
+        cause: Cause of the first failure, if a worker failed.
+        status: Exit status of that worker.
         action: ``Finish``, ``Restart``, ``LeaveHost`` or ``GiveUp``.
-        reason: of the action.
-        restarts_left: within the window, the action paid.
-        no_progress_lives: in a row.
+        reason: Reason of the action.
+        restarts_left: Restarts left in the window after this action.
+        no_progress_lives: Consecutive attempts without progress.
     """
 
-    level: ClassVar[Level] = Level.DEBUG  # the report and the last line say it to people
+    level: ClassVar[Level] = Level.DEBUG  # The failure report and the last line inform users.
     ended: str
     cause: str
     status: int
@@ -242,16 +235,16 @@ class RestartDecisionMade(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupRestarted(Event):
-    """A life ended and another begins.
+    """An attempt ended and the next one begins.
 
     Attributes:
-        cause: why, as one word.
-        next_life: its number.
-        restarts_left: after failures.
-        stop_seconds: from the first sign that the life was over to the end of its last worker.
+        cause: Reason for the restart, one word.
+        next_life: Number of the next attempt.
+        restarts_left: Restarts left after failures.
+        stop_seconds: Time from the first sign of the end to the exit of the last worker.
     """
 
-    level: ClassVar[Level] = Level.DEBUG  # the start of the next life says it to people
+    level: ClassVar[Level] = Level.DEBUG  # The start of the next attempt informs users.
     cause: str
     next_life: int
     restarts_left: int
@@ -260,56 +253,56 @@ class GroupRestarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """Somebody asked the agent to stop; the workers were told once."""
+    """The agent was asked to stop and passed the request to its workers once."""
 
     reason: str
     grace_seconds: float
 
     def line(self) -> str:
-        """Say who asked and how long the workers have."""
+        """Return the message: reason of the stop and time left for the workers."""
         return f"{self.reason}: the workers have {self.grace_seconds:.0f} s to save and end"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersKilled(Event):
-    """Workers did not end in time."""
+    """Workers did not end in time and were killed."""
 
     level: ClassVar[Level] = Level.WARNING
     ranks: list[int]
     reason: str
 
     def line(self) -> str:
-        """Say who was killed and why."""
+        """Return the message: killed ranks and reason."""
         return f"killed ranks {self.ranks}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousLost(Event):
-    """The place where the nodes meet does not answer."""
+    """The rendezvous of the nodes does not answer."""
 
     level: ClassVar[Level] = Level.WARNING
     grace_seconds: float
 
     def line(self) -> str:
-        """Say what the workers may still do."""
+        """Return the message: time left for the workers."""
         return f"the rendezvous is gone: the workers have {self.grace_seconds:g} s to end"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """The agent leaves."""
+    """The agent exits."""
 
     exit_code: int
     reason: str
 
     def line(self) -> str:
-        """Say the exit code and why."""
+        """Return the message: exit code and reason."""
         return f"exit {self.exit_code}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunAborted(RunEnded):
-    """The agent leaves, and the run is not done."""
+    """The agent exits before the run is complete."""
 
     level: ClassVar[Level] = Level.ERROR
 
@@ -336,25 +329,25 @@ def _count(others: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoticeSourcesStarted(Event):
-    """Somebody is asked whether this host will be taken away."""
+    """The agent polls sources of preemption notices for this host."""
 
     sources: tuple[str, ...]
 
     def line(self) -> str:
-        """Say who is asked."""
+        """Return the message: names of the sources."""
         return f"watching for notices of preemption: {', '.join(self.sources)}"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeSourceLost(Event):
-    """A source of notices cannot be asked; it is tried again, more and more rarely."""
+    """A source of preemption notices fails; the agent polls it again at growing intervals."""
 
     level: ClassVar[Level] = Level.WARNING
     source: str
     reason: str
 
     def line(self) -> str:
-        """Say who, why, and what still works."""
+        """Return the message: source, reason, and remaining ways to stop the run."""
         return (
             f"notices of {self.source} cannot be had: {self.reason}; signals still stop the run, "
             "and it is asked again"
@@ -363,36 +356,36 @@ class NoticeSourceLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class NoticeSourceFound(Event):
-    """A source of notices that was lost answers."""
+    """A lost source of preemption notices answers again."""
 
     source: str
 
     def line(self) -> str:
-        """Say who."""
+        """Return the message: name of the source."""
         return f"notices of {self.source} are heard again"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeInvalid(Event):
-    """A source said something that is no notice; it is ignored."""
+    """A source returned an invalid preemption notice; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
     source: str
     reason: str
 
     def line(self) -> str:
-        """Say who and what."""
+        """Return the message: source and reason."""
         return f"{self.source} said what makes no sense, which is ignored: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived(Event):
-    """This host will be taken away.
+    """A preemption notice announces that this host will be taken away.
 
     Attributes:
-        reason: the source first.
-        left_seconds: until then; None if nobody says.
-        stops_in_seconds: when training is asked to stop, 0 for now.
+        reason: Reason of the notice, with the source first.
+        left_seconds: Time until the host is taken away; None if unknown.
+        stops_in_seconds: Time until training is asked to stop, 0 for now.
     """
 
     reason: str
@@ -400,7 +393,7 @@ class NoticeReceived(Event):
     stops_in_seconds: float
 
     def line(self) -> str:
-        """Say why, when, and what follows."""
+        """Return the message: reason, time left, and the agent's reaction."""
         left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
         follows = (
             "stopping now"
@@ -412,72 +405,72 @@ class NoticeReceived(Event):
 
 @dataclass(frozen=True, slots=True)
 class NoticeWithdrawn(Event):
-    """What was announced for later is not announced any more."""
+    """The source withdrew a preemption notice that was due later."""
 
     reason: str
 
     def line(self) -> str:
-        """Say what it was."""
+        """Return the message: reason of the withdrawn notice."""
         return f"notice withdrawn: {self.reason}; training goes on"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeExpired(Event):
-    """A notice of the past, which this host has outlived; it is ignored."""
+    """A preemption notice was due in the past, but the host still runs; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
     ago_seconds: float
 
     def line(self) -> str:
-        """Say what and how old."""
+        """Return the message: reason and age of the notice."""
         return f"notice: {self.reason} was due {self.ago_seconds:.0f} s ago, which is ignored"
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionAdvised(Event):
-    """This host is likelier than before to be taken away; nothing is stopped for that."""
+    """A preemption of this host became more likely; the run continues."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say what was advised."""
+        """Return the message: reason of the advice."""
         return f"notice: {self.reason}; training goes on until the host is really to go"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeAckFailed(Event):
-    """The cloud was not told that it may take the host; it takes it later."""
+    """The agent could not tell the cloud that the host is free; the cloud takes it later."""
 
     level: ClassVar[Level] = Level.WARNING
     source: str
     reason: str
 
     def line(self) -> str:
-        """Say who was not told, and why."""
+        """Return the message: source and reason."""
         return f"{self.source} was not told that all is saved: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsServed(Event):
-    """Prometheus may ask here."""
+    """Prometheus can scrape metrics at this URL."""
 
     url: str
 
     def line(self) -> str:
-        """Say where."""
+        """Return the message: URL of the metrics."""
         return f"metrics at {self.url}"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsFailed(Event):
-    """Figures could not be had or written; training and the agent go on without them."""
+    """Metrics could not be collected or written; training and the agent continue without them."""
 
     level: ClassVar[Level] = Level.WARNING
     where: str
     reason: str
 
     def line(self) -> str:
-        """Say what failed, and that nothing else did."""
+        """Return the message: failed part and reason."""
         return f"metrics: {self.where}: {self.reason}; training is not affected"

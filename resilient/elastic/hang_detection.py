@@ -1,48 +1,44 @@
-"""Deadlines learned from progress; who is to blame (pure).
-
-Whether the ranks get on: signs of progress against deadlines learned from this run (pure).
+"""Hang detection: deadlines learned from this run, and the rank or host to blame (pure).
 
 ============================== ========================================================
 a rank is                      it is overdue after
 ============================== ========================================================
 in a step                      the greatest of: the floor, 10 x the median step, twice
                                the longest step seen
-in its first step, or between  the greatest of: the patience, twice the longest it has
-steps, loading, compiling ...  been in that phase
-stopped (SIGSTOP)              the deadline of a step, whatever it was doing
-outside training               see :mod:`resilient.elastic.hang_detection`
+in its first step, or between  the greatest of: the patience, twice the longest time of
+steps, loading, compiling ...  the rank in that phase
+stopped (SIGSTOP)              the deadline of a step, in any phase
+outside training               see the next table
 ============================== ========================================================
 
-Ranks that train together wait for the one behind. So the group hangs when every rank with the
-fewest steps done is overdue; who is ahead only waits, and is not blamed. Until a few steps were
-seen the patience stands in for the deadline of a step.
+Ranks that train together wait for the rank with the fewest steps. So the group hangs when every
+rank with the fewest steps done is overdue. Ranks ahead of it only wait and are not blamed. Until
+5 steps were seen, the patience replaces the deadline of a step.
 
-Whether a rank is stuck before training, or after it: nobody knows how long that takes (pure).
+The time before and after training has no learned deadline:
 
 ============================== ========================================================
 a rank is                      it is overdue the patience after
 ============================== ========================================================
-not heard of, or not in        the last sign of any rank, while another one waits that has
-training yet (`starting`)      come further, and before any of them has done a step
-out of training (`ending`)     the end of another rank with 0, or a later sign of any rank,
-                               once none is in training any more
+without a heartbeat, or not in the last heartbeat of any rank, while another rank waits
+training yet (`starting`)      that has come further, and before any rank did a step
+out of training (`ending`)     the exit of another rank with 0, or a later heartbeat of
+                               any rank, once no rank trains any more
 ============================== ========================================================
 
-A slow start is no hang, and neither is a job that its ranks leave one after the other. So somebody
-has to wait; and a rank that was never heard of is blamed only where another one cannot begin
-without it. A job whose ranks show no signs is never judged.
+A slow start is not a hang, and ranks may leave a job one after the other. So another rank must
+wait for the blamed one. A rank without a heartbeat is blamed only if another rank cannot begin
+without it. A job whose ranks write no heartbeat is never judged.
 
-Which host of several is to blame for a hang (pure).
+Several hosts: an agent sees only its own ranks. When one rank hangs, all others wait for it in a
+collective, and become overdue at the same moment on every host. So hosts exchange the status of
+the rank that holds up the others most, and compare:
 
-An agent sees its own ranks alone. When one rank hangs all others wait for it in a collective, and
-become overdue in the same moment on every host. So hosts tell each other how the rank stands that
-holds them up most, if any does, and compare:
-
-1. a stopped rank holds all others up, however far it had come;
-2. else whoever has done the fewest steps;
-3. of those, one that still has time: nobody is judged before it;
-4. then who is stuck in the kernel, or busy: who sleeps waits for somebody, most often;
-5. then who is in a phase that needs nobody else, and who waits longest.
+1. a stopped rank holds up all others, whatever its step;
+2. else the rank with the fewest steps;
+3. of those, a rank that still has time: no rank is judged before it;
+4. then ranks stuck in the kernel, then busy ranks, because a sleeping rank usually waits;
+5. then ranks in a phase that needs no other rank, then the longest wait.
 """
 
 from __future__ import annotations
@@ -66,14 +62,14 @@ _LONGEST_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """How long a rank may show no progress.
+    """Limits on the time that a rank may show no progress.
 
     Attributes:
-        is_on: whether a hang is looked for at all.
-        floor_seconds: a step's deadline is never shorter.
-        median_factor: of a step's deadline.
-        patience_seconds: for all that is no step, and for steps before any is known.
-        fixed_seconds: a step's deadline as the user gave it; None learns it.
+        is_on: Whether hangs are detected at all.
+        floor_seconds: Lower bound of a step's deadline.
+        median_factor: Factor of the median step in a step's deadline.
+        patience_seconds: Deadline outside steps, and of steps before any is known.
+        fixed_seconds: Deadline of a step given by the user; None learns it.
     """
 
     is_on: bool = True
@@ -83,7 +79,7 @@ class HangRule:
     fixed_seconds: float | None = None
 
     def describe(self) -> str:
-        """Return the rule in a line."""
+        """Return the rule in one line."""
         if not self.is_on:
             return "not looked for"
         floor, factor = f"{self.floor_seconds:g} s", f"{self.median_factor:g} x the median step"
@@ -91,7 +87,7 @@ class HangRule:
         return f"{fixed or f'a step above {floor} and {factor}'}; else {self.patience_seconds:g} s"
 
     def doubled(self, times: int) -> HangRule:
-        """Return the rule after so many hangs in a row: patience may have been what was missing."""
+        """Return the rule with all deadlines doubled ``times`` times, after hangs in a row."""
         factor = 2.0**times
         return replace(
             self,
@@ -103,15 +99,15 @@ class HangRule:
 
 
 def parse_hang_rule(deadline: str, floor_seconds: float, patience_seconds: float) -> HangRule:
-    """Return the rule that a user asks for.
+    """Parse the hang options of the user.
 
     Args:
-        deadline: ``auto``, ``off``, or a step's deadline in seconds.
-        floor_seconds: of a deadline that is learned.
-        patience_seconds: for all that is no step.
+        deadline: ``auto``, ``off``, or the deadline of a step in seconds.
+        floor_seconds: Lower bound of a learned deadline.
+        patience_seconds: Deadline outside steps.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: ``deadline`` has none of these forms.
     """
     word = deadline.strip().lower()
     if word in ("auto", "off"):
@@ -130,18 +126,18 @@ def parse_hang_rule(deadline: str, floor_seconds: float, patience_seconds: float
 
 @dataclass(frozen=True, slots=True)
 class LearnedDeadlines:
-    """What the lives of a run have shown so far; one value for all ranks.
+    """Durations learned from the attempts of a run; one value for all ranks.
 
     Attributes:
-        median_seconds: of a step; None before enough were seen.
-        longest_seconds: in each phase, by phase.
+        median_seconds: Median time of a step; None before enough steps were seen.
+        longest_seconds: Longest time in each phase, by phase.
     """
 
     median_seconds: float | None = None
     longest_seconds: tuple[float, ...] = (0.0,) * len(Phase)
 
     def after(self, shown: Sequence[ProgressRecord]) -> LearnedDeadlines:
-        """Return what is known when these signs are as well; the slowest rank counts."""
+        """Return the durations updated with these heartbeats; the slowest rank counts."""
         medians = [
             statistics.median(one.step_seconds)
             for one in shown
@@ -153,7 +149,7 @@ class LearnedDeadlines:
         )
 
     def deadline_seconds(self, phase: Phase, rule: HangRule) -> float | None:
-        """Return how long a rank may be in ``phase``; None for ever."""
+        """Return the time that a rank may spend in ``phase``; None for no limit."""
         if phase is Phase.OUTSIDE:
             return None
         twice_seconds = _LONGEST_FACTOR * self.longest_seconds[phase]
@@ -166,7 +162,7 @@ class LearnedDeadlines:
         return max(rule.floor_seconds, rule.median_factor * self.median_seconds, twice_seconds)
 
     def stopped_deadline_seconds(self, rule: HangRule) -> float:
-        """Return how long a rank may be stopped: nothing that is stopped gets on by itself."""
+        """Return the time that a rank may be stopped; a stopped rank never continues by itself."""
         if self.median_seconds is None and rule.fixed_seconds is None:
             return rule.floor_seconds
         return self.deadline_seconds(Phase.STEP, rule) or rule.floor_seconds
@@ -174,14 +170,14 @@ class LearnedDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One rank at one moment.
+    """Status of one rank at one moment.
 
     Attributes:
-        rank: among all.
-        signs: what it showed last.
-        state: of its process, as the kernel has it: R running, S sleeping, D in the kernel,
-            T stopped, empty when not known.
-        stopped_since_seconds: since when it was seen stopped, None when it is not.
+        rank: Global rank.
+        signs: Last heartbeat of the rank.
+        state: State of the process as the kernel reports it: R running, S sleeping, D in the
+            kernel, T stopped, empty if unknown.
+        stopped_since_seconds: Time at which the rank was first seen stopped; None if it runs.
     """
 
     rank: int
@@ -192,7 +188,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class OverdueRank:
-    """A rank that made no progress within its deadline; outside training ``edge`` says where."""
+    """Rank without progress within its deadline; outside training, ``edge`` names the stage."""
 
     rank: int
     step: int
@@ -204,17 +200,17 @@ class OverdueRank:
 
     @property
     def doing(self) -> str:
-        """What it was doing, in a word."""
+        """Stage or phase of the rank in one word."""
         return self.edge or self.phase.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The group makes no progress.
+    """Hang of the group.
 
     Attributes:
-        culprits: the ranks behind, the most suspect first.
-        median_seconds: of a step, as far as it was learned.
+        culprits: Ranks that are behind, the most suspect first.
+        median_seconds: Median time of a step, if learned.
     """
 
     culprits: tuple[OverdueRank, ...] = field(default=())
@@ -222,20 +218,20 @@ class Hang:
 
     @property
     def first(self) -> OverdueRank:
-        """The rank that is blamed."""
+        """Rank that is blamed."""
         return self.culprits[0]
 
 
 def find_hang(
     vitals: Sequence[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> Hang | None:
-    """Return the hang of a group, None while there is none.
+    """Return the hang of a group, None if there is none.
 
     Args:
-        vitals: of the ranks that run and have shown signs.
-        learned: from this run.
-        rule: how long is too long.
-        now_seconds: on the monotonic clock.
+        vitals: Status of the running ranks that wrote a heartbeat.
+        learned: Durations learned from this run.
+        rule: Limits on the time without progress.
+        now_seconds: Current time, monotonic.
     """
     training = [one for one in vitals if one.signs.phase is not Phase.OUTSIDE]
     stopped = [one for one in vitals if one.stopped_since_seconds is not None]
@@ -243,7 +239,7 @@ def find_hang(
     behind = [one for one in training if one.signs.step == fewest]
     late = {one.rank: find_overdue(one, learned, rule, now_seconds) for one in [*behind, *stopped]}
     found = [one for one in late.values() if one is not None]
-    # Who is stopped holds all others up, however far it had come.
+    # A stopped rank holds up all others, whatever its step.
     is_stopped = any(late[one.rank] is not None for one in stopped)
     if not found or not (is_stopped or all(late[one.rank] is not None for one in behind)):
         return None
@@ -253,7 +249,7 @@ def find_hang(
 def find_overdue(
     vital: RankStatus, learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> OverdueRank | None:
-    """Return how a rank is overdue, None while it has time."""
+    """Return the rank as overdue, None if it still has time."""
     signs = vital.signs
     since_seconds, deadline_seconds = (
         signs.since_seconds,
@@ -279,15 +275,15 @@ _STATES = ("T", "D", "R")
 
 
 def suspicion(one: OverdueRank) -> tuple[int, float, int]:
-    """Order: the stopped, those stuck in the kernel, the busy; then whoever waits longest.
+    """Return the sort key: stopped ranks, ranks stuck in the kernel, busy ranks, longest wait.
 
-    Who sleeps waits for somebody, most often.
+    A sleeping rank usually waits for another rank.
     """
     return state_place(one.state), -one.waited_seconds, one.rank
 
 
 def state_place(state: str) -> int:
-    """Return the place of a process's state in that order."""
+    """Return the position of a process state in that order."""
     return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
@@ -296,7 +292,7 @@ ENDING = "ending"
 
 
 class StartupStage(IntEnum):
-    """How far a rank came."""
+    """Stage that a rank has reached."""
 
     NOWHERE = 0
     STARTED = 1
@@ -306,12 +302,12 @@ class StartupStage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedRank:
-    """One rank that runs.
+    """Running rank, with or without a heartbeat.
 
     Attributes:
-        rank: among all.
-        signs: what it showed last, None when nothing.
-        state: of its process, as the kernel has it.
+        rank: Global rank.
+        signs: Last heartbeat, None without one.
+        state: State of the process as the kernel reports it.
     """
 
     rank: int
@@ -320,7 +316,7 @@ class ObservedRank:
 
     @property
     def reach(self) -> StartupStage:
-        """How far it came."""
+        """Stage that the rank has reached."""
         if self.signs is None:
             return StartupStage.NOWHERE
         if self.signs.phase is not Phase.OUTSIDE:
@@ -329,16 +325,16 @@ class ObservedRank:
 
     @property
     def step(self) -> int:
-        """The last step that it finished, -1 before the first."""
+        """Last finished step, -1 before the first."""
         return -1 if self.signs is None else self.signs.step
 
     def quiet_since(self, from_seconds: float) -> float:
-        """Return when it showed its last sign, at the earliest ``from_seconds``."""
+        """Return the time of the last heartbeat, but not earlier than ``from_seconds``."""
         return max(from_seconds, self.signs.since_seconds if self.signs else from_seconds)
 
 
 def find_starting(seen: Collection[ObservedRank]) -> list[ObservedRank]:
-    """Return the ranks that others wait for before the first step; none if nobody waits."""
+    """Return the ranks that others wait for before the first step; empty if no rank waits."""
     reaches = [one.reach for one in seen if one.reach is not StartupStage.LEFT]
     if not reaches or min(reaches) == max(reaches) or any(one.step >= 0 for one in seen):
         return []
@@ -348,13 +344,13 @@ def find_starting(seen: Collection[ObservedRank]) -> list[ObservedRank]:
 def find_stuck_start(
     seen: Collection[ObservedRank], rule: HangRule, began_seconds: float, now_seconds: float
 ) -> Hang | None:
-    """Return the hang of a group whose ranks do not all get into training.
+    """Return the hang of a group in which some ranks never reach training.
 
     Args:
-        seen: the ranks that run.
-        rule: its patience is how long nobody may show a sign.
-        began_seconds: when the ranks were started, on the monotonic clock.
-        now_seconds: on the same.
+        seen: Running ranks.
+        rule: Its patience limits the time without any heartbeat.
+        began_seconds: Start of the ranks, monotonic seconds.
+        now_seconds: Current time, monotonic.
     """
     quiet_since = max([began_seconds, *(one.quiet_since(began_seconds) for one in seen)])
     starting = find_starting(seen)
@@ -366,13 +362,13 @@ def find_stuck_start(
 def find_stuck_end(
     seen: Collection[ObservedRank], rule: HangRule, ended_seconds: float | None, now_seconds: float
 ) -> Hang | None:
-    """Return the hang of a group of which a rank has ended, and the others do not.
+    """Return the hang of a group in which one rank has ended and the others do not end.
 
     Args:
-        seen: the ranks that run.
-        rule: its patience is how long nobody may show a sign.
-        ended_seconds: when the first rank had ended with 0, None while none has.
-        now_seconds: on the monotonic clock.
+        seen: Running ranks.
+        rule: Its patience limits the time without any heartbeat.
+        ended_seconds: Time at which the first rank ended with 0, None before.
+        now_seconds: Current time, monotonic.
     """
     if ended_seconds is None or not are_quiet(seen, rule, ended_seconds, now_seconds):
         return None
@@ -383,7 +379,10 @@ def find_stuck_end(
 def are_quiet(
     seen: Collection[ObservedRank], rule: HangRule, from_seconds: float, now_seconds: float
 ) -> bool:
-    """Say whether ranks were heard of, but none trains, and none showed a sign for the patience."""
+    """Return whether no rank trains and no rank wrote a heartbeat within the patience.
+
+    Without any heartbeat so far the result is False.
+    """
     heard = [one for one in seen if one.signs is not None]
     if not heard or any(one.reach is StartupStage.TRAINING for one in heard):
         return False
@@ -418,15 +417,15 @@ _ALONE = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})
 
 @dataclass(frozen=True, slots=True)
 class HostHangStatus:
-    """How the rank of a host stands that holds the others up most.
+    """Status of the rank of one host that holds up the others most.
 
     Attributes:
-        rank: among all.
-        step: the last that it finished.
-        phase: what it is doing.
-        state: of its process.
-        waited_seconds: since its last sign.
-        is_overdue: whether that is too long.
+        rank: Global rank.
+        step: Last finished step.
+        phase: Phase of the rank.
+        state: State of its process.
+        waited_seconds: Time since its last heartbeat.
+        is_overdue: Whether that time exceeds the deadline.
     """
 
     rank: int
@@ -438,11 +437,11 @@ class HostHangStatus:
 
     @property
     def place(self) -> tuple[int, int, Phase]:
-        """Where it is, which changes as soon as it gets on."""
+        """Position of the rank, which changes with any progress."""
         return self.rank, self.step, self.phase
 
     def order(self) -> tuple[bool, int, bool, int, bool, float, int]:
-        """Return by what standings are compared; the least is to blame."""
+        """Return the sort key for blame; the smallest is to blame."""
         return (
             self.state != "T",
             self.step,
@@ -454,15 +453,15 @@ class HostHangStatus:
         )
 
     def dump(self, number: int) -> str:
-        """Return it as text, with a number that grows."""
+        """Return the status as JSON, with a growing number."""
         return json.dumps({"number": number, **asdict(self)})
 
 
 def parse_standing(text: str) -> tuple[int, HostHangStatus]:
-    """Return what :meth:`Standing.dump` made.
+    """Parse the text of :meth:`HostHangStatus.dump`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: The text is something else.
     """
     try:
         found = json.loads(text)
@@ -475,7 +474,7 @@ def parse_standing(text: str) -> tuple[int, HostHangStatus]:
 def standing_of(
     vitals: Iterable[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> HostHangStatus | None:
-    """Return that of the rank which holds up the others most; None when none of them trains."""
+    """Return the status of the rank that holds up the others most; None if no rank trains."""
     found = [
         HostHangStatus(
             rank=one.rank,
@@ -492,6 +491,6 @@ def standing_of(
 
 
 def find_culprit(ours: HostHangStatus, theirs: Iterable[HostHangStatus]) -> HostHangStatus | None:
-    """Return who of the other hosts is to blame rather than we; None when we are."""
+    """Return the rank of another host that is to blame; None if the rank of this host is."""
     worst = min(theirs, key=HostHangStatus.order, default=ours)
     return worst if worst.order() < ours.order() else None

@@ -1,22 +1,16 @@
-"""Observe the ranks of this host.
+"""Health monitor of the ranks of one host: heartbeats, devices, memory kills, stragglers.
 
-What the devices of this host report by themselves: Xid errors and ECC, through NVML.
+Device errors (Xid, ECC) come from NVML and need ``pip install resilient-train[gpu]``
+(nvidia-ml-py). Without the package or a driver, devices are not watched. The Xid numbers of
+broken devices are from NVIDIA's "XID Errors" (r575).
 
-Needs ``pip install resilient-train[gpu]`` (nvidia-ml-py); without it, or without a driver,
-nothing is watched. Which Xid means a broken device is from NVIDIA's "XID Errors" (r575).
+A SIGKILL does not name its sender. Out-of-memory kills are counted before and after: by the
+victim's control group (``memory.events`` in version 2, ``memory.oom_control`` in version 1) and
+by the machine (``/proc/vmstat``).
 
-Whether the kernel's out-of-memory killer was at work: counters before and after.
-
-A SIGKILL says nothing of its sender. The victim's control group counts it (``memory.events`` in
-version 2, ``memory.oom_control`` in version 1), and so does the machine (``/proc/vmstat``).
-
-Which ranks are slower than the group (pure): an event, and never a reason to kill.
-
-Ranks that train together have steps of one length, since all wait for the slowest. What tells
-them apart is the time that a rank takes by itself, before its step needs the others: loading its
-batch and its forward pass.
-
-The ranks of this host under observation: their pulses, their processes, and what they did.
+Ranks that train together have equally long steps, since all wait for the slowest. A straggler
+shows in the time that a rank takes by itself: the load of its batch and its forward pass. A
+straggler is only reported, never killed.
 """
 
 from __future__ import annotations
@@ -60,7 +54,7 @@ if TYPE_CHECKING:
     from resilient.elastic.hang_detection import HangRule
     from resilient.events import Emitter
 
-# Double-bit ECC, row remapping, NVLink, off the bus, contained and uncontained ECC, GSP.
+# Xids for double-bit ECC, row remapping, NVLink, off the bus, contained and uncontained ECC, GSP.
 BROKEN_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 _CHECKS_MAX = 64
 
@@ -70,10 +64,10 @@ class GpuFaulted(Event):
     """A device reported an error.
 
     Attributes:
-        device: its number on this host.
+        device: Number of the device on this host.
         kind: ``xid``, ``ecc_double_bit`` or ``ecc_single_bit``.
-        number: the Xid's; 0 for ECC.
-        is_broken: whether the device needs a reset or a technician.
+        number: Number of the Xid; 0 for ECC.
+        is_broken: Whether the device needs a reset or a technician.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -83,21 +77,21 @@ class GpuFaulted(Event):
     is_broken: bool
 
     def line(self) -> str:
-        """Name device and error, and what to do."""
+        """Return the message: device, error and the user's next command."""
         what = f"Xid {self.number}" if self.kind == "xid" else self.kind.replace("_", " ")
         hint = "; drain this host: nvidia-smi -q, dmesg | grep Xid" if self.is_broken else ""
         return f"GPU {self.device} reported {what}{hint}"
 
 
 class GpuWatch:
-    """Asks the driver for errors of all devices; never waits."""
+    """Non-blocking reader of the driver's error events for all devices."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._events: Any = None
 
     def start(self) -> bool:
-        """Begin to listen; False where there is nothing to listen to."""
+        """Register for error events; return False without a driver or package."""
         try:
             nvml = import_module("pynvml")
         except ImportError:
@@ -121,12 +115,12 @@ class GpuWatch:
         return True
 
     def look(self) -> list[GpuFaulted]:
-        """Return the errors that were reported since the last call."""
+        """Return the errors reported since the last call."""
         nvml, found = self._nvml, []
         for _ in range(_CHECKS_MAX if nvml is not None else 0):
             try:
                 data = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError:  # a timeout is one: nothing more is there
+            except nvml.NVMLError:  # A timeout is also an NVMLError: no more events.
                 break
             found.append(self._fault(data))
         return found
@@ -149,10 +143,10 @@ _NAME = "oom_kill"
 
 
 class OomWatch:
-    """Counts what was killed for memory since ``begin``.
+    """Counter of out-of-memory kills since ``begin``.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: Folder that contains ``proc`` and ``sys``.
     """
 
     def __init__(self, root: Path = _ROOT) -> None:
@@ -161,25 +155,25 @@ class OomWatch:
         self._machine_before: int | None = None
 
     def begin(self) -> None:
-        """Forget the life before."""
+        """Reset the counters for a new attempt."""
         self._before.clear()
         self._machine_before = _count(self._root / "proc/vmstat")
 
     def learn(self, pids: Iterable[int]) -> None:
-        """Find the control groups of processes while they live; one may move into another."""
+        """Find the control groups of running processes; a process may move to another group."""
         for path in {path for pid in pids for path in self._counters_of(pid)}:
             if path not in self._before and (count := _count(path)) is not None:
                 self._before[path] = count
 
     def kills(self) -> int | None:
-        """Return how many were killed in those groups; None where no group tells."""
+        """Return the number of kills in those groups; None if no group reports it."""
         if not self._before:
             return None
         now = {path: _count(path) for path in self._before}
         return sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())
 
     def machine_kills(self) -> int | None:
-        """Return how many were killed on this machine; None where it does not tell."""
+        """Return the number of kills on this machine; None if the machine does not report it."""
         now = _count(self._root / "proc/vmstat")
         if now is None or self._machine_before is None:
             return None
@@ -216,7 +210,7 @@ _SECONDS_MIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StragglerFound(Event):
-    """One rank takes much longer by itself than the group's median; all others wait for it."""
+    """One rank takes much longer by itself than the median rank; all others wait for it."""
 
     level: ClassVar[Level] = Level.WARNING
     rank: int
@@ -224,7 +218,7 @@ class StragglerFound(Event):
     group_seconds: float
 
     def line(self) -> str:
-        """Say who, and by how much."""
+        """Return the message: the rank, its time and the median time."""
         return (
             f"rank {self.rank} is a straggler: it takes {self.own_seconds:.3g} s per step by "
             f"itself, the median rank {self.group_seconds:.3g} s"
@@ -235,8 +229,7 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
     """Return the ranks whose own time per step is far above the group's median.
 
     Args:
-        signs: by rank; ranks that do not tell their own time, or have told too little, are left
-            out.
+        signs: Heartbeats by rank; ranks with too few own times are skipped.
     """
     own = {
         rank: statistics.median(one.own_seconds)
@@ -245,7 +238,7 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
     }
     if len(own) < 2:  # noqa: PLR2004 - nobody is slower than himself
         return []
-    # The lower one, so that of two ranks the slow one is found.
+    # The lower median, so that the slow rank of two is found.
     median = statistics.median_low(own.values())
     limit = max(FACTOR * median, median + _SECONDS_MIN)
     return [StragglerFound(rank, one, median) for rank, one in own.items() if one > limit]
@@ -257,13 +250,13 @@ _TELL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported(Event):
-    """What the ranks of this host show, now and then, and when the first step of a life is done.
+    """Progress of the ranks of this host, every 10 s and after the first step of an attempt.
 
     Attributes:
-        step: the last that all of them have finished, -1 before the first.
-        rank: one that has finished no more.
-        phase: what that one is doing.
-        median_seconds: of a step in this run, 0 when it was not learned yet.
+        step: Last step that all ranks finished, -1 before the first.
+        rank: A rank with the fewest finished steps.
+        phase: Phase of that rank.
+        median_seconds: Median time of a step in this run, 0 before it is learned.
     """
 
     level: ClassVar[Level] = Level.DEBUG
@@ -275,16 +268,16 @@ class ProgressReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class AgentSuspended(Event):
-    """The agent itself did not run for a while; that time counts against no rank.
+    """The agent itself did not run for some time; that time counts against no rank.
 
     Attributes:
-        seconds: how long.
+        seconds: Length of that time.
     """
 
     seconds: float
 
     def line(self) -> str:
-        """Say for how long, and what most likely did it."""
+        """Return the message: length and likely cause of the suspension."""
         return (
             f"this agent did not run for {self.seconds:.1f} s (the job was suspended, or the host "
             "frozen or very busy): that time counts against no rank"
@@ -292,16 +285,16 @@ class AgentSuspended(Event):
 
 
 class HealthMonitor:
-    """Looks whether the ranks of this host get on; remembers what a run's lives have shown.
+    """Observer of the ranks of this host; it keeps durations learned over all attempts.
 
     Args:
-        notes: the agent's folder, where the ranks show their signs.
-        rule: how long is too long.
-        clock: whose monotonic time the ranks show too.
-        emit: where stragglers and faults of devices are told.
+        notes: Folder of the agent, where the ranks write their heartbeats.
+        rule: Limits on the time without progress.
+        clock: Clock whose monotonic time the ranks share.
+        emit: Listener for stragglers, device faults and progress.
 
     Attributes:
-        standing: of the rank here that holds the others up most, when it was looked last.
+        standing: Status of the rank here that holds up the others most, at the last check.
     """
 
     def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
@@ -330,10 +323,10 @@ class HealthMonitor:
         self._told_step = -1
 
     def begin(self, ranks: Mapping[int, int]) -> None:
-        """Forget the ranks of the life before, and keep what was learned from them.
+        """Forget the ranks of the previous attempt and keep the learned durations.
 
         Args:
-            ranks: rank among all, by local rank.
+            ranks: Global rank by local rank.
         """
         for local in {*ranks, *self._ranks}:
             progress_path(self._notes, local).unlink(missing_ok=True)
@@ -356,12 +349,13 @@ class HealthMonitor:
         running: Collection[int],
         is_over_elsewhere: Callable[[], bool] = bool,
     ) -> Hang | None:
-        """Return the hang of this host's ranks, None while there is none.
+        """Return the hang of this host's ranks, None if there is none.
 
         Args:
-            pids: process of each local rank.
-            running: the ranks, among all, that have not ended; the others did with 0.
-            is_over_elsewhere: asked whether all ranks of another host have; only of late.
+            pids: Process id by local rank.
+            running: Global ranks that still run; the others ended with 0.
+            is_over_elsewhere: Query whether all ranks of another host ended; called only if no
+                rank trains here.
         """
         now_seconds = self._clock.monotonic_seconds()
         if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
@@ -388,7 +382,7 @@ class HealthMonitor:
         return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
 
     def count_hang(self) -> None:
-        """Double all deadlines until there is progress: one of them may have been too short."""
+        """Double all deadlines until there is progress: a deadline may have been too short."""
         self._hangs += 1
         self._steps_at_hang = max(self._steps, self._steps_at_hang)
 
@@ -398,7 +392,7 @@ class HealthMonitor:
         is_over_elsewhere: Callable[[], bool],
         now_seconds: float,
     ) -> None:
-        """Note when the first rank had ended; other hosts are asked only where none trains."""
+        """Record the end of the first rank; query other hosts only if no rank trains here."""
         if self._ended_seconds is not None:
             return
         began_seconds = self._sight.shifted(self._began_seconds)
@@ -414,7 +408,7 @@ class HealthMonitor:
         ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
         self.standing = standing_of(vitals, self._learned, rule, now_seconds)
         if find_starting(seen):
-            # Who is in training only waits for those; who is stopped does not.
+            # Ranks in training only wait for the starting ranks, except stopped ranks.
             vitals = [one for one in vitals if one.stopped_since_seconds is not None]
         return (
             find_hang([*vitals], self._learned, rule, now_seconds)
@@ -423,16 +417,16 @@ class HealthMonitor:
         )
 
     def evidence(self) -> Evidence:
-        """Return what was seen in this life beside the ends of its workers."""
+        """Return the observations of this attempt beside the exits of its workers."""
         self._look_at_gpus()
         return Evidence(self._oom.kills(), self._oom.machine_kills(), tuple(self._gpu_faults))
 
     def stacks(self, pids: Mapping[int, int]) -> list[RankStacks]:
-        """Return what every rank of this host is doing; a stopped one goes on for it."""
+        """Return the stacks of all ranks of this host; a stopped rank is continued for its dump."""
         return collect_stacks(self._notes, pids, self._ranks, self._clock)
 
     def last_step(self) -> int:
-        """Return the last step that a rank of this host has finished in this life, -1 for none."""
+        """Return the last step that a rank of this host finished in this attempt, -1 for none."""
         signs = (read_progress(progress_path(self._notes, local)) for local in self._ranks)
         return max((one.step for one in signs if one is not None), default=-1)
 
@@ -443,7 +437,7 @@ class HealthMonitor:
                 self._gpu_faults.append(fault.line())
 
     def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
-        """Tell a straggler once, and again if it had caught up meanwhile."""
+        """Report a straggler once, and again if it had caught up meanwhile."""
         found = find_stragglers({one.rank: one.signs for one in vitals})
         for one in found:
             if one.rank not in self._stragglers:
@@ -451,7 +445,7 @@ class HealthMonitor:
         self._stragglers = {one.rank for one in found}
 
     def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
-        """Tell where the ranks are, every ten seconds and as soon as a step is done."""
+        """Report progress every 10 s and after the first finished step."""
         last = min(vitals, key=lambda one: one.signs.step, default=None)
         if last is None:
             return
@@ -464,7 +458,7 @@ class HealthMonitor:
     def _seen(
         self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
     ) -> list[ObservedRank]:
-        """Return the ranks that run, also those that have not shown a sign."""
+        """Return all running ranks, with or without a heartbeat."""
         heard = {one.rank: one for one in vitals}
         pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
         return [
@@ -477,7 +471,7 @@ class HealthMonitor:
     def _silent(
         self, pids: Mapping[int, int], seen: Collection[ObservedRank], now_seconds: float
     ) -> list[RankStatus]:
-        """Return those that are stopped and have shown no sign: who is stopped needs none."""
+        """Return stopped ranks without a heartbeat: a stopped rank is overdue without one."""
         local_of = {rank: local for local, rank in self._ranks.items()}
         found = []
         for one in seen:
@@ -499,7 +493,7 @@ class HealthMonitor:
         return self._at(local, state_of(pid), signs, now_seconds)
 
     def _at(self, local: int, state: str, signs: ProgressRecord, now_seconds: float) -> RankStatus:
-        """Return a rank as it is now, and since when it is stopped."""
+        """Return the current status of a rank, with the time since which it is stopped."""
         if state != "T":
             self._stopped.pop(local, None)
             return RankStatus(self._ranks[local], signs, state)

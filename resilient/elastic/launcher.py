@@ -1,4 +1,7 @@
-"""The composition root: what the user asked for becomes objects. Nothing else knows everyone."""
+"""Composition root of ``resilient train``: options become an agent.
+
+Only this module knows all parts of the agent.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from resilient.elastic.agent import Beat, ElasticAgent
 
 _STATIC_PORT = 29500
-# Torch's own.
+# Default port of torch.
 _C10D_PORT = 29400
 _READ_SECONDS = 60
 _BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
@@ -53,19 +56,19 @@ _BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
 
 @dataclass(frozen=True, slots=True)
 class RendezvousOptions:
-    """Where and how the nodes meet; the names are torchrun's.
+    """Rendezvous of the nodes; the option names are those of torchrun.
 
     Attributes:
         nnodes: ``N`` or ``MIN:MAX``.
-        backend: ``c10d``, ``static`` or another that torch knows.
+        backend: ``c10d``, ``static`` or another backend of torch.
         endpoint: ``host:port``.
-        run_id: the same on every node, different for every job.
+        run_id: Id of the job, the same on every node and different for every job.
         conf: ``key=value,key=value``.
-        standalone: one node that meets nobody.
-        node_rank: this node, for ``static``.
-        master_addr: first node, for ``static``.
-        master_port: its port, for ``static``.
-        local_addr: this node's address as the others see it.
+        standalone: Whether the run has one node and no rendezvous.
+        node_rank: Rank of this node, for ``static``.
+        master_addr: Address of the first node, for ``static``.
+        master_port: Port of the first node, for ``static``.
+        local_addr: Address of this node as seen by the others.
     """
 
     nnodes: str = "1"
@@ -82,23 +85,23 @@ class RendezvousOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What `resilient train` was asked to do.
+    """Options of ``resilient train``.
 
     Attributes:
-        target: script, or module if ``is_module``.
-        arguments: the script's own, untouched.
-        is_module: whether ``target`` is a module's name.
-        is_program: whether it is no Python, and run as it is.
-        nproc_per_node: workers of this host: a number, ``cpu``, ``gpu`` or ``auto``.
-        max_restarts: restarts after failures.
-        rendezvous: where the nodes meet.
-        patience: how long to wait for what.
-        wishes: what the workers are told.
-        host_bytes_max: memory of this host for staged bytes; 0, the default, leaves it to the
-            machine, negative means no keeper.
-        notice: who says that this host will be taken away; see
+        target: Script, or module name if ``is_module``.
+        arguments: Arguments of the script, unchanged.
+        is_module: Whether ``target`` is a module name.
+        is_program: Whether ``target`` is an executable and not Python.
+        nproc_per_node: Workers of this host: a number, ``cpu``, ``gpu`` or ``auto``.
+        max_restarts: Restarts after failures.
+        rendezvous: Rendezvous of the nodes.
+        patience: Timeouts of the agent.
+        wishes: Options passed to the workers.
+        host_bytes_max: Memory of this host for staged bytes; 0, the default, lets the agent
+            choose by the machine, negative disables the saver daemon.
+        notice: Sources of preemption notices; see
             :func:`resilient.elastic.preemption.factory.choose_sources`.
-        metrics: where figures for Prometheus go.
+        metrics: Destinations of the Prometheus metrics.
     """
 
     target: str
@@ -117,19 +120,19 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Options with every default resolved.
+    """Options with all defaults resolved.
 
     Attributes:
-        command: what each worker runs.
-        nproc: workers of this host.
-        nodes_min: fewest nodes to train with.
-        nodes_max: most nodes.
-        backend: of the rendezvous.
-        endpoint: of the rendezvous.
-        run_id: of the job.
-        conf: of the rendezvous.
-        local_addr: this node's address; empty leaves it to torch.
-        is_alone: whether this node meets nobody.
+        command: Command of each worker.
+        nproc: Number of workers of this host.
+        nodes_min: Smallest number of nodes to train with.
+        nodes_max: Largest number of nodes.
+        backend: Backend of the rendezvous.
+        endpoint: Endpoint of the rendezvous.
+        run_id: Id of the job.
+        conf: Settings of the rendezvous.
+        local_addr: Address of this node; empty lets torch choose.
+        is_alone: Whether the run has this node only.
     """
 
     command: tuple[str, ...]
@@ -148,7 +151,7 @@ def resolve(options: TrainOptions) -> LaunchPlan:
     """Return the plan for ``options``; imports torch only to count processors or devices.
 
     Raises:
-        ConfigError: an option is malformed or contradicts another.
+        ConfigError: An option is malformed or contradicts another.
     """
     met = options.rendezvous
     nodes_min, nodes_max = _parse_nnodes(met.nnodes)
@@ -171,7 +174,7 @@ def resolve(options: TrainOptions) -> LaunchPlan:
         endpoint="localhost:0" if is_alone else _endpoint(met),
         run_id=met.run_id or (uuid.uuid4().hex[:12] if is_alone else "none"),
         conf={"timeout": 900, **conf},
-        # The host's own name may resolve to nothing inside a container.
+        # Inside a container the host name may not resolve.
         local_addr=met.local_addr or ("127.0.0.1" if is_alone else ""),
         is_alone=is_alone,
     )
@@ -181,10 +184,10 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
     """Return the agent of this host, connected to the rendezvous and ready to supervise.
 
     Raises:
-        ConfigError: an option is malformed or contradicts another, or asks for memory that this
-            host has not.
-        PeerFailed: the rendezvous cannot be reached.
-        StopAsked: ``stops`` heard an order meanwhile.
+        ConfigError: An option is malformed, contradicts another, or asks for more memory than
+            this host has.
+        PeerFailed: The rendezvous cannot be reached.
+        StopInterrupt: ``stops`` received a signal meanwhile.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -237,12 +240,13 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
 def run_agent(options: TrainOptions, heard: list[int] | None = None) -> int:
     """Run the job of this host to its end and return the exit code. Main thread only.
 
-    It listens before torch is imported, and obeys the signals in ``heard``: a stop then has nothing
-    to lose, and the same command begins anew. A wait for the rendezvous ends with it as well.
+    The function handles signals before it imports torch, and obeys the signals in ``heard``. At
+    that point a stop loses no work, and the same command starts again. A stop also ends a wait for
+    the rendezvous.
 
     Raises:
-        ConfigError: an option is malformed or contradicts another.
-        PeerFailed: the rendezvous cannot be reached.
+        ConfigError: An option is malformed or contradicts another.
+        PeerFailed: The rendezvous cannot be reached.
     """
     clock, grace_seconds = SystemClock(), options.patience.grace_seconds
     metrics = Metrics(options.metrics, options.wishes.events, grace_seconds, clock)
@@ -277,8 +281,8 @@ def _supervise(
 
 
 def _connect_in_thread(plan: LaunchPlan) -> RendezvousHandler:
-    """Connect so that signals are heard: torch's wait for a first node that is late hears none."""
-    # Its threads are daemons, so one that still waits does not hold the exit up.
+    """Connect in a thread, because torch's wait for a late first node blocks signal handling."""
+    # Threads of the pool are daemons, so a waiting thread does not delay the exit.
     pool = ThreadPool(1)
     try:
         return pool.apply_async(_connect_rendezvous, (plan,)).get()
@@ -291,7 +295,7 @@ def _connect_rendezvous(plan: LaunchPlan) -> RendezvousHandler:
         from resilient.elastic.rendezvous.single_node import SingleNodeRendezvous
 
         return SingleNodeRendezvous(plan.run_id, plan.local_addr)
-    # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.
+    # A shared rendezvous store breaks scaling up in torch 2.13; each attempt serves its own store.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 

@@ -1,9 +1,4 @@
-"""AgentOptions, WorkerOptions, Timeouts, MetricsOptions.
-
-What the user may ask of the agent and of the workers; values without torch.
-
-What the user may ask of metrics.
-"""
+"""Options of the agent, the workers, the saver daemon and the metrics; values without torch."""
 
 from __future__ import annotations
 
@@ -21,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the agent waits for what.
+    """Timeouts and limits of the agent.
 
     Attributes:
-        interval_seconds: between two questions whether nodes want to join.
-        grace_seconds: from SIGTERM to SIGKILL when the workers have something to save.
-        survivor_seconds: the same after a failure, when it is saved or lost already; a save
-            that a survivor persists by itself may land in that time.
-        kept_survivor_seconds: the same when a keeper persists what is staged.
-        barrier_seconds: how long finished nodes wait for the others.
-        hang: how long workers may show no progress.
-        limits: how often they may fail.
+        interval_seconds: Time between two checks for nodes that want to join.
+        grace_seconds: Time from SIGTERM to SIGKILL if the workers have something to save.
+        survivor_seconds: Time from SIGTERM to SIGKILL after a failure. A save that a surviving
+            worker persists itself may still be committed in this time.
+        kept_survivor_seconds: The same time if a saver daemon persists the staged bytes.
+        barrier_seconds: Time that finished nodes wait for the others.
+        hang: Rule for the time without progress.
+        limits: Limits on failures.
     """
 
     interval_seconds: float = 0.1
@@ -43,22 +38,22 @@ class Timeouts:
     limits: FailureLimits = field(default_factory=FailureLimits)
 
     def beside(self, *, has_keeper: bool) -> Timeouts:
-        """Return the patience with survivors: what a keeper has needs no time of theirs."""
+        """Return the timeouts; a saver daemon shortens the time of surviving workers."""
         seconds = self.kept_survivor_seconds if has_keeper else self.survivor_seconds
         return replace(self, survivor_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """How the keeper of staged checkpoints is started.
+    """Start options of the saver daemon.
 
     Attributes:
-        host_bytes_max: memory of this host for staged bytes; 0 leaves it to the machine,
-            negative means no keeper.
-        listen: address for the keepers of other hosts; empty for all interfaces.
-        ranks: of this host, which share that memory.
-        is_auto: whether the bound is the machine's and not the user's.
-        why_not: why there is no keeper though one was wanted.
+        host_bytes_max: Memory of this host for staged bytes; 0 lets the agent choose by the
+            machine, negative disables the daemon.
+        listen: Address for the daemons of other hosts; empty for all interfaces.
+        ranks: Number of ranks of this host that share the memory.
+        is_auto: Whether the limit comes from the machine and not from the user.
+        why_not: Reason for a missing daemon that was wanted.
     """
 
     host_bytes_max: int = -1
@@ -70,11 +65,11 @@ class DaemonOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What every worker is told; see :class:`resilient.distributed.launch_env.LaunchEnv`.
+    """Options passed to every worker; see :class:`resilient.distributed.launch_env.LaunchEnv`.
 
-    The agent removes the folder ``notes`` when it leaves; empty lets it make one. Unless
-    ``is_warm``, it starts each worker from nothing. In the folder ``log_dir`` it keeps what they
-    print. ``resume`` holds in every attempt: the workers read the repository and decide.
+    The agent removes the folder ``notes`` when it exits; if empty, the agent creates one. Unless
+    ``is_warm``, it starts each worker as a new process. ``log_dir`` is the folder for the workers'
+    output. ``resume`` holds in every attempt: the workers read the repository and decide.
     """
 
     repo: str = ""
@@ -98,13 +93,13 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """Where figures go.
+    """Destinations of the metrics.
 
     Attributes:
-        port: to serve them at; 0 lets the system choose, None serves none.
-        host: address to serve them at.
-        file: for node_exporter's textfile collector; empty for none.
-        every_seconds: between two writes of it.
+        port: Port of the HTTP server; 0 lets the system choose, None disables the server.
+        host: Address of the HTTP server.
+        file: File for node_exporter's textfile collector; empty for none.
+        every_seconds: Time between two writes of the file.
     """
 
     port: int | None = None
@@ -114,15 +109,15 @@ class MetricsOptions:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody wants figures."""
+        """Whether any destination is configured."""
         return self.port is not None or bool(self.file)
 
 
 def parse_port(text: str) -> int | None:
-    """Return the port that a user asks for: None for ``0`` (off), 0 for ``auto``.
+    """Parse a port option: None for ``0`` (off), 0 for ``auto``.
 
     Raises:
-        ConfigError: it is neither a port nor ``auto``.
+        ConfigError: The text is neither a port nor ``auto``.
     """
     word = text.strip().lower()
     if word == "auto":

@@ -1,9 +1,4 @@
-"""How an attempt ended and why (values).
-
-Why a worker failed, as one word that machines count and people understand (pure).
-
-How the life of a worker group ended, as far as what follows depends on it (values).
-"""
+"""Outcomes of an attempt and causes of worker failures (values, no I/O)."""
 
 from __future__ import annotations
 
@@ -38,24 +33,24 @@ from resilient.errors import (
 
 
 class Cause(Enum):
-    """What was behind a failure."""
+    """Cause of a failure, one word for machines and users."""
 
     EXIT = "exit"
-    """It ended with a code of its own."""
+    """The worker ended with an exit code of its own."""
     SIGNAL = "signal"
-    """A signal ended it, and nothing says who sent it."""
+    """A signal of unknown origin ended the worker."""
     OOM_KILL = "oom_kill"
-    """The kernel's out-of-memory killer ended it."""
+    """The kernel's out-of-memory killer ended the worker."""
     HANG = "hang"
-    """It made no progress within its deadline."""
+    """The worker made no progress within its deadline."""
     NUMBERS = "numbers"
-    """Its loss was no number, or far from those before."""
+    """The loss was not a number, or far from earlier losses."""
     DISK_FULL = "disk_full"
     STORAGE_UNREACHABLE = "storage_unreachable"
     GPU = "gpu"
-    """A device failed under it."""
+    """A device of the worker failed."""
     PEER = "peer"
-    """It only tells that another rank failed or went silent."""
+    """The worker only reports that another rank failed or went silent."""
 
 
 ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code, SaveAbandoned.code})
@@ -77,7 +72,7 @@ REFUSAL_CODES = frozenset(
         WriterAlive,
     )
 )
-"""RES ids of errors by which a rank refuses to begin: the next attempt would refuse as well."""
+"""RES ids of errors with which a rank refuses to start; the next attempt would refuse as well."""
 _BY_CODE = {
     StoreFull.code: Cause.DISK_FULL,
     StoreUnavailable.code: Cause.STORAGE_UNREACHABLE,
@@ -85,14 +80,14 @@ _BY_CODE = {
     NumbersBroken.code: Cause.NUMBERS,
     **dict.fromkeys(ECHO_CODES, Cause.PEER),
 }
-# OSError prints its number: ENOSPC and EDQUOT.
+# OSError prints its number: 28 is ENOSPC, 122 is EDQUOT.
 _DISK_FULL = re.compile(r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded")
 _GPU = re.compile(
     r"CUDA error: (?!out of memory)|CUDNN_STATUS_(INTERNAL|EXECUTION)|uncorrectable ECC|"
     r"unspecified launch failure|device-side assert|fallen off the bus"
 )
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")
-# Only in the words of a collective, or of the store that all share: a script has connections too.
+# Match only messages of a collective or of the shared store: a script has own connections.
 _PEER_GONE = re.compile(
     r"gloo/transport/.*(Read error|Write error|Connection (closed|reset) by peer|Socket closed)|"
     r"ncclRemoteError|remote process exit|"
@@ -103,13 +98,13 @@ _PEER_GONE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen beside a worker's end.
+    """Observations of the host beside the exit of a worker.
 
     Attributes:
-        oom_kills: processes of the workers' control groups that the kernel killed for memory in
-            this life; None where no control group tells.
-        machine_oom_kills: the same of the whole machine; None where it does not tell.
-        gpu_faults: what the devices of this host reported in this life.
+        oom_kills: Processes in the workers' control groups that the kernel killed for memory
+            in this attempt; None if no control group reports them.
+        machine_oom_kills: The same count for the whole machine; None if it is not reported.
+        gpu_faults: Faults that the devices of this host reported in this attempt.
     """
 
     oom_kills: int | None = None
@@ -121,32 +116,32 @@ NOTHING_SEEN = Evidence()
 
 
 def is_echo(code: str, message: str) -> bool:
-    """Say whether an error only tells that another rank failed or went silent.
+    """Return whether an error only reports that another rank failed or went silent.
 
-    It comes after what it tells of, whenever it was written: a rank that ends without a word has
-    its connections closed before anybody can see that it ended.
+    Such an error counts as later than the failure it reports, whatever its timestamp. The
+    connections of a rank that exits without an error close before its exit is visible.
 
     Args:
-        code: the RES id of the error, if it was one of ours.
-        message: with its type in front.
+        code: RES id of the error, if it is one of ours.
+        message: Error message with its type in front.
     """
     return code in ECHO_CODES or bool(_PEER_GONE.search(message))
 
 
 def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Cause, str]:
-    """Return why a worker failed, and what proves it, for a person.
+    """Return the cause of a worker failure and its evidence as readable text.
 
     Args:
-        status: its exit code, or minus the signal that ended it.
-        code: the RES id of its error, if it was one of ours.
-        message: of its error, empty if it left no word.
-        seen: what was seen beside it.
+        status: Exit code, or minus the number of the signal.
+        code: RES id of the error, if it is one of ours.
+        message: Error message, empty if the worker reported none.
+        seen: Observations of the host.
     """
     if status == -signal.SIGKILL or _CHILD_KILLED.search(message):
         found = _of_kill(status, seen)
         if found is not None:
             return found
-    # A device that breaks takes its own connections along.
+    # A device that fails also breaks its connections.
     if code in _BY_CODE or (is_echo(code, message) and not seen.gpu_faults):
         return _BY_CODE.get(code, Cause.PEER), ""
     if _DISK_FULL.search(message):
@@ -157,7 +152,7 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
 
 
 def _of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
-    """Return what the counters prove of a kill, None if they prove nothing."""
+    """Return cause and evidence of a kill from the kernel's counters, None without evidence."""
     if seen.oom_kills:
         return Cause.OOM_KILL, f"the control group counts {seen.oom_kills} killed for memory"
     if seen.oom_kills is None and seen.machine_oom_kills:
@@ -172,7 +167,7 @@ CODE_PREEMPTED = Preempted.exit_code
 
 
 class OutcomeKind(Enum):
-    """How a life ended; the first column of the table."""
+    """End of an attempt; the first column of the decision table."""
 
     SUCCEEDED = "succeeded"
     PREEMPTED = "preempted"
@@ -185,24 +180,24 @@ class OutcomeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened to the group.
+    """Result of an attempt of the worker group.
 
     Attributes:
-        kind: how the life ended.
-        status: of the worker that failed first: its exit code, or minus the signal's number; of
-            UNREACHABLE with which code another host gave up, if it said so.
-        stop_signal: the signal that asked the agent to stop, 0 when none did.
-        is_echo: the worker only reports that a rank elsewhere failed.
-        reason: detail for a person, where the kind alone does not say it.
-        cause: why the worker failed that failed first.
-        is_joined: of REGROUPED, whether nodes want to join; else some have left.
-        is_host_broken: whether a device reported a fault, or a worker cannot be killed.
-        is_unsaved: whether a worker of this life said that SIGTERM costs it what it has not saved.
-        has_stepped: of FAILED, whether a worker of this host had finished a step in this life.
-        newest: the newest checkpoint, None where nothing was committed; empty when not known.
-        is_refusal: Whether the first rank ended by an error that refuses what it was given.
-        hosts_left: of PREEMPTED, how many hosts go on without others that were asked to leave;
-            0 where all leave.
+        kind: Kind of the end.
+        status: Exit code of the worker that failed first, or minus the number of the signal.
+            For UNREACHABLE: the code with which another host gave up, if known.
+        stop_signal: Signal that asked the agent to stop, 0 for none.
+        is_echo: Whether the worker only reports that a rank elsewhere failed.
+        reason: Detail for the user, if the kind does not say enough.
+        cause: Cause of the first worker failure.
+        is_joined: For REGROUPED: whether nodes want to join; otherwise nodes left.
+        is_host_broken: Whether a device reported a fault, or a worker cannot be killed.
+        is_unsaved: Whether a worker of this attempt reported that SIGTERM loses unsaved work.
+        has_stepped: For FAILED: whether a worker of this host finished a step in this attempt.
+        newest: Newest checkpoint, None if nothing was committed, empty if unknown.
+        is_refusal: Whether the first rank ended with an error that rejects its input.
+        hosts_left: For PREEMPTED: number of hosts that continue without the leaving hosts;
+            0 if all leave.
     """
 
     kind: OutcomeKind
@@ -226,27 +221,27 @@ class Outcome:
 
     @property
     def is_robbed(self) -> bool:
-        """Whether a life that trained was ended from outside: no sign that its script loops."""
+        """Whether a training attempt was killed from outside, which is no sign of a crash loop."""
         return self.kind is OutcomeKind.FAILED and self.is_taken and self.has_stepped
 
     def in_a_stop(self) -> Outcome:
-        """Return what a failure is that falls into a stop: part of it, if its rank was taken."""
+        """Return this failure as part of a stop if its rank was killed from outside."""
         is_part = self.kind is OutcomeKind.FAILED and self.is_taken
         return replace(self, kind=OutcomeKind.STOPPED) if is_part else self
 
     @property
     def is_loss(self) -> bool:
-        """Whether all that ended it here was the loss of ranks of other hosts."""
+        """Whether only the loss of ranks of other hosts ended the attempt here."""
         return self.kind is OutcomeKind.REGROUPED and self.is_echo
 
     @property
     def is_deserted(self) -> bool:
-        """Whether ranks here lost others while they were being stopped, and something is safe."""
+        """Whether ranks lost their peers during a stop, and a checkpoint is committed."""
         return self.kind is OutcomeKind.STOPPED and self.cause is Cause.PEER and bool(self.newest)
 
     @property
     def is_interruption(self) -> bool:
-        """Whether somebody took machines away, or asked to stop, and nobody failed."""
+        """Whether the attempt ended by preemption or a stop request, without a failure."""
         if self.kind is OutcomeKind.STOPPED:
             is_asked = self.status in (CODE_PREEMPTED, -signal.SIGTERM)
             return self.is_taken or is_asked or self.is_deserted

@@ -1,10 +1,7 @@
-"""Apply the policy over attempts; track checkpoint progress.
+"""Controller that applies the restart policy over attempts and tracks checkpoint progress.
 
-Progress of a run: checkpoints that an attempt added to the repository.
-
-Keeps the books of a run's lives, and has the table say what follows.
-
-What the agent asks of the repository; nothing here holds it for long.
+All queries of the repository run in a thread with a deadline, so a silent store never blocks
+the agent.
 """
 
 from __future__ import annotations
@@ -34,30 +31,30 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 ASKING_SECONDS_MAX = 15.0
-"""How long a store may take to answer, where nothing is more urgent."""
+"""Deadline of a store query if nothing is more urgent."""
 
 
 class ProgressState(Enum):
-    """Answers that are no checkpoint."""
+    """States of progress without a checkpoint."""
 
     UNKNOWN = "unknown"
-    """The repository could not be asked."""
+    """The repository did not answer."""
     UNTOLD = "untold"
-    """Nobody said which repository it is."""
+    """The URL of the repository is unknown."""
 
 
 class ProgressLog:
-    """Remembers the newest checkpoint across lives.
+    """Newest checkpoint of the run across attempts.
 
     Args:
-        ask: takes how many seconds the answer may take, and returns the newest committed
-            checkpoint, None before the first, or a ``Progress``; compared for equality only.
-            Without it nothing is known.
-        launches_before: how often the run was launched before this time.
+        ask: Query that takes its deadline in seconds. It returns the newest committed
+            checkpoint, None before the first, or a :class:`ProgressState`; values are compared
+            for equality only. Without the query, progress is unknown.
+        launches_before: Number of earlier agent runs of this run.
 
     Attributes:
-        newest: the last answer that was one.
-        is_answered: whether the last question was.
+        newest: Last known answer.
+        is_answered: Whether the last query was answered.
     """
 
     def __init__(self, ask: Callable[[float], object] | None, launches_before: int = 0) -> None:
@@ -68,22 +65,22 @@ class ProgressLog:
         self._at_failure = self.newest
 
     def look(self, within_seconds: float = ASKING_SECONDS_MAX) -> None:
-        """Ask for the newest checkpoint; an unknown one does not replace a known one."""
+        """Query the newest checkpoint; an unknown answer does not replace a known one."""
         found = self._ask(within_seconds) if self._ask else ProgressState.UNTOLD
         self.is_answered = found is not ProgressState.UNKNOWN
         if not isinstance(found, ProgressState) or self.newest is ProgressState.UNTOLD:
             self.newest = found
 
     def count_failure(self, *, is_brief: bool = False) -> bool | None:
-        """Say whether a checkpoint was committed since the failure before this one.
+        """Return whether a checkpoint was committed since the previous failure.
 
-        Without anything to ask there is no evidence of a crash loop but lives that hardly begin,
-        so the answer is yes for others, and the restart budget alone limits those. The same holds
-        for a checkpoint in a repository that was first heard from in this life: it may have been
-        there before. None when the repository does not answer, which is evidence of neither.
+        Without a repository URL, only a brief attempt counts as evidence of a crash loop. All other
+        attempts count as progress, and the restart budget alone limits them. A checkpoint in a
+        repository first seen in this attempt also counts as progress: it may be older. None means that
+        the repository does not answer, which is evidence of neither.
 
         Args:
-            is_brief: whether the life ended soon and nobody had seen a step of it.
+            is_brief: Whether the attempt ended soon, without a visible step.
         """
         if not self.is_answered:
             return None
@@ -96,19 +93,19 @@ class ProgressLog:
 
     @property
     def name_of_newest(self) -> str | None:
-        """The newest checkpoint, None where nothing was committed; empty when not known."""
+        """Newest checkpoint, None if nothing was committed, empty if unknown."""
         if not self.is_answered or isinstance(self.newest, ProgressState):
             return ""
         return None if self.newest is None else str(self.newest)
 
     @property
     def name_of_last(self) -> str:
-        """The newest checkpoint that was ever heard of; empty if none was."""
+        """Newest checkpoint ever seen; empty if none was."""
         newest = self.newest
         return "" if newest is None or isinstance(newest, ProgressState) else str(newest)
 
     def describe(self) -> str:
-        """Return what is safe, for a person."""
+        """Return the safe state of the run as readable text."""
         if self.newest is ProgressState.UNTOLD:
             return "not known here (no --repo): what the script committed is not touched"
         if self.newest is ProgressState.UNKNOWN:
@@ -118,31 +115,31 @@ class ProgressLog:
         return f"{self.newest} is committed"
 
 
-# Sources of notices on this host are asked twice in that time.
+# The agent polls local sources of notices twice in this time.
 _NEWS_SECONDS = 1.0
 _STOPPING_SECONDS_MAX = 2.0
 _STOPPING_SHARE = 0.1
-# Of the time that is left, where the answer says with which code the run ends.
+# Share of the remaining time for a query whose answer decides the exit code.
 _DECIDING_SHARE = 0.5
-# Hosts that go again and again without any progress between may well go because of the run.
+# Hosts that repeatedly leave without any progress may leave because of the run.
 _EXCUSED_MAX = 20
-# Where nobody says what is committed, a life that ends within that time got nowhere.
+# Without a repository URL, an attempt that ends within this time counts as no progress.
 _BRIEF_SECONDS = 60.0
 
 
 class RestartController:
-    """Remembers what the lives cost; the rest is values.
+    """State of the restart policy over the attempts of a run; the policy itself is pure.
 
     Args:
-        spec: torch's description of the group: its restarts, its rendezvous.
-        limits: how often a run may fail; ``spec`` says how many restarts it has.
-        progress: what the repository holds.
-        clock: dates failures.
-        emit: where each decision is told, with its reason.
+        spec: Group description of torch, with restarts and rendezvous.
+        limits: Limits on failures; the number of restarts comes from ``spec``.
+        progress: Checkpoint progress of the repository.
+        clock: Clock for the times of failures.
+        emit: Listener for decisions and their reasons.
         again: Command that continues the run.
 
     Attributes:
-        restarts_left: after the last decision.
+        restarts_left: Restarts left after the last decision.
         again: Command that continues the run.
     """
 
@@ -170,11 +167,11 @@ class RestartController:
     def after(
         self, outcome: Outcome, nodes: int | None, request: StopRequest | None = None
     ) -> Action:
-        """Return what follows ``outcome`` of a life of ``nodes`` nodes, and note what it costs.
+        """Return the action after ``outcome`` of an attempt with ``nodes`` nodes, and note its cost.
 
-        The store is asked only where its answer decides something or is told to somebody.
-        While a ``request`` to stop runs, only for a tenth of the time that is left, or half of it
-        where a rank was killed and the answer decides the exit code; 2 s at most.
+        The store is queried only if the answer decides something or is reported. During a ``request``
+        to stop, the query gets a tenth of the time left. It gets half of that time if a rank was killed
+        and the answer decides the exit code. It never gets more than 2 s.
         """
         now_seconds = self._clock.monotonic_seconds()
         is_brief = not outcome.has_stepped and now_seconds - self._last_seconds < _BRIEF_SECONDS
@@ -185,7 +182,7 @@ class RestartController:
         outcome = replace(outcome, newest=self._newest(outcome))
         before = self._history or FailureHistory(preemptions=self._progress.launches_before)
         self._history = before.after(outcome, now_seconds, progressed=progressed)
-        # Of a life that trained and got nowhere new a host that is gone says why.
+        # If an attempt trained without new progress, a lost host explains the end.
         is_open = progressed is None or (outcome.has_stepped and not progressed)
         self._before_loss = before if outcome.is_loss and is_open else None
         self._excused = 0 if progressed else self._excused
@@ -211,15 +208,15 @@ class RestartController:
         return action
 
     def found_lost(self, nodes: list[str]) -> None:
-        """Hear which nodes of the life that ended are gone: then its end says nothing else."""
+        """Excuse the last attempt if nodes of it are gone, since the loss explains its end."""
         if nodes and self._before_loss and self._excused < _EXCUSED_MAX:
             self._history, self._before_loss = self._before_loss, None
             self._excused += 1
 
     def with_late_news(self, outcome: Outcome, stops: StopSignals) -> Outcome:
-        """Wait a moment for a stop where a rank was killed and the run would end of it.
+        """Wait up to 1 s for a stop request if a rank was killed and no restart is left.
 
-        Who takes a host away kills ranks in the moment in which we are told, or before it.
+        A scheduler that takes a host away kills ranks at the same moment as it notifies us, or earlier.
         """
         if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
             return outcome
@@ -228,7 +225,7 @@ class RestartController:
         return told.in_a_stop() if told.stop_signal else outcome
 
     def _count(self, outcome: Outcome, *, is_brief: bool) -> bool | None:
-        """Return whether a life that failed made progress, None where nobody can say."""
+        """Return whether a failed attempt made progress, None if unknown."""
         if outcome.kind is not OutcomeKind.FAILED and not outcome.is_loss:
             return False
         progressed = self._progress.count_failure(is_brief=is_brief)
@@ -239,7 +236,7 @@ class RestartController:
 
     def _newest(self, outcome: Outcome) -> str | None:
         newest = self._progress.name_of_newest
-        # What was committed once is as good for the question whether anything is.
+        # An older known commit is enough to decide whether any checkpoint exists.
         return self._progress.name_of_last if outcome.is_taken and newest == "" else newest
 
     def _look(self, request: StopRequest | None, share: float) -> None:
@@ -251,13 +248,13 @@ class RestartController:
 
     @property
     def _nodes_min(self) -> int:
-        """Fewest nodes to train with; a rendezvous of a fixed size says none."""
+        """Smallest number of nodes to train with; a rendezvous of fixed size has no such setting."""
         settings: Any = getattr(self._rendezvous, "_settings", None)
         return int(getattr(settings, "min_nodes", 1 << 30))
 
 
 def _needs_answer(outcome: Outcome) -> bool:
-    """Say whether what is committed matters: to the rules, to the next life, or to a person."""
+    """Return whether the newest commit matters to the policy, the next attempt or the user."""
     if outcome.kind is OutcomeKind.STOPPED:
         return outcome.status not in (0, CODE_PREEMPTED)
     return outcome.kind in (OutcomeKind.FAILED, OutcomeKind.REGROUPED) or outcome.hosts_left > 0
@@ -270,14 +267,14 @@ def newest_committed(
 ) -> object:
     """Return the newest committed checkpoint under ``url``, None before the first.
 
-    Never raises and takes ``within_seconds`` at most: a store that does not answer must not
-    hold the agent. Then, as without any time to ask, it is ``Progress.UNKNOWN``.
+    The function never raises and takes at most ``within_seconds``, so that a silent store never
+    blocks the agent. Without an answer or without time it returns ``ProgressState.UNKNOWN``.
     """
     return _ask_store(find_newest, url, storage_options, within_seconds)
 
 
 def launches_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
-    """Return how often the run under ``url`` was launched; None when nobody answers."""
+    """Return the number of agent runs of the run under ``url``; None without an answer."""
 
     def count(store: Store) -> int:
         return sum(one.cause == "start" for one in read_generations(store))

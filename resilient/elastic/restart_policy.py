@@ -1,15 +1,7 @@
-"""Decision table: restart, finish, leave host, give up; budgets.
+"""Restart policy: restart, finish, leave the host or give up; budgets (values, no I/O).
 
-Statuses and commands in the words of a person or a shell (pure).
-
-What to do when the life of a worker group ends: a table, and nothing but values.
-
-``resilient train --dry-run`` prints it, made by this module itself (:func:`table`); the same is
-in docs/elasticity.md.
-
-The table of reactions for people, each row made by ``decide``.
-
-What the lives of a run have cost so far, and what that leaves to spend (pure).
+``resilient train --dry-run`` prints the decision table of :func:`reaction_table`, which calls
+:func:`decide` for each row. docs/elasticity.md shows the same table.
 """
 
 from __future__ import annotations
@@ -22,24 +14,24 @@ from resilient.elastic.outcome import CODE_PREEMPTED, Cause, Outcome, OutcomeKin
 from resilient.errors import CrashLoop, PeerFailed
 
 SIGNAL_BASE = 128
-"""What a shell adds to the number of the signal that ended a program."""
+"""Base of a shell's exit code for a program ended by a signal: 128 plus the signal number."""
 
 
 def name_command(resume: str) -> str:
-    """Return the command that a person types to continue a run that ``--resume`` began.
+    """Return the command that a user types to continue a run started with ``--resume``.
 
-    Only a scheduler's requeue continues with the same command. A start by hand obeys the wish.
+    Only a scheduler requeue continues with the same command. A manual start obeys the option.
     """
     return "the same command" + (f" without --resume {resume}" if resume != "auto" else "")
 
 
 def exit_code(status: int) -> int:
-    """Return a worker's status as a shell would: its code, or 128 plus the signal's number."""
+    """Return a worker status as a shell shows it: the exit code, or 128 plus the signal number."""
     return SIGNAL_BASE - status if status < 0 else status
 
 
 def name_of(status: int) -> str:
-    """Return a worker's status for a person: ``exit code 7`` or ``SIGKILL``."""
+    """Return a worker status as readable text: ``exit code 7`` or ``SIGKILL``."""
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -49,33 +41,36 @@ def name_of(status: int) -> str:
 
 
 PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 70, 73, 77, 78, 80})
-"""Exit codes that say that another try would end the same way."""
+"""Exit codes of failures that every retry would repeat."""
 
 _CODE_HOST_UNHEALTHY = 71
 _BACKOFF_SECONDS = 1.0
 _BACKOFF_SECONDS_MAX = 300.0
 CODES_OF_LEAVING_AT_ONCE = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGINT})
-"""What a worker that listened ends with when its time is over, unlike one killed by the signal."""
+"""Exit codes of a worker that handled the signal and then ran out of time.
+
+A worker killed by the signal has a negative status instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """How much more failing is allowed.
+    """Remaining allowance for failures, restarts and interruptions.
 
     Attributes:
-        restarts_left: restarts after a failure, within the window of time; a change of
-            membership costs none.
-        no_progress_lives: lives in a row, the last included, that failed and committed nothing,
-            those not counted that were robbed.
-        no_progress_lives_max: this many of them are a crash loop; 0 is any number.
-        preemptions_left: interruptions, the last counted already; None is any number.
-        host_failures: of this host within the window, the last included.
-        host_failures_max: this many of them, and the host is left out; 0 is any number.
-        may_leave: whether the other hosts can go on without this one.
-        jitter: factor of a wait, so that hosts do not come back all at once.
-        again: what to type so that the run goes on; see
+        restarts_left: Restarts after a failure, in the time window; a membership change
+            costs none.
+        no_progress_lives: Consecutive attempts, the last included, that failed and committed
+            nothing. Attempts that were killed from outside while training do not count.
+        no_progress_lives_max: Number of such attempts that is a crash loop; 0 for no limit.
+        preemptions_left: Interruptions left, the last one already counted; None for no limit.
+        host_failures: Failures of this host in the window, the last included.
+        host_failures_max: Number of failures after which this host leaves; 0 for no limit.
+        may_leave: Whether the other hosts can continue without this one.
+        jitter: Factor of a wait, so that hosts do not restart at the same moment.
+        again: Command that continues the run; see
             :func:`resilient.elastic.restart_policy.name_command`.
-        losses_left: lives that may lose ranks of other hosts while nothing tells of progress.
+        losses_left: Attempts left that may lose ranks of other hosts without known progress.
     """
 
     restarts_left: int = 3
@@ -90,14 +85,14 @@ class RestartBudget:
     losses_left: int = 3
 
     def after(self, action: Action) -> RestartBudget:
-        """Return the budget with the action paid for."""
+        """Return the budget after payment for the action."""
         cost = 1 if isinstance(action, Restart) and action.is_paid else 0
         return replace(self, restarts_left=self.restarts_left - cost)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Leave with ``code``; nothing went wrong."""
+    """Exit with ``code``; the run ended without an error."""
 
     code: int
     reason: str
@@ -105,7 +100,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the group again; ``cause`` is one word for the next life."""
+    """Start the group again; ``cause`` is one word for the next attempt."""
 
     cause: str
     is_paid: bool
@@ -114,7 +109,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class LeaveHost:
-    """Leave this host to others to look at: they go on without it, or start it elsewhere."""
+    """Exit on this host for an inspection: the others continue without it or replace it."""
 
     code: int
     reason: str
@@ -122,7 +117,7 @@ class LeaveHost:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Leave with ``code`` because of ``reason``."""
+    """Exit with ``code`` because of ``reason``."""
 
     code: int
     reason: str
@@ -132,7 +127,7 @@ Action = Finish | Restart | LeaveHost | GiveUp
 
 
 def decide(outcome: Outcome, budget: RestartBudget) -> Action:
-    """Return what to do after a life that ended like ``outcome``."""
+    """Return the action after an attempt that ended with ``outcome``."""
     match outcome.kind:
         case OutcomeKind.FAILED:
             return _after_failure(outcome, budget)
@@ -160,7 +155,7 @@ def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
 
 
 def _interrupted(budget: RestartBudget) -> Action | None:
-    """Return how a run ends that was interrupted too often, None while it was not."""
+    """Return the end of a run with too many interruptions, None within the limit."""
     if budget.preemptions_left is None or budget.preemptions_left >= 0:
         return None
     return GiveUp(
@@ -171,7 +166,7 @@ def _interrupted(budget: RestartBudget) -> Action | None:
 
 
 def _leave(outcome: Outcome, budget: RestartBudget) -> Action:
-    """Cover the kinds that leave whatever the budget is."""
+    """Handle the kinds that end the run regardless of the budget."""
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return Finish(0, "all workers are done")
     if outcome.kind is OutcomeKind.PREEMPTED:
@@ -187,7 +182,7 @@ def _leave(outcome: Outcome, budget: RestartBudget) -> Action:
 
 
 def _after_save(outcome: Outcome, budget: RestartBudget) -> Action:
-    """Cover ranks that all agreed to leave, because some hosts were asked to or all were."""
+    """Handle ranks that all agreed to leave, because some or all hosts were asked to."""
     if outcome.hosts_left:
         return Restart("membership", is_paid=False)
     return Finish(CODE_PREEMPTED, f"preempted and saved: {budget.again} resumes")
@@ -198,14 +193,14 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
-    # What was damaged on the way may be whole at the next attempt: only a start is refused.
+    # Only a start is refused: damage that arose in training may be gone at the next attempt.
     if outcome.is_refusal and not outcome.has_stepped and is_own:
         why = "a rank refused the checkpoint before its first step, and would refuse it again"
         return GiveUp(code, why)
     return (
         _of_broken_host(outcome)
-        # Before it is held against this host: a script that fails everywhere fails here first too,
-        # and a run that nobody brings further is not helped by whoever is left.
+        # Crash loops come before worn hosts. A script that fails on every host fails here first
+        # too. A run that makes no progress does not improve on the remaining hosts.
         or _of_crash_loop(outcome, budget)
         or _of_worn_host(outcome, budget)
         or _of_budget(outcome, budget, code)
@@ -213,7 +208,7 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
 
 
 def _of_broken_host(outcome: Outcome) -> Action | None:
-    """Return what follows when it is this host that is to blame, None when it is not."""
+    """Return the action if this host is broken, None otherwise."""
     if outcome.is_echo:
         return None
     if outcome.cause is Cause.GPU and outcome.is_host_broken:
@@ -226,7 +221,7 @@ def _of_broken_host(outcome: Outcome) -> Action | None:
 
 
 def _of_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
-    """Return what follows when this host failed too often, None when it did not."""
+    """Return the action if this host failed too often, None otherwise."""
     if outcome.is_echo:
         return None
     is_worn = 0 < budget.host_failures_max <= budget.host_failures
@@ -263,7 +258,7 @@ def _of_budget(outcome: Outcome, budget: RestartBudget, code: int) -> Action:
 
 
 def _delay_seconds(outcome: Outcome, budget: RestartBudget) -> float:
-    """Return how long to wait: not at all while there is progress, then longer and longer."""
+    """Return the wait before a restart: 0 with progress, then exponential up to 300 s."""
     repeats = 0 if outcome.is_robbed else budget.no_progress_lives - 1
     if repeats <= 0:
         return 0.0
@@ -288,7 +283,7 @@ def _after_stop(outcome: Outcome, budget: RestartBudget) -> Action:
 
 
 def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
-    """Cover workers that have saved, and those that were killed before they could."""
+    """Handle workers that saved, and workers that were killed before they could save."""
     if outcome.status == CODE_PREEMPTED:
         return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
     if outcome.is_taken:
@@ -313,7 +308,7 @@ def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
 
 
 def _of_doomed(outcome: Outcome, budget: RestartBudget) -> Action:
-    """Cover a rank that was killed from outside before all had saved, as hosts go that are lost."""
+    """Handle a rank killed from outside before all ranks saved, as on a lost host."""
     what = "a rank was killed from outside (SIGKILL) while the run was being stopped"
     if outcome.newest:
         why = f"{what}: the work since {outcome.newest} is lost at most"
@@ -482,7 +477,7 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ReactionRow:
-    """One row: what ended, how, and what follows."""
+    """Row of the decision table: kind of the end, condition, action."""
 
     ended: str
     how: str
@@ -490,12 +485,12 @@ class ReactionRow:
 
 
 def reaction_table() -> tuple[ReactionRow, ...]:
-    """Return one row for every kind of case, decided by what decides in earnest."""
+    """Return the decision table, with every row computed by :func:`decide`."""
     cases = [
         (ended, how, _name(outcome, decide(outcome, budget)))
         for ended, how, outcome, budget in _CASES
     ]
-    # What the trainer does by itself, before a worker fails at all.
+    # The trainer does this by itself, before any worker fails.
     inside = ReactionRow(
         "loss", "no number, or a spike: rollback_on", "roll back and skip the data"
     )
@@ -523,20 +518,21 @@ def _name_free(outcome: Outcome) -> str:
 
 
 _JITTER_MIN = 0.5
-# Where a failure of this host may not be tried again at all, one of another host still may.
+# A host that may never retry its own failures still retries after those of other hosts.
 _LOSSES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FailureLimits:
-    """How much a run may fail.
+    """Limits on the failures of a run.
 
     Attributes:
-        restarts_max: restarts after failures, in a window of time.
-        window_seconds: the window; 0 is the whole job.
-        preemptions_max: how often the run may be interrupted; None is any number.
-        no_progress_lives_max: lives in a row that failed without a new checkpoint; 0 is any.
-        host_failures_max: failures of this host in a window, until it is left out; 0 is any.
+        restarts_max: Restarts after failures, in a time window.
+        window_seconds: Length of the window; 0 for the whole job.
+        preemptions_max: Number of interruptions of the run; None for no limit.
+        no_progress_lives_max: Consecutive failed attempts without a new checkpoint; 0 for no
+            limit.
+        host_failures_max: Failures of this host in a window before it leaves; 0 for no limit.
     """
 
     restarts_max: int = 3
@@ -548,16 +544,17 @@ class FailureLimits:
 
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """What happened.
+    """Failures and interruptions of a run so far.
 
     Attributes:
-        failures: when lives failed, monotonic seconds.
-        host_failures: the same of those whose first failure was on this host.
-        preemptions: how often the run was interrupted, before this agent included.
-        no_progress_lives: lives in a row, the last included, that failed, or lost ranks of other
-            hosts, and committed nothing; one that was robbed counts neither for nor against.
-        losses: when lives ended with the loss of ranks of other hosts, since the last of them
-            that is known to have made progress.
+        failures: Times of failed attempts, monotonic seconds.
+        host_failures: Times of failed attempts whose first failure was on this host.
+        preemptions: Number of interruptions, earlier agent runs included.
+        no_progress_lives: Consecutive attempts, the last included, that failed or lost ranks
+            of other hosts, and committed nothing. An attempt killed from outside while
+            training leaves the number unchanged.
+        losses: Times of attempts that ended with the loss of ranks of other hosts, since the
+            last attempt with known progress.
     """
 
     failures: tuple[float, ...] = ()
@@ -569,7 +566,7 @@ class FailureHistory:
     def after(
         self, outcome: Outcome, at_seconds: float, *, progressed: bool | None
     ) -> FailureHistory:
-        """Return the history with one more life; whether it ``progressed`` may not be known."""
+        """Return the history with one more attempt; ``progressed`` is None if unknown."""
         if outcome.is_loss:
             return self._after_loss(at_seconds, progressed=progressed)
         if outcome.kind is not OutcomeKind.FAILED:
@@ -594,13 +591,13 @@ class FailureHistory:
     def budget(
         self, limits: FailureLimits, at_seconds: float, *, seed: str = "", may_leave: bool = False
     ) -> RestartBudget:
-        """Return what is left to spend at ``at_seconds``, the life that just ended not yet paid.
+        """Return the budget left at ``at_seconds``, before payment for the last attempt.
 
         Args:
-            limits: of the run.
-            at_seconds: now, on the monotonic clock.
-            seed: of the jitter of a wait; the same seed and history wait equally long.
-            may_leave: whether the other hosts can go on without this one.
+            limits: Limits of the run.
+            at_seconds: Current time, monotonic.
+            seed: Seed of the wait's jitter; the same seed and history give the same wait.
+            may_leave: Whether the other hosts can continue without this one.
         """
         recent = _within(self.failures, limits, at_seconds)
         losses = _within(self.losses, limits, at_seconds)

@@ -1,4 +1,4 @@
-"""Which worker failed first, and what it left to say about it."""
+"""Worker failures: error files of workers and the first failure among them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerError:
-    """What a worker wrote into its error file; empty when it could not.
+    """Content of a worker's error file; empty if the worker could not write it.
 
     Attributes:
-        message: ``ValueError: boom``.
-        traceback: all of it, as python prints it.
-        code: the RES id of an error of ours.
-        hint: what that error says to run next.
-        exit_code: what the worker was about to end with.
-        at_seconds: when, on the monotonic clock; None when unknown.
+        message: Type and message, such as ``ValueError: boom``.
+        traceback: Complete traceback as Python prints it.
+        code: RES id of one of our errors.
+        hint: Hint of that error: the next command to run.
+        exit_code: Exit code with which the worker was about to end.
+        at_seconds: Time of the error, monotonic seconds; None if unknown.
     """
 
     message: str = ""
@@ -46,19 +46,19 @@ class WorkerError:
 
     @property
     def is_echo(self) -> bool:
-        """Whether it only says that another rank failed or went silent."""
+        """Whether the error only reports that another rank failed or went silent."""
         return is_echo(self.code, self.message)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """A worker that failed, with its own words.
+    """Failed worker with its reported error.
 
     Attributes:
-        exit: how its process ended.
-        error: what it left to say.
-        known_cause: why, where something else than its end says so.
-        seen: what was seen beside it.
+        exit: Exit of the process.
+        error: Error that the worker reported.
+        known_cause: Cause known from another source than the exit.
+        seen: Observations of the host.
     """
 
     exit: WorkerExit
@@ -68,22 +68,22 @@ class WorkerFailure:
 
     @property
     def cause(self) -> Cause:
-        """Why it failed, as far as that is known."""
+        """Cause of the failure as far as known."""
         return self._found[0]
 
     @property
     def is_mere_echo(self) -> bool:
-        """Whether nothing is known but that another rank failed or went silent."""
+        """Whether the only known fact is that another rank failed or went silent."""
         return self.error.is_echo and self.cause is Cause.PEER
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the worker ended by an error that refuses what it was given."""
+        """Whether the worker ended with an error that rejects its input."""
         return self.error.code in REFUSAL_CODES
 
     @property
     def proof(self) -> str:
-        """What proves the cause, for a person."""
+        """Evidence for the cause, as readable text."""
         return self._found[1]
 
     @property
@@ -94,23 +94,24 @@ class WorkerFailure:
 
     @property
     def status(self) -> int:
-        """How it ended, or would have if no signal had hit it on its way out."""
+        """Exit status, or the planned exit code if a signal hit the worker while it exited."""
         is_known = self.error.at_seconds is not None
         return self.error.exit_code if is_known and self.exit.status < 0 else self.exit.status
 
     @property
     def at_seconds(self) -> float:
-        """When it failed, as well as that can be told."""
+        """Best known time of the failure, monotonic seconds."""
         if self.error.at_seconds is not None:
             return self.error.at_seconds
         died = self.exit.status < 0 and self.exit.status != -signal.SIGABRT
-        # A peer may report a killed rank's loss before we look, so the kill is dated back to
-        # the last look. An abort is how a collective library reports a loss, so that is not.
+        # A peer may report the loss of a killed rank before this agent sees the kill. So a kill is
+        # dated back to the last check. An abort is not: collective libraries report a loss with an
+        # abort.
         return self.exit.alive_at_seconds if died else self.exit.seen_at_seconds
 
 
 def read_error(path: Path) -> WorkerError:
-    """Return what the error file says; a missing or torn one says nothing."""
+    """Return the content of an error file; empty if the file is missing or incomplete."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         message = record["message"]
@@ -131,13 +132,13 @@ def read_error(path: Path) -> WorkerError:
 def find_failures(
     exits: Iterable[WorkerExit], before_seconds: float, seen: Evidence = NOTHING_SEEN
 ) -> list[WorkerFailure]:
-    """Return the workers that failed by themselves, the one that failed first in front.
+    """Return the workers that failed by themselves, ordered by time of failure.
 
     Args:
-        exits: of workers that ended, stopped ones among them.
-        before_seconds: when we began to stop the others; what ended later did so by our hand,
-            unless its error file proves that it had failed before.
-        seen: what was seen beside their ends.
+        exits: Exits of all ended workers, stopped ones included.
+        before_seconds: Time at which the agent began to stop the other workers. Later exits
+            are the agent's doing, unless the error file shows an earlier failure.
+        seen: Observations of the host.
     """
     failed = [
         WorkerFailure(exit_, read_error(exit_.command.error_file), seen=seen)
@@ -154,9 +155,10 @@ def _is_own(failure: WorkerFailure, before_seconds: float) -> bool:
 
 
 def _order(failure: WorkerFailure) -> tuple[bool, float, bool]:
-    """Order by time of failure; whoever only reports another's failure comes last.
+    """Return the sort key: time of failure, with workers that only report another failure last.
 
-    Of those seen in one look an abort does: it is how a collective library may report a loss.
+    Among failures seen in one check an abort comes last, because a collective library may report a
+    loss with an abort.
     """
     return failure.error.is_echo, failure.at_seconds, failure.exit.status == -signal.SIGABRT
 

@@ -1,19 +1,13 @@
-"""Capture and read what ranks print.
+"""Capture and reading of the output of ranks.
 
-One line that a rank printed, as it stands in a file (pure).
+Each rank prints into two named pipes, which the first code of a worker opens. So forked and newly
+started workers behave alike. A thread of the agent reads the pipes. It forwards the bytes to the
+agent's own standard output and error, and writes timestamped lines to
+``FOLDER/LIFE/rank-N.log``. The last output of a dead worker stays in the pipe and is still read. A
+full disk loses lines of the file, but never a worker.
 
-What the ranks of this host print, on its way to where it was going: kept in files as well.
-
-Each rank prints into two pipes with names, opened by the first code of a worker, so that a worker
-that was forked and one that was started go the same way. A thread of the agent reads them: what
-comes goes on to the agent's own standard output and error, and with its time into
-``FOLDER/LIFE/rank-N.log``. A worker that dies leaves its last words in the pipe, where they are
-read. A disk that is full costs lines of the file, never a worker.
-
-What ranks printed, read again: of all lives, from the end, and on as it comes.
-
-No file is ever held in memory: the place to begin at is found from the end or by halving, and
-the lines of the ranks of one life are then read side by side, in the order of their times.
+The reader never loads a whole file. It finds its start from the end of the file or by bisection,
+and then merges the lines of all ranks of one attempt by time.
 """
 
 from __future__ import annotations
@@ -41,25 +35,25 @@ if TYPE_CHECKING:
     from resilient.clock import Clock
 
 OUT, ERR, RUN = "out", "err", "run"
-"""Where it was printed; the last is what the launcher says of a life in between."""
+"""Stream of a line; ``run`` marks what the launcher says about the attempt."""
 
 TEXT_BYTES_MAX = 1 << 14
-"""What is longer is kept as several lines."""
+"""Longest text of one line; longer texts are split."""
 
 LINE_BYTES_MAX = TEXT_BYTES_MAX * 4
-"""Of a whole line: bytes that are no text take three when they are kept."""
+"""Longest stored line: a byte that is no text takes three bytes when stored."""
 
 _STORED = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]{8,15}Z) (out|err|run) (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that a rank printed.
+    """Line that a rank printed.
 
     Attributes:
-        at: when it arrived, ISO 8601 in UTC with milliseconds; empty if the file does not say.
-        stream: ``out``, ``err``, or ``run`` for what the launcher says of the life.
-        text: without its end, and without what a progress bar has overwritten.
+        at: Time of arrival, ISO 8601 in UTC with milliseconds; empty if the file has none.
+        stream: ``out``, ``err``, or ``run`` for lines of the launcher about the attempt.
+        text: Text without its line end, and without states that a progress bar overwrote.
     """
 
     at: str
@@ -67,28 +61,28 @@ class LogLine:
     text: str
 
     def stored(self) -> str:
-        """Return the line of a file."""
+        """Return the line as stored in a file."""
         return f"{self.at} {self.stream} {self.text}"
 
 
 def parse_line(raw: bytes) -> LogLine:
-    """Return what a line of a file says; one that is not ours is a text without a time."""
+    """Parse a stored line; any other line becomes a text without a time."""
     text = raw.decode("utf-8", "replace").rstrip("\n")
     found = _STORED.fullmatch(text)
     return LogLine(*found.groups()) if found else LogLine("", OUT, text)
 
 
 class Splitter:
-    """Cuts bytes, as they come, into the texts of lines; never holds more than one of them."""
+    """Incremental splitter of bytes into lines; it buffers at most one line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Return the texts of the lines that ``data`` ends."""
+        """Return the texts of the lines that ``data`` completes."""
         *whole, rest = (self._rest + data).split(b"\n")
         if len(rest) > TEXT_BYTES_MAX:
-            # A bar that was drawn again and again has one newest state.
+            # Keep only the newest state of a progress bar that was redrawn.
             rest = _shown(rest)
         while len(rest) > TEXT_BYTES_MAX:
             whole.append(rest[:TEXT_BYTES_MAX])
@@ -97,13 +91,13 @@ class Splitter:
         return [text for one in whole for text in _texts(_shown(one))]
 
     def last(self) -> list[str]:
-        """Return what was begun and never ended, if there is any."""
+        """Return the incomplete last line, if there is one."""
         rest, self._rest = self._rest, b""
         return _texts(_shown(rest)) if rest else []
 
 
 def _shown(line: bytes) -> bytes:
-    """Return what a terminal would show at the end: what stands behind the last return."""
+    """Return the final state of a line on a terminal: the text after the last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -113,7 +107,7 @@ def _texts(line: bytes) -> list[str]:
 
 
 VARIABLE = "RESILIENT_OUTPUT"
-"""Tells a worker where its pipes are; the ends of their names follow."""
+"""Variable with the common prefix of a worker's pipes; the worker appends the stream."""
 
 _READ_BYTES = 1 << 16
 _LEFT_BYTES = 1 << 21
@@ -122,12 +116,12 @@ _END_SECONDS = 5.0
 
 
 class WorkerLogCapture:
-    """Keeps what the ranks of this host print, one life after the other.
+    """Capture of the output of this host's ranks, attempt by attempt.
 
     Args:
-        folder: of the files; empty keeps nothing, and leaves the ranks what they inherit.
-        notes: folder of the agent, for the pipes.
-        clock: time.
+        folder: Folder of the files; if empty, nothing is stored and ranks inherit the streams.
+        notes: Folder of the agent, for the pipes.
+        clock: Clock for the timestamps.
     """
 
     def __init__(self, folder: str, notes: Path, clock: Clock) -> None:
@@ -139,12 +133,12 @@ class WorkerLogCapture:
         self._thread: threading.Thread | None = None
 
     def begin(self, attempt: str, cause: str, ranks: Mapping[int, int]) -> None:
-        """Be ready for the ranks of a life, before they are started.
+        """Open files and pipes for the ranks of an attempt, before they start.
 
         Args:
-            attempt: name of the life, the same on every host.
-            cause: why it begins, as one word.
-            ranks: of this host, by local rank.
+            attempt: Name of the attempt, the same on every host.
+            cause: Reason for the attempt, one word.
+            ranks: Global rank by local rank of this host.
         """
         self.end()
         if not self._folder:
@@ -163,16 +157,16 @@ class WorkerLogCapture:
             self._close()
             return
         self._ending = threading.Event()
-        # A terminal that is held up must not hold up the end of the agent.
+        # A daemon thread, because a blocked terminal must not block the exit of the agent.
         self._thread = threading.Thread(target=_pump, args=(self._taps, self._ending), daemon=True)
         self._thread.start()
 
     def told(self, local_rank: int) -> dict[str, str]:
-        """Return the variables that tell a worker where to print."""
+        """Return the environment variables that give a worker its pipes."""
         return {VARIABLE: str(self._pipe(local_rank, ""))} if self._taps else {}
 
     def end(self) -> None:
-        """Read what the ranks of the life have left, once none of them runs any more."""
+        """Read the remaining output of the attempt, once no rank runs any more."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -206,7 +200,7 @@ class _Tap:
         self._splitter = Splitter()
 
     def take(self) -> int:
-        """Hand on what is there, and return how many bytes that was."""
+        """Forward the available bytes and return their number."""
         try:
             data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
@@ -216,7 +210,7 @@ class _Tap:
         return len(data)
 
     def finish(self) -> None:
-        """Hand on what is left; a stranger that goes on printing is not waited for."""
+        """Forward the remaining bytes, at most 2 MiB: a stray process may continue to print."""
         left_bytes = _LEFT_BYTES
         while left_bytes > 0 and (taken := self.take()):
             left_bytes -= taken
@@ -240,14 +234,14 @@ def _pump(taps: list[_Tap], ending: threading.Event) -> None:
 
 
 def _open_pipe(path: Path) -> int:
-    """Return a new pipe of that name; this end both reads and writes, so it never ends."""
+    """Create a named pipe and open it for reading and writing, so that it never reports EOF."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
 def _write(number: int, data: bytes) -> None:
-    """Write all of it, or let it be: whoever watched may be gone."""
+    """Write all bytes, and ignore errors: the reader of the output may be gone."""
     with suppress(OSError):
         while data:
             data = data[os.write(number, data) :]
@@ -260,14 +254,14 @@ _NAME = re.compile(r"rank-(\d{1,9})\.log")
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """What one rank printed in one life.
+    """Log of one rank in one attempt.
 
     Attributes:
-        life: 1 for the first, over all launches.
-        attempt: the life's folder.
-        rank: among all ranks.
-        path: of the file.
-        root: the folder that the user named; the file is read only if it lies in it.
+        life: Number of the attempt, from 1, over all agent runs.
+        attempt: Folder of the attempt.
+        rank: Global rank.
+        path: Path of the file.
+        root: Folder that the user named; the file is read only if it lies inside.
     """
 
     life: int
@@ -279,7 +273,7 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A line, and who printed it."""
+    """Line together with its log."""
 
     source: LogSource
     line: LogLine
@@ -287,11 +281,11 @@ class LogRecord:
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads lines of files, each from where it was left.
+    """Reader of log lines that continues in each file where it stopped.
 
     Attributes:
-        tail: of what is there, only so many last lines; None for all.
-        since: nothing from before this time, as ISO 8601 in UTC; empty for all.
+        tail: Number of last lines to read; None for all.
+        since: Oldest time to read, ISO 8601 in UTC; empty for all.
     """
 
     tail: int | None = None
@@ -299,7 +293,7 @@ class LogReader:
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def read(self, sources: Sequence[LogSource]) -> Iterator[LogRecord]:
-        """Yield what is there, life after life, the lines of its ranks by time."""
+        """Yield the existing lines, attempt by attempt, with the lines of all ranks by time."""
         for one in sources:
             self._offsets[one.path] = self._begin(one)
         lives = groupby(sources, key=lambda one: one.life)
@@ -307,7 +301,7 @@ class LogReader:
         return iter(deque(lines, self.tail)) if self.tail is not None else lines
 
     def read_on(self, sources: Sequence[LogSource]) -> list[LogRecord]:
-        """Return what came since, at most a megabyte of each; of new sources from their start."""
+        """Return the new lines, at most 1 MiB per log; new logs are read from their start."""
         found = [one for source in sources for one in self._lines(source, _FOLLOWED_BYTES)]
         return sorted(found, key=lambda one: (one.source.life, one.line.at))
 
@@ -322,28 +316,27 @@ class LogReader:
     def _lines(self, source: LogSource, bytes_max: int | None = None) -> Iterator[LogRecord]:
         start = offset = self._offsets.get(source.path, 0)
         with _opened(source) as file:
-            # A file that grows as fast as it is read would have no end.
+            # Read up to the current size: a file that grows as fast as it is read has no end.
             size_bytes = file.seek(0, 2)
             end = size_bytes if bytes_max is None else start + bytes_max
             file.seek(offset)
             while offset < end:
                 raw = file.readline(LINE_BYTES_MAX)
                 if not raw.endswith(b"\n") and len(raw) < LINE_BYTES_MAX:
-                    return  # it is being written
+                    return  # The writer has not finished this line.
                 offset += len(raw)
                 self._offsets[source.path] = offset
                 yield LogRecord(source, parse_line(raw))
 
 
 def find_sources(folder: Path) -> list[LogSource]:
-    """Return the logs of ranks, by life and rank; nothing if the folder holds none.
+    """Return the logs of ranks, by attempt and rank; empty if the folder has none.
 
     Args:
-        folder: the folder of the logs, or the output folder of the run, which has them in
-            ``logs``.
+        folder: Folder of the logs, or output folder of the run with the logs in ``logs``.
 
     Raises:
-        StoreDenied: a log leads out of the folder, or is no plain file.
+        StoreDenied: A log points outside the folder, or is not a regular file.
     """
     for place in (folder, folder / "logs"):
         files = [one for one in place.glob("*/rank-*.log") if _NAME.fullmatch(one.name)]
@@ -357,9 +350,9 @@ def _opened(source: LogSource) -> BinaryIO:
 
 
 def offset_of_last(file: BinaryIO, lines: int) -> int:
-    """Return the offset at which the last lines of a file begin."""
+    """Return the offset at which the last ``lines`` lines of a file begin."""
     end = file.seek(0, 2)
-    left = lines + 1  # the last line's own end is one
+    left = lines + 1  # The last line's own end counts as one.
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
