@@ -1,14 +1,10 @@
-"""TrainerState, TrainerControl, log history.
+"""Trainer state, control flags and log history.
 
-What a run logged since its first step: a list for who looks at it, text for who does not.
+The state is a pure function of training: it holds no time, speed or generation. Two runs can
+therefore be compared by equality. Timings are events.
 
-A run of a million steps may have a hundred thousand entries. A life adds its own, so neither a
-resume nor a save walks through all of them.
-
-TrainerState and TrainerControl: where training is, and what the loop should do next.
-
-The state is a pure function of training: it holds no time, no speed and no generation, so two
-runs can be compared by equality. Timings are events.
+A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor
+a save parses all entries: they stay JSON text until a caller asks for the list.
 """
 
 from __future__ import annotations
@@ -38,10 +34,10 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class LogHistory:
-    """Entries in the order in which they were logged.
+    """Log entries in logging order.
 
     Args:
-        entries: those that are there already; a list is kept, for whoever gave it may change it.
+        entries: Existing entries. A list is kept without a copy, because its owner may change it.
     """
 
     def __init__(self, entries: list[Entry] | JsonRows) -> None:
@@ -51,7 +47,7 @@ class LogHistory:
         self._read: tuple[JsonRows, Entry] | None = None
 
     def note(self, entry: Entry) -> None:
-        """Add an entry as it is now."""
+        """Add a snapshot of an entry."""
         row = _row_of(entry) if self._list is None else None
         if row is None:
             self.opened().append(entry)
@@ -59,10 +55,10 @@ class LogHistory:
             self._new_rows.append(row)
 
     def opened(self) -> list[Entry]:
-        """Return the list of all entries, which is the history from here on.
+        """Return the list of all entries; from now on the history is this list.
 
         Raises:
-            IntegrityError: what a checkpoint held are no entries.
+            IntegrityError: The checkpoint's log history holds no valid entries.
         """
         if self._list is None:
             self._list = _entries(self._joined().trees)
@@ -70,18 +66,18 @@ class LogHistory:
         return self._list
 
     def copied(self) -> list[Entry]:
-        """Return all entries in a list that may be changed without changing this.
+        """Return all entries in a new list; changes to it do not affect this history.
 
         Raises:
-            IntegrityError: what a checkpoint held are no entries.
+            IntegrityError: The checkpoint's log history holds no valid entries.
         """
         return _entries(self._joined().trees) if self._list is None else _copies(self._list)
 
     def newest(self) -> Iterator[Entry]:
-        """Yield the entries from the last one back; they are not to be changed.
+        """Yield the entries from the last one backwards; callers must not change them.
 
         Raises:
-            IntegrityError: what a checkpoint held are no entries.
+            IntegrityError: The checkpoint's log history holds no valid entries.
         """
         yield from reversed(self._list) if self._list is not None else self._read_back()
 
@@ -102,7 +98,7 @@ class LogHistory:
         if self._read is None or self._read[0] is not rows:
             self._read = (rows, _entries(lambda: [next(trees)])[0])
         else:
-            # Asked at each step, while there are new ones rarely.
+            # This runs at every step, while new entries are rare: keep the newest one.
             trees = islice(trees, 1, None)
         yield self._read[1]
         while entries := _entries(lambda: list(islice(trees, 1))):
@@ -110,13 +106,13 @@ class LogHistory:
 
 
 class LogHistoryField:
-    """The field ``log_history`` of a state: a list, made when somebody asks for it.
+    """Descriptor of the state's field ``log_history``, which builds the list on first access.
 
-    The state keeps the :class:`History` as ``_history``.
+    The state keeps the :class:`LogHistory` as ``_history``.
     """
 
     def __get__(self, state: Any, kind: type) -> Any:
-        # A dataclass asks for the default of the field.
+        # A dataclass reads the field's default from the class.
         return () if state is None else state._history.opened()  # noqa: SLF001 - its own field
 
     def __set__(self, state: Any, entries: Any) -> None:
@@ -125,13 +121,13 @@ class LogHistoryField:
 
 
 def _row_of(entry: Entry) -> str | None:
-    """Return an entry as a document has it; None if it holds what a document cannot."""
-    # Here, as arguments can be read and shown without torch.
+    """Return an entry as a JSON row; None if it holds a value that JSON cannot represent."""
+    # Imported here: arguments must be readable and printable without torch.
     from resilient.state_dict.flatten import flatten
 
     try:
         tree, tensors = flatten(_FIELD, entry)
-    except UnsavableState:  # whoever saves it says so, with its path
+        except UnsavableState:  # the save reports the error, with its path
         return None
     return None if tensors else row_of(tree)
 
@@ -160,14 +156,14 @@ def _damaged(why: str) -> IntegrityError:
 
 
 def _copies(entries: list[Entry]) -> list[Entry]:
-    # The history of a long run is most of a state, and `deepcopy` takes its time.
+    # The history is most of a long run's state, and `deepcopy` is slow.
     return [
         dict(one) if _PLAIN.issuperset(map(type, one.values())) else deepcopy(one)
         for one in entries
     ]
 
 
-# Facts about this process, not about training: every rank shows the same ones, keeps its own.
+# Facts about this process, not about training: saved alike by all ranks, never restored.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
 _NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
 
@@ -177,10 +173,10 @@ _LOGGED = LogHistoryField()
 
 @dataclass
 class TrainerState:
-    """What ``trainer_state.json`` holds, with the names the field knows.
+    """Contents of ``trainer_state.json``, with the field's names.
 
     ``best_model_checkpoint`` is ``checkpoint-<best_global_step>`` without a generation; the part
-    ``best`` of a checkpoint names the exact one.
+    ``best`` of a checkpoint names the exact checkpoint.
     """
 
     epoch: float = 0.0
@@ -206,22 +202,23 @@ class TrainerState:
 
     @property
     def history(self) -> LogHistory:
-        """What ``log_history`` is made of: to add to it or read it without making the list."""
+        """History behind ``log_history``: append or read without building the list."""
         return self._history  # type: ignore[attr-defined, no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all fields; the same on every rank.
 
-        The history is :class:`~resilient.format.state_json.JsonRows` unless somebody asked for the list.
+        The history is :class:`~resilient.format.state_json.JsonRows` unless a caller asked for the
+        list.
         """
         brief = fast_asdict(self, _brief(cast("Any", type(self))))
         return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the known fields; unknown ones, of a newer version, are left alone.
+        """Take the known fields; fields of a newer version are ignored.
 
         Raises:
-            TypeError: one has a value that this field cannot have; nothing was taken.
+            TypeError: A field cannot have the given value; no field was changed.
         """
         known = {one.name for one in fields(self)} - set(_OWN)
         taken = {name: state_dict[name] for name in known & set(state_dict)}
@@ -230,11 +227,11 @@ class TrainerState:
             setattr(self, name, value)
 
     def begin_anew(self) -> None:
-        """Forget a training that is over; what is a fact about this process stays."""
+        """Reset the fields of an earlier training; facts about this process stay."""
         self.load_state_dict(TrainerState().state_dict())
 
     def save_to_json(self, json_path: str | Path) -> None:
-        """Write the state as the field's ``trainer_state.json``."""
+        """Write the state as ``trainer_state.json``."""
         from pathlib import Path
 
         told = asdict(replace(self, log_history=self.history.copied()))
@@ -243,10 +240,10 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
-        """Read a ``trainer_state.json``; fields that we do not know are ignored.
+        """Read a ``trainer_state.json``; unknown fields are ignored.
 
         Raises:
-            IntegrityError: it is no such file.
+            IntegrityError: The file is not a valid trainer state.
         """
         from pathlib import Path
 
@@ -264,7 +261,7 @@ class TrainerState:
         return cls(**taken)
 
     def measured(self) -> dict[str, float]:
-        """Return the metrics of the evaluations at the present step, by name."""
+        """Return the metrics of the evaluations at the current step, by name."""
         latest = takewhile(lambda one: one.get("step") == self.global_step, self.history.newest())
         return {
             name: value
@@ -276,13 +273,13 @@ class TrainerState:
     def init_training_references(
         self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any
     ) -> None:
-        """Take what a training begins with: its length, and the trial that it is of.
+        """Set the length of a training and its trial.
 
         Args:
-            trainer: its ``hp_name`` names trials.
-            max_steps: the number of the last step.
-            num_train_epochs: the epochs that are begun.
-            trial: of a hyper-parameter search, or a dict of its values, or None.
+            trainer: Trainer whose ``hp_name`` names trials.
+            max_steps: Number of the last step.
+            num_train_epochs: Number of epochs, including a partial one.
+            trial: Trial of a hyper-parameter search, a dict of its values, or None.
         """
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
@@ -293,7 +290,7 @@ class TrainerState:
             self.trial_params = dict(getattr(trial, "params", trial))
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Turn the cadences of ``args`` into whole steps; a value below 1 is a ratio."""
+        """Convert the intervals of ``args`` to whole steps; a value below 1 is a ratio."""
         eval_steps = args.logging_steps if args.eval_steps is None else args.eval_steps
         self.logging_steps = absolute_steps(args.logging_steps, max_steps)
         self.eval_steps = absolute_steps(eval_steps, max_steps)
@@ -302,12 +299,12 @@ class TrainerState:
 
 @cache
 def _brief(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields but for the history, which may be long."""
+    """Return the names of all fields except the history, which may be long."""
     return tuple(one.name for one in fields(kind) if one.name != "log_history")
 
 
 def _require_kinds(taken: Mapping[str, Any]) -> None:
-    """Raise TypeError where a field has a value of another kind than its default."""
+    """Raise TypeError if a field's value has another type than its default."""
     defaults = TrainerState()
     for name, value in taken.items():
         if not _is_kind(getattr(defaults, name), value, may_be_none=name in _NUMBERS_OR_NONE):
@@ -326,13 +323,13 @@ def _is_kind(default: Any, value: Any, *, may_be_none: bool) -> bool:
 
 
 def absolute_steps(steps: float, max_steps: int) -> int:
-    """Return ``steps``, or the ratio ``steps`` of ``max_steps`` rounded up when below 1."""
+    """Return ``steps``; a value below 1 is a ratio of ``max_steps``, rounded up."""
     return math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps)
 
 
 @dataclass
 class TrainerControl:
-    """What callbacks ask of the loop; the loop clears a flag when it has obeyed."""
+    """Flags that callbacks set for the loop; the loop clears a flag after it acted."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -341,30 +338,32 @@ class TrainerControl:
     should_log: bool = False
 
     def _new_training(self) -> None:
-        """Clear what an earlier training was stopped by."""
+        """Clear the flag that stopped an earlier training."""
         self.should_training_stop = False
 
     def _new_epoch(self) -> None:
-        """Clear what gave up the epoch before."""
+        """Clear the flag that ended the previous epoch."""
         self.should_epoch_stop = False
 
     def _new_step(self) -> None:
-        """Clear what was asked for at the step before."""
+        """Clear the flags of the previous step."""
         self.should_save = self.should_evaluate = self.should_log = False
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return all flags, as Transformers exports them."""
+        """Return all flags in Transformers' export format."""
         return {"args": asdict(self), "attributes": {}}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> TrainerControl:
-        """Return a control with the flags that ``state`` returned."""
+        """Return a control with the flags from ``state``."""
         return cls(**state["args"])
 
     def state_dict(self) -> dict[str, bool]:
-        """Return the flags that outlive a step, and an evaluation that was cut short.
+        """Return the flags that outlive a step.
 
-        With that, the save that was to come after it; else all others are done when one is made.
+        After an interrupted evaluation, the evaluate flag and the save that follows are included.
+        All
+        other flags are handled before a checkpoint is saved.
         """
         flags = {
             "should_training_stop": self.should_training_stop,
@@ -375,7 +374,7 @@ class TrainerControl:
         return {**flags, "should_evaluate": True, "should_save": self.should_save}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the flags that are known."""
+        """Restore the known flags."""
         for one in fields(self):
             if one.name in state_dict:
                 setattr(self, one.name, bool(state_dict[one.name]))

@@ -1,10 +1,6 @@
-"""Trainer: construction and loop.
+"""Trainer: construction, the training loop and the questions that scripts ask of a trainer.
 
-What scripts ask a trainer, in the names of the field, and the callbacks that they give it.
-
-The trainer without its loop: construction, evaluation, logs, and what is written by hand.
-
-The Trainer: starting is resuming, and the loop is on this page.
+``AskingMethods`` holds methods that change nothing, ``TrainerBase`` adds everything but the loop.
 """
 
 from __future__ import annotations
@@ -70,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class AskingMethods:
-    """Questions that change nothing; see :class:`resilient.Trainer`."""
+    """Methods that change nothing; see :class:`resilient.Trainer`."""
 
     args: TrainingArguments
     model: nn.Module
@@ -78,29 +74,29 @@ class AskingMethods:
     callback_handler: CallbackHandler
 
     def is_world_process_zero(self) -> bool:
-        """Say whether this is the first of all ranks."""
+        """Return whether this process is the first of all ranks."""
         return self.args.process_index == 0
 
     def is_local_process_zero(self) -> bool:
-        """Say whether this is the first rank of its host."""
+        """Return whether this process is the first rank of its host."""
         return self.args.local_process_index == 0
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of a loader's dataset, or an estimate where that has no length."""
+        """Return the samples of a loader's dataset, or an estimate if the dataset has no length."""
         try:
             return len(dataloader.dataset)
         except (AttributeError, TypeError):
             return len(dataloader) * self.args.per_device_train_batch_size
 
     def get_num_trainable_parameters(self) -> int:
-        """Return how many numbers are trained; of a cut model, those of this rank."""
+        """Return the number of trained values; for a sharded model, those of this rank."""
         return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
 
     def get_learning_rates(self) -> list[float]:
-        """Return the rate of each group of parameters.
+        """Return the learning rate of each parameter group.
 
         Raises:
-            ValueError: there is no optimizer yet.
+            ValueError: There is no optimizer yet.
         """
         if self.optimizer is None:
             raise ValueError("there is no optimizer before training")
@@ -112,7 +108,7 @@ class AskingMethods:
         As in Transformers, the parameters of all groups are returned if no group holds ``param``.
 
         Raises:
-            ValueError: there is no optimizer yet.
+            ValueError: There is no optimizer yet.
         """
         if self.optimizer is None:
             raise ValueError("there is no optimizer before training")
@@ -123,30 +119,30 @@ class AskingMethods:
 
     @property
     def best_checkpoint(self) -> str:
-        """Where the best model's checkpoint is, for ``load_model``; empty if no checkpoint has it.
+        """URL of the best model's checkpoint, for ``load_model``; empty if no checkpoint has it.
 
-        ``state.best_model_checkpoint`` says its step alone, for it must not tell how often a run
-        was restarted: the folder has the number of the life that saved it, too.
+        ``state.best_model_checkpoint`` names only the step: the state must not depend on the number
+        of restarts. The folder name also contains the generation of the attempt that saved it.
         """
         shelf = self.callback_handler.context.get("shelf")
         best = shelf.best.checkpoint if shelf is not None else None
         return f"{shelf.url.rstrip('/')}/{best}" if shelf is not None and best is not None else ""
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call one more callback, after the others."""
+        """Add a callback after the existing ones."""
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return a callback, given itself or its class; None if there is none."""
+        """Remove and return a callback, given as instance or class; None if there is none."""
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Remove a callback, given itself or its class."""
+        """Remove a callback, given as instance or class."""
         self.callback_handler.pop_callback(callback)
 
 
 class TrainerBase(AskingMethods, TrainerPrediction):
-    """Everything of a trainer but ``train``; see :class:`resilient.Trainer` for the arguments."""
+    """Everything of a trainer except ``train``; see :class:`resilient.Trainer` for arguments."""
 
     made_with: Mapping[str, Any]
     trial: Any = None
@@ -154,10 +150,10 @@ class TrainerBase(AskingMethods, TrainerPrediction):
     hp_name: Callable[[Any], str] | None = None
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Remember what a trainer is made with: a search makes others like it.
+        """Record the constructor arguments: a hyper-parameter search makes more such trainers.
 
         Raises:
-            ConfigError: it overrides what only Transformers' trainer calls.
+            ConfigError: The class overrides a method that only Transformers' trainer calls.
         """
         refuse_uncalled_overrides(cls)
         made = super().__new__(cls)
@@ -186,7 +182,7 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         self.session = open_session(self.args)
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
-        # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
+        # Ranks draw different dropout masks; replicas still begin with rank 0's weights.
         alike = self.args.random_numbers == "transformers"
         set_seed(self.args.seed + (0 if alike else self.session.data_world.rank))
         configure_process(self.args, self.session.device)
@@ -227,7 +223,7 @@ class TrainerBase(AskingMethods, TrainerPrediction):
 
     @property
     def tokenizer(self) -> Any:
-        """The older name of ``processing_class``."""
+        """Deprecated name of ``processing_class``."""
         warn_of_tokenizer(3)
         return self.processing_class
 
@@ -243,21 +239,22 @@ class TrainerBase(AskingMethods, TrainerPrediction):
     ) -> BestRun | list[BestRun]:
         """Train with many sets of hyper-parameters and return the best. Collective.
 
-        Each trial is a training of its own in ``<output_dir>/run-<number>``, with a new model of
-        ``model_init``. A search that was killed goes on: with the trial that was under way, where
-        it was, and with as many others as are missing.
+        Each trial is a separate training in ``<output_dir>/run-<number>``, with a new model from
+        ``model_init``. A search that was killed continues: the interrupted trial resumes where it
+        stopped, and the missing trials follow.
 
         Args:
-            hp_space: trial -> values by the names of arguments; others are for ``model_init``.
-            compute_objective: metrics -> what is searched for; None: their sum, or the loss.
-            n_trials: how many, in all lives of the search.
+            hp_space: Function from a trial to values by argument name. Names that are no arguments
+                go to ``model_init``.
+            compute_objective: Function from metrics to the objective; None: their sum, or the loss.
+            n_trials: Number of trials over all attempts of the search.
             direction: ``minimize``, ``maximize``, or one of them for each objective.
-            backend: ``optuna``, or a study of yours (:class:`resilient.train.search.study.Study`).
-            hp_name: trial -> its name, for ``trial_name`` of the state.
-            **options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
+            backend: ``optuna``, or your own :class:`resilient.train.search.study.Study`.
+            hp_name: Function from a trial to its name, for ``trial_name`` of the state.
+            **options: Options of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
         Raises:
-            ConfigError: there is no ``model_init``, or Optuna is not installed.
+            ConfigError: There is no ``model_init``, or Optuna is not installed.
         """
         plan = runner.SearchPlan(hp_space, compute_objective, n_trials, direction, hp_name)
         found = runner.start(self, plan, backend, options)
@@ -269,15 +266,15 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         stateful: Stateful,
         scope: Literal["replicated", "rank"] = "replicated",
     ) -> None:
-        """Save and restore something of yours with every checkpoint.
+        """Save and restore a stateful object of yours with every checkpoint.
 
         Args:
-            name: the part's name in the checkpoint.
-            stateful: has ``state_dict`` and ``load_state_dict``.
-            scope: ``replicated`` if all ranks hold the same, ``rank`` if each has its own.
+            name: Name of the part in the checkpoint.
+            stateful: Object with ``state_dict`` and ``load_state_dict``.
+            scope: ``replicated`` if all ranks hold the same state, ``rank`` if each has its own.
 
         Raises:
-            ConfigError: the name is taken, by another part of yours or by one of ours.
+            ConfigError: Another part of yours, or one of the trainer's parts, has this name.
         """
         if name in RESERVED:
             raise ConfigError(
@@ -293,12 +290,12 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         output_dir: str | None = None,
         _internal_call: bool = False,  # noqa: FBT001, FBT002 - the field's signature
     ) -> None:
-        """Write the model for use elsewhere, on rank zero, as ``from_pretrained`` reads it.
+        """Write the model for use elsewhere, on rank 0, as ``from_pretrained`` reads it.
 
-        Weights (``model.safetensors``; of PEFT's only the adapter), configurations, the tokenizer
-        if it was given, and the arguments (``training_args.json``).
+        The folder gets the weights (``model.safetensors``; only the adapter of a PEFT model), the
+        configurations, the tokenizer if there is one, and the arguments (``training_args.json``).
 
-        Collective if the model is sharded: its weights are gathered on rank zero.
+        Collective if the model is sharded: rank 0 gathers its weights.
         """
         state = gather_state(self.model, keep=self.state.is_world_process_zero)
         if self.state.is_world_process_zero:
@@ -308,23 +305,23 @@ class TrainerBase(AskingMethods, TrainerPrediction):
             write_beside(folder, processing, self.args.to_dict())
 
     def load_model(self, checkpoint: str) -> str:
-        """Load only the weights of a checkpoint, of any run of this model. Collective.
+        """Load only the weights of a checkpoint, from any run of this model. Collective.
 
-        Nothing else is restored: what is trained next begins at step 0 (``train(False)``, or in an
-        output folder of its own). Call it before ``train``.
+        Nothing else is restored: the next training begins at step 0 (``train(False)``, or in a new
+        output folder). Call this method before ``train``.
 
         Args:
-            checkpoint: its path (``runs/other/checkpoint-120``), its repository (the newest), or
-                its name in this trainer's own.
+            checkpoint: Path of the checkpoint (``runs/other/checkpoint-120``), a repository (its
+                newest checkpoint), or a name in this trainer's repository.
 
         Returns:
-            The folder's name of the checkpoint.
+            The folder name of the checkpoint.
 
         Raises:
-            RepositoryNotFound: nothing was ever saved there.
-            NothingToResume: there is no such checkpoint.
-            IntegrityError: it is damaged; the model is as it was.
-            IncompatibleCheckpoint: it holds another model.
+            RepositoryNotFound: The repository has no checkpoint.
+            NothingToResume: There is no such checkpoint.
+            IntegrityError: The checkpoint is damaged; the model is unchanged.
+            IncompatibleCheckpoint: The checkpoint holds another model.
         """
         loaded = load_weights(self.session, self.model, os.fspath(checkpoint))
         self._has_trained_weights = False
@@ -342,25 +339,25 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write a draft of the model's card, ``README.md`` of the output folder, on rank zero.
+        """Write a draft of the model card, ``README.md`` of the output folder, on rank 0.
 
-        It says what it is told, the arguments, and the results of the evaluations so far. Of a
-        card that is there the tags are kept, and nothing else. The network is not asked.
+        The card contains the values given here, the arguments and the evaluation results so far.
+        Only the tags of an existing card are kept. No network access.
 
         Args:
-            language: of the data.
-            license: of the model.
-            tags: for the Hub.
-            model_name: the title; None: the name of the output folder.
-            finetuned_from: the model that it was before; None: as its configuration says.
-            tasks: identifiers of tasks.
-            dataset_tags: identifiers of datasets on the Hub.
-            dataset: their names.
-            dataset_args: which configuration of each.
+            language: Language of the data.
+            license: License of the model.
+            tags: Tags for the Hub.
+            model_name: Title of the card; None: the name of the output folder.
+            finetuned_from: Model before this training; None: the name in its configuration.
+            tasks: Identifiers of tasks.
+            dataset_tags: Identifiers of datasets on the Hub.
+            dataset: Names of the datasets.
+            dataset_args: Configuration of each dataset.
 
         Raises:
-            ConfigError: the card that is there cannot be read.
-            StoreError: the folder cannot be written; an older card is untouched.
+            ConfigError: The existing card cannot be read.
+            StoreError: The folder cannot be written; an existing card is unchanged.
         """
         if self.state.is_world_process_zero:
             about = (language, license, tags, model_name, finetuned_from, tasks)
@@ -368,31 +365,31 @@ class TrainerBase(AskingMethods, TrainerPrediction):
             write_card(Path(self.args.output_dir), self.model, told, self.args, self.state)
 
     def save_state(self) -> None:
-        """Write ``trainer_state.json`` into the output folder, on rank zero."""
+        """Write ``trainer_state.json`` into the output folder, on rank 0."""
         if self.state.is_world_process_zero:
             self.state.save_to_json(Path(self.args.output_dir) / "trainer_state.json")
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Write metrics to standard output, one to a line, on rank zero."""
+        """Write metrics to standard output, one per line, on rank 0."""
         if self.state.is_world_process_zero:
             sys.stdout.write(trainer_evaluation.shown(split, metrics))
 
     def save_metrics(
         self, split: str, metrics: Mapping[str, Any], *, combined: bool = True
     ) -> None:
-        """Write ``<split>_results.json`` into the output folder, on rank zero.
+        """Write ``<split>_results.json`` into the output folder, on rank 0.
 
         Args:
             split: ``train``, ``eval``, ``test`` or ``all``.
-            metrics: what ``train``, ``evaluate`` or ``predict`` returned.
-            combined: also add them to ``all_results.json``.
+            metrics: Result of ``train``, ``evaluate`` or ``predict``.
+            combined: Also add the metrics to ``all_results.json``.
         """
         if self.state.is_world_process_zero:
             trainer_evaluation.save(Path(self.args.output_dir), split, metrics, combined=combined)
 
 
 class TrainOutput(NamedTuple):
-    """What ``train`` returns; ``training_loss`` covers all lives of the run."""
+    """Result of ``train``; ``training_loss`` covers all attempts of the run."""
 
     global_step: int
     training_loss: float
@@ -400,26 +397,26 @@ class TrainOutput(NamedTuple):
 
 
 class Trainer(TrainerBase):
-    """Trains a model to the end, through any number of lives.
+    """Train a model to the end, across any number of restarts.
 
     Args:
-        model: any module that returns its loss first or as ``loss``; moved to the device.
-        args: what the run is told.
-        train_dataset: map-style, or a stream (``IterableDataset``).
-        eval_dataset: either, or a dict of them (metrics ``eval_<name>_*``).
-        data_collator: samples -> batch; None stacks them.
-        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the labels are kept
-            from the model.
-        compute_metrics: ``EvalPrediction`` -> dict of numbers.
-        callbacks: after the built-in ones, in this order.
-        optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
-        model_init: makes the model instead, and a new one for each trial of a search, which it is
-            given if it takes an argument.
-        optimizer_cls_and_kwargs: a class of optimizers and its options, over our groups.
-        preprocess_logits_for_metrics: predictions and labels of a batch -> what is kept of the
-            predictions, when all would not fit.
-        processing_class: the tokenizer or processor of the data; saved beside the model, and pads
-            batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
+        model: Module that returns its loss first or as ``loss``; it is moved to the device.
+        args: Training arguments.
+        train_dataset: Map-style dataset, or a stream (``IterableDataset``).
+        eval_dataset: Dataset of either kind, or a dict of datasets (metrics ``eval_<name>_*``).
+        data_collator: Function from samples to a batch; None stacks them.
+        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the model does not
+            get the labels.
+        compute_metrics: Function from ``EvalPrediction`` to a dict of numbers.
+        callbacks: Callbacks, called after the built-in ones, in this order.
+        optimizers: Your own optimizer and scheduler, or None for those of ``args``.
+        model_init: Function that makes the model, and a new one for each trial of a search. It
+            gets the trial if it takes an argument.
+        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
+        preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
+            part of the predictions to keep, if all predictions do not fit in memory.
+        processing_class: Tokenizer or processor of the data. It is saved beside the model, and
+            pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
     """
 
     _ignore_keys_for_eval: Sequence[str] | None = None
@@ -432,31 +429,32 @@ class Trainer(TrainerBase):
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        """Train to the end, from wherever the last life got to.
+        """Train to the end, from the point that the last attempt reached.
 
         Args:
-            resume_from_checkpoint: None or True resumes what the launcher names, by default the
-                newest checkpoint that all ranks can prove. A repository without checkpoints takes
-                over the newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in
-                ``output_dir``; with None and no checkpoint there the run starts at step 0, and
-                True raises. False starts at step 0 in any case, with a new optimizer and
-                scheduler and a new model of ``model_init``. A
-                checkpoint's name, or its path in the repository, picks it, the newest of that
-                step if it says no generation (``checkpoint-120``); a folder that Hugging Face's
-                Trainer saved is taken over and gone on with.
-            trial: of a hyper-parameter search, or a dict of values by the names of arguments: the
-                model is made anew by ``model_init``.
-            ignore_keys_for_eval: outputs of the model that are no predictions, in evaluations
-                that training makes; None: those that its config names.
+            resume_from_checkpoint: None or True resumes the checkpoint that the launcher names, by
+                default the newest one that all ranks can verify. If the repository is empty, the
+                newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in ``output_dir`` is
+                imported. Without such a folder, None starts at step 0 and True raises.
+                False always starts at step 0, with a new optimizer and scheduler and a new model
+                from ``model_init``. A checkpoint's name, or its path in the repository, selects
+                that
+                checkpoint. A name without a generation (``checkpoint-120``) selects the newest
+                checkpoint of that step. A folder saved by Hugging Face's Trainer is imported, and
+                training continues from it.
+            trial: Trial of a hyper-parameter search, or a dict of values by argument name; the
+                model is made again by ``model_init``.
+            ignore_keys_for_eval: Model outputs that are not predictions, for evaluations during
+                training; None: the keys that the model's config names.
 
         Raises:
-            Preempted: asked to stop; everything up to the last step is durable.
-            SaveFailed: a checkpoint could not be made durable.
-            ConfigError: the arguments do not fit the model or the data, or name a checkpoint that
-                is not in this repository.
-            NothingToResume: the repository holds no such checkpoint; also a ValueError.
-            NoIntactCheckpoint: every checkpoint there is damaged or incomplete.
-            StartOverRefused: a start at step 0 would ignore checkpoints of another tool.
+            Preempted: A stop was requested; everything up to the last step is durable.
+            SaveFailed: A checkpoint could not be made durable.
+            ConfigError: The arguments do not fit the model or the data, or they name a checkpoint
+                that is not in this repository.
+            NothingToResume: The repository holds no such checkpoint; also a ValueError.
+            NoIntactCheckpoint: Every checkpoint there is damaged or incomplete.
+            StartOverRefused: A start at step 0 would ignore checkpoints of another tool.
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
         if resume_from_checkpoint is False:
@@ -484,12 +482,12 @@ class Trainer(TrainerBase):
             return self._train(run)
 
     def _begin_anew(self, *, remakes_model: bool) -> None:
-        """Forget an earlier training of this trainer: its state, its optimizer, its model.
+        """Reset the state, the optimizer and the model of an earlier training of this trainer.
 
         Weights that were loaded since then stay.
 
         Args:
-            remakes_model: whether ``model_init`` makes the model of this training.
+            remakes_model: Whether ``model_init`` makes the model of this training.
         """
         self.state.begin_anew()
         self.control.load_state_dict(vars(TrainerControl()))
@@ -510,7 +508,7 @@ class Trainer(TrainerBase):
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
         self._begin(run)
-        # An epoch that is open has an end to handle, even when no step is left.
+        # An open epoch still needs its end handled, even if no step is left.
         while run.cursor.is_open or not self._is_done(run):
             with going_back(self, run):
                 self._train_epoch(run)
@@ -535,7 +533,7 @@ class Trainer(TrainerBase):
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _train_epoch(self, run: TrainingRun) -> None:
-        """Train from the cursor to the end of its epoch, or to the end of the run."""
+        """Train from the cursor to the end of its epoch or of the run."""
         control, fire = self.control, self.callback_handler.fire
         begins = not run.cursor.is_open
         if begins:
@@ -554,7 +552,7 @@ class Trainer(TrainerBase):
         self._log_evaluate_save(run)
 
     def _train_step(self, run: TrainingRun, batches: Iterator[Any]) -> Iterator[Any]:
-        """Make one optimizer step; return the micro-batches that come after it."""
+        """Run one optimizer step; return the iterator over the following micro-batches."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
         self.session.pulse.begin_step()
         if run.leaves is not None:
@@ -567,7 +565,7 @@ class Trainer(TrainerBase):
             batches = self._make_fitting_gradients(run, run.fitting, batches)
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
         run.judge_step(grad_norm, expects_infinite=self.args.fp16)
-        # The save before may still be copying what the optimizer is about to change.
+        # The previous save may still be copying tensors that the optimizer is about to change.
         run.wait_for_copy(self._timing)
         fire("on_pre_optimizer_step")
         stepped = self.precision.step(optimizer)
@@ -584,11 +582,11 @@ class Trainer(TrainerBase):
         return batches
 
     def _make_gradients(self, run: TrainingRun, model: nn.Module, batches: Iterator[Any]) -> None:
-        """Make the passes of a step: as many micro-batches as it takes."""
+        """Run the forward and backward passes of a step, one per micro-batch."""
         if run.leaves is not None:
             run.leaves.make(self, run, batches)
             return
-        # The last group of an epoch may be short; its loss is divided by its own size.
+        # The last group of an epoch may be short; the loss is divided by the group's actual size.
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
         pulse = self.session.pulse
@@ -614,7 +612,7 @@ class Trainer(TrainerBase):
     def _make_fitting_gradients(
         self, run: TrainingRun, fitting: AutoBatchSize, batches: Iterator[Any]
     ) -> Iterator[Any]:
-        """Do the same with smaller and smaller batches until they fit (auto_find_batch_size)."""
+        """Retry the passes of a step with smaller batches until they fit (auto_find_batch_size)."""
         while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
             old, new = run.deal.batch, run.deal.batch // 2
             cut_batches(run, self, self.state, self.callback_handler, new)
@@ -632,11 +630,11 @@ class Trainer(TrainerBase):
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
         if self.control.should_evaluate:
-            run.saver.outdate()  # the last life was stopped in it, and saved the step without
+            run.saver.outdate()  # the last attempt stopped in this evaluation, and saved without it
             self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: TrainingRun) -> None:
-        """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""
+        """Run what the control flags request, in the field's order: log, evaluate, best, save."""
         control = self.control
         if control.should_log:
             control.should_log = False
@@ -660,7 +658,7 @@ class Trainer(TrainerBase):
         return self._leave(run) if metrics is None else metrics
 
     def _judge(self, run: TrainingRun, metrics: Mapping[str, Any]) -> None:
-        """Decide whether the model that was just evaluated is the best so far."""
+        """Decide whether the model just evaluated is the best so far."""
         if is_best(self.args, self.state, metrics):
             run.saver.found_best()
             self.control.should_save |= self.args.save_strategy == "best"

@@ -1,8 +1,7 @@
-"""TrainingArguments.
+"""TrainingArguments, and the properties derived from arguments and the launcher.
 
-What arguments and the launcher say together: who this process is, and on which device.
-
-TrainingArguments: everything a run can be told, with the names and defaults of the field.
+The derived properties give this process's rank, device and log level. Names and defaults of
+arguments are the field's.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 NOT_DISTRIBUTED = "not_distributed"
 DISTRIBUTED = "distributed"
-# The standard library's numbers; Transformers has `detail` too, which is all that there is.
+# Levels of the logging module; Transformers also has `detail`, which shows everything.
 _LOUDNESS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -62,7 +61,7 @@ class DerivedArguments(
     OptimizationArguments,
     BasicArguments,
 ):
-    """The properties that the field knows; the launcher's variables say who this process is."""
+    """The field's derived properties; launcher variables identify this process."""
 
     @property
     def _world(self) -> World:
@@ -70,22 +69,22 @@ class DerivedArguments(
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together."""
+        """Number of ranks that train together."""
         return self._world.size
 
     @property
     def process_index(self) -> int:
-        """This process's rank among all."""
+        """Rank of this process among all."""
         return self._world.rank
 
     @property
     def local_process_index(self) -> int:
-        """This process's rank on its host."""
+        """Rank of this process on its host."""
         return self._world.local_rank
 
     @property
     def local_rank(self) -> int:
-        """This process's rank on its host; 0 if nobody launched it."""
+        """Rank of this process on its host; 0 without a launcher."""
         return self._world.local_rank
 
     @property
@@ -104,7 +103,7 @@ class DerivedArguments(
 
     @property
     def n_gpu(self) -> int:
-        """GPUs of this process: one, or none; more GPUs are more processes."""
+        """GPUs of this process: 1 or 0; more GPUs need more processes."""
         import torch
 
         return 0 if self.use_cpu or not torch.cuda.is_available() else 1
@@ -121,7 +120,7 @@ class DerivedArguments(
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes what is written once: models, states, metrics."""
+        """Whether this process writes the files written once: models, states, metrics."""
         return self._world.is_coordinator
 
     @property
@@ -130,10 +129,10 @@ class DerivedArguments(
         return self.local_process_index == 0 if self.log_on_each_node else self.process_index == 0
 
     def get_process_log_level(self) -> int:
-        """Return how loud an event must be for this process to show it (logging's numbers).
+        """Return the minimum level of events that this process shows (numbers of ``logging``).
 
-        ``log_level`` counts where logs are shown, ``log_level_replica`` elsewhere; ``passive`` is
-        ``info`` on the first rank of all and ``warning`` on the others.
+        ``log_level`` applies to processes that show logs, ``log_level_replica`` to the others.
+        ``passive`` is ``info`` on the first rank of all and ``warning`` on the others.
         """
         name = self.log_level if self.should_log else self.log_level_replica
         if name == "passive":
@@ -142,27 +141,27 @@ class DerivedArguments(
 
     @property
     def ddp_timeout_delta(self) -> timedelta:
-        """How long a collective may take."""
+        """Time limit of a collective."""
         return timedelta(seconds=self.ddp_timeout)
 
     @property
     def retention(self) -> Retention:
-        """Which checkpoints stay."""
+        """Retention policy for checkpoints."""
         return parse_retention(self.save_retention or {}, self.save_total_limit)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the steps of warm-up of a run; a ratio is rounded up."""
+        """Return a run's number of warm-up steps; a ratio is rounded up."""
         return absolute_steps(self.warmup_steps, num_training_steps)
 
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:  # noqa: FBT001, FBT002, ARG002 - the field's signature
-        """Let one process work first, and the others when it is done; they find what it cached.
+        """Run a block first on one process, then on the others, which reuse its cached results.
 
-        Without a process group there is nobody to wait for. Collective.
+        Without a process group the block runs at once. Collective.
 
         Args:
-            local: the first of each host goes first, else the first of all.
-            desc: what is done, for people who read the script.
+            local: The first rank of each host runs first, else the first rank of all.
+            desc: Description of the work, for readers of the script.
         """
         import torch.distributed as dist
 
@@ -177,19 +176,19 @@ class DerivedArguments(
                 dist.barrier()
 
 
-# Fields that may be JSON text where a dict is meant.
+# Fields that accept a dict as JSON text.
 _DICTS = (
     *("accelerator_config", "activation_checkpointing_kwargs", "deepspeed", "fsdp_config"),
     *("ddp_comm_state_option", "parallelism_config"),
     *("lr_scheduler_kwargs", "optim_args"),
 )
-# Schedules that follow the metric of the best model.
+# Schedules driven by the best model's metric.
 _FED_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
 
 
 class _Named(type):
-    """Looks at the names of arguments before a dataclass fails on them, in subclasses too."""
+    """Metaclass that checks argument names before the dataclass rejects them, in subclasses too."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         known = {one.name for one in fields(cast("Any", cls))}
@@ -205,21 +204,22 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
     DerivedArguments,
     metaclass=_Named,
 ):
-    """What a run is told.
+    """Configuration of a training run.
 
     Every field carries its help as metadata (``dataclasses.fields(...)[i].metadata["help"]``).
     A number of steps below 1 is a ratio of all steps of the run.
 
     ``load_best_model_at_end`` ends with the best model that a checkpoint holds, as in
-    Transformers: with ``save_steps`` a multiple of ``eval_steps``, the best that was evaluated
-    may be none of them, which is told. ``save_strategy="best"`` saves each.
+    Transformers. Even if ``save_steps`` is a multiple of ``eval_steps``, the best evaluated model
+    may be in no checkpoint, and an event reports that. ``save_strategy="best"`` saves each best
+    model.
 
-    Names that Transformers once had are taken with a ``FutureWarning`` that says today's. What
-    is not supported is accepted with the value that asks for nothing (``push_to_hub=False``) and
-    refused with any other.
+    Former names of Transformers are accepted with a ``FutureWarning`` that gives today's name. An
+    unsupported argument is accepted with the value that turns it off (``push_to_hub=False``) and
+    rejected with any other.
 
     Raises:
-        ConfigError: a name is unknown, a value is not accepted, or two contradict each other.
+        ConfigError: A name is unknown, a value is not accepted, or two values contradict.
     """
 
     def __post_init__(self) -> None:
@@ -230,9 +230,9 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         self.to_dict()
 
     def _settle(self) -> None:
-        """Bring spellings that mean the same to one: enums, paths, JSON, single names.
+        """Normalize equivalent spellings: enums, paths, JSON, single names.
 
-        Fields of a subclass outside of this library stay as they are.
+        Fields of a subclass outside of this library stay unchanged.
         """
         for name in _own_names(type(self)):
             value = getattr(self, name)
@@ -252,7 +252,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         self.report_to = [one for one in _several(self.report_to, ",") if one != "none"]
 
     def _unfold_section(self) -> None:
-        """Take the arguments out of the one section that may say all about several ranks."""
+        """Expand the ``parallelism`` section, which may hold all distributed arguments."""
         section: Any = self.parallelism
         if isinstance(section, dict):
             known = {one.name for one in fields(DistributedArguments)}
@@ -260,7 +260,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
                 setattr(self, name, value)
 
     def _work_out(self) -> None:
-        """Fill in what follows from other arguments."""
+        """Fill in values that follow from other arguments."""
         normalize_save_every(self)
         if isinstance(self.include_num_input_tokens_seen, bool):
             self.include_num_input_tokens_seen = (
@@ -278,41 +278,40 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
     @classmethod
-    def from_file(cls, path: str | Path, **changes: Any) -> Self:
-        """Return the arguments that a TOML, YAML or JSON file says, but for ``changes``.
+    """Return the arguments of a TOML, YAML or JSON file, overridden by ``changes``.
 
-        Raises:
-            ConfigError: the file cannot be read, or says what is not accepted; names the line.
+    Raises:
+        ConfigError: The file cannot be read, or a value is not accepted; names the line.
+    """
         """
         made: Self = from_file(cls, path, changes)
         return made
 
     @classmethod
-    def from_command_line(cls, argv: Sequence[str] | None = None) -> Self:
-        """Return the arguments that a command line says: ``--config FILE --learning-rate 1e-4``.
+    """Return the arguments of a command line: ``--config FILE --learning-rate 1e-4``.
 
-        The command line wins over the file. ``resilient.parse_arguments`` takes dataclasses of
-        yours too.
+    The command line overrides the file. ``resilient.parse_arguments`` also accepts your own
+    dataclasses.
 
-        Args:
-            argv: the words after the script's name; None: those of this process.
+    Args:
+        argv: Words after the script's name; None: those of this process.
 
-        Raises:
-            UsageError: an option is unknown, or lacks its value.
-            ConfigError: a value is not accepted.
-        """
+    Raises:
+        UsageError: An option is unknown, or lacks its value.
+        ConfigError: A value is not accepted.
+    """
         made: Self = parse_arguments(cls, argv=argv)[0]
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON can hold, without what is secret.
+        """Return the fields as JSON values, without secrets.
 
-        Checkpoints, loggers and events take a run's configuration from here, and credentials
-        must reach none of them. A field of a subclass whose name ends with ``_token`` is hidden,
-        and a field with ``init=False`` is left out, as in Transformers.
+        Checkpoints, loggers and events take a run's configuration from here, and credentials must
+        reach none of them. A subclass field whose name ends with ``_token`` is masked, and a field
+        with ``init=False`` is left out, as in Transformers.
 
         Raises:
-            ConfigError: JSON cannot hold the value of a field.
+            ConfigError: JSON cannot represent the value of a field.
         """
         kind = cast("Any", type(self))
         return {name: _shown(name, getattr(self, name)) for name in open_names(kind)} | {
@@ -320,7 +319,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         }
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
-        """Return the fields as plain values, as trackers take them; all else becomes text."""
+        """Return the fields as plain values for trackers; other values become text."""
         plain = (bool, int, float, str)
         return {
             name: value if isinstance(value, plain) else str(value)
@@ -334,7 +333,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
 @cache
 def open_names(kind: Any) -> tuple[str, ...]:
-    """Return the names of a class of arguments' fields that are neither secret nor hidden."""
+    """Return the names of an arguments class's fields that are neither secret nor masked."""
     hidden = _hidden_names(kind)
     return tuple(
         one.name
@@ -374,7 +373,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _unfolded(name: str, value: Any) -> Any:
-    """Return the dict that a JSON text spells; anything else as it is."""
+    """Return the dict that a JSON text encodes; any other value unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
@@ -386,7 +385,7 @@ def _unfolded(name: str, value: Any) -> Any:
 
 
 def _several(value: Any, between: str) -> Any:
-    """Return a list of names, whether it was one text, several in one, a list or None."""
+    """Return a list of names, given as one text, several in one text, a list or None."""
     if value is None:
         return []
     if isinstance(value, str):

@@ -1,23 +1,4 @@
-"""The dataclass fields by group.
-
-How a field says its default and its help.
-
-When a run saves, what stays, where it goes, and what a resume takes back.
-
-How several ranks train one model.
-
-Where a run writes, how long it trains, and what is random in it.
-
-How numbers are computed: precision, recomputation, compilation, kernels.
-
-What optimises, how fast, and over how many micro-batches.
-
-What is told of a run, when, and to whom.
-
-When and how a model is evaluated, and which one is the best.
-
-How samples become batches.
-"""
+"""Fields of the training arguments, grouped, with their defaults and help texts."""
 
 from __future__ import annotations
 
@@ -34,9 +15,9 @@ def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # n
     """Return a dataclass field with its help text as metadata.
 
     Args:
-        default: its value when nobody says another.
-        help: what it does, in one line.
-        is_secret: never shown, never saved.
+        default: Default value.
+        help: One-line description of the effect.
+        is_secret: The value is never shown and never saved.
     """
     metadata = {"help": help, "is_secret": is_secret}
     made: Value = field(default=default, repr=not is_secret, metadata=metadata)
@@ -44,13 +25,13 @@ def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # n
 
 
 def made_by(factory: Callable[[], Any], help: str) -> Any:  # noqa: A002 - as above
-    """Return a field whose default is made anew for each object, as lists must be."""
+    """Return a field whose default is created for each object, as lists require."""
     return field(default_factory=factory, metadata={"help": help, "is_secret": False})
 
 
 @dataclass
 class SavingArguments:
-    """Checkpoints in the names of the field."""
+    """Checkpoint arguments with the field's names."""
 
     save_strategy: str = option("steps", "when to save: no, steps, epoch, best")
     save_steps: float = option(500, "steps between checkpoints; below 1 a ratio of all steps")
@@ -88,7 +69,7 @@ class SavingArguments:
 
 @dataclass
 class RepositoryArguments:
-    """The repository of checkpoints, and what is promised about it."""
+    """Checkpoint repository, durability, and the reaction to failed saves and broken losses."""
 
     repo: str = option("", "URL of the checkpoint repository; empty: output_dir")
     near_repo: str = option(
@@ -136,7 +117,7 @@ class RepositoryArguments:
 
 @dataclass
 class HubArguments:
-    """Models on the Hub of Hugging Face."""
+    """Arguments for the Hugging Face Hub."""
 
     push_to_hub: bool = option(default=False, help="push the model to the Hub when it is saved")
     hub_model_id: str | None = option(None, "name of the repository there")
@@ -153,7 +134,7 @@ class HubArguments:
 
 @dataclass
 class DistributedArguments:
-    """DDP, FSDP, DeepSpeed and meshes."""
+    """Arguments for DDP, FSDP, DeepSpeed and meshes."""
 
     parallelism: str = option(
         "ddp",
@@ -212,7 +193,7 @@ class DistributedArguments:
 
 @dataclass
 class BasicArguments:
-    """The folder, the length, the batch and the seeds."""
+    """Output folder, run length, batch sizes and seeds."""
 
     output_dir: str = option("trainer_output", "folder for checkpoints, logs and models")
     do_train: bool = option(default=False, help="for scripts: whether to train")
@@ -248,7 +229,7 @@ class BasicArguments:
 
     @property
     def order_seed(self) -> int:
-        """The seed of the order of samples."""
+        """Seed of the sample order."""
         return self.seed if self.data_seed is None else self.data_seed
 
 
@@ -282,18 +263,18 @@ class ComputingArguments:
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """The old name of ``activation_checkpointing``."""
+        """Deprecated name of ``activation_checkpointing``."""
         return bool(self.activation_checkpointing)
 
     @property
     def gradient_checkpointing_kwargs(self) -> Any:
-        """The old name of ``activation_checkpointing_kwargs``."""
+        """Deprecated name of ``activation_checkpointing_kwargs``."""
         return self.activation_checkpointing_kwargs
 
 
 @dataclass
 class OptimizationArguments:
-    """Optimizer, schedule, accumulation and the loss."""
+    """Optimizer, schedule, accumulation and loss."""
 
     optim: str = option("adamw_torch_fused", "name of the optimizer")
     optim_args: dict[str, Any] | str | None = option(
@@ -386,7 +367,7 @@ class EvaluationArguments:
 
 @dataclass
 class DataArguments:
-    """Loaders, columns and the order of samples."""
+    """Data loaders, columns and sample order."""
 
     dataloader_num_workers: int = option(0, "processes that load data; 0 loads in the loop")
     dataloader_drop_last: bool = option(default=False, help="drop an incomplete last round")

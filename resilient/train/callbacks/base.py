@@ -1,10 +1,6 @@
-"""TrainerCallback, handler, state.
+"""Trainer callbacks: base class, handler, the callbacks' saved state and the default flow.
 
-The states of callbacks: by torch's two methods, or by ``state`` as Transformers exports it.
-
-Callbacks: the dozen events the field knows, called in the order given, and the built-in ones.
-
-Order of events::
+The handler calls callbacks in the order given. Order of events::
 
     on_init_end
     on_train_begin
@@ -14,7 +10,8 @@ Order of events::
       on_epoch_end
     on_train_end
 
-The states of callbacks as ``trainer_state.json`` shows them to people and to other trainers.
+A callback has a saved state if it defines torch's two methods, or ``state`` and ``from_state`` as
+Transformers exports it. ``trainer_state.json`` also shows that state to people and other trainers.
 """
 
 from __future__ import annotations
@@ -37,22 +34,22 @@ if TYPE_CHECKING:
 
 
 def has_state(callback: Any) -> bool:
-    """Say whether a callback has a state that is saved and given back."""
+    """Return whether a callback has a state to save and restore."""
     by_torch = hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
     return by_torch or exports_state(callback)
 
 
 def exports_state(callback: Any) -> bool:
-    """Say whether it has a state of Transformers' kind (``ExportableState``) and no other."""
+    """Return whether a callback has only a state of Transformers' kind (``ExportableState``)."""
     if hasattr(callback, "state_dict"):
         return False
     return all(callable(getattr(type(callback), name, None)) for name in ("state", "from_state"))
 
 
 def state_of(callback: Any) -> dict[str, Any]:
-    """Return what is saved of a callback; of an exported state its ``attributes``.
+    """Return the state to save of a callback; for an exported state its ``attributes``.
 
-    What it was made with (``args``) is the script's, which may have changed it.
+    The constructor arguments (``args``) belong to the script, which may have changed them.
     """
     state = callback.state()["attributes"] if exports_state(callback) else callback.state_dict()
     return dict(state)
@@ -86,79 +83,81 @@ EVENTS = (
 )
 
 
-# What every event is told, None as long as there is none.
+# Passed with every event; None until the object exists.
 CONTEXT = (
     *("model", "processing_class", "optimizer", "lr_scheduler"),
     *("train_dataloader", "eval_dataloader"),
 )
 
 
-# States that come and go with arguments, which a resume reports by itself.
+# States that appear and disappear with arguments, which a resume reports by itself.
 _OWN_STATES = ("TrainerControl", "ReportTo")
 
 
 class TrainerCallback:
-    """Hears what the trainer does; may set flags of ``control``.
+    """Receiver of the trainer's events; it may set flags of ``control``.
 
-    Every method takes ``(args, state, control, **kwargs)``; kwargs hold ``model``,
+    Every method takes ``(args, state, control, **kwargs)``. The kwargs hold ``model``,
     ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and
-    ``eval_dataloader`` (None before there is one), ``logs`` or ``metrics`` where there are any,
-    and ``emit``, which tells an event. A callback with ``state_dict`` and ``load_state_dict`` is
-    saved and restored; so are the ``attributes`` of one with ``state`` and ``from_state``
-    (Transformers' ``ExportableState``). One with ``close`` is closed when ``train`` is left.
+    ``eval_dataloader`` (None until the object exists). They also hold ``logs`` or ``metrics`` for
+    events that have any, and ``emit``, which emits an event.
+
+    A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. So are the
+    ``attributes`` of a callback with ``state`` and ``from_state`` (Transformers'
+    ``ExportableState``). If a callback has ``close``, it is closed when ``train`` ends.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that the trainer was made."""
+        """Handle the end of the trainer's construction."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that training begins, after the state was restored."""
+        """Handle the start of training, after the state was restored."""
 
     def on_train_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that training ended."""
+        """Handle the end of training."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that an epoch begins, or goes on after a resume."""
+        """Handle the start of an epoch, or its continuation after a resume."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that an epoch ended."""
+        """Handle the end of an epoch."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that an optimizer step begins."""
+        """Handle the start of an optimizer step."""
 
     def on_substep_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that a micro-batch ended that does not end its step."""
+        """Handle the end of a micro-batch that is not the last of its step."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that gradients are clipped and about to be used."""
+        """Handle clipped gradients, just before the optimizer uses them."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that the optimizer stepped and gradients are about to be dropped."""
+        """Handle the end of the optimizer's update, before gradients are freed."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that an optimizer step ended."""
+        """Handle the end of an optimizer step."""
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that a batch of evaluation ended."""
+        """Handle the end of an evaluation batch."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear the ``metrics`` of an evaluation."""
+        """Handle the ``metrics`` of an evaluation."""
 
     def on_predict(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear the ``metrics`` of a prediction."""
+        """Handle the ``metrics`` of a prediction."""
 
     def on_save(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear that a checkpoint was captured; it becomes durable in the background."""
+        """Handle a captured checkpoint; it becomes durable in the background."""
 
     def on_log(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Hear the ``logs`` that were added to the history."""
+        """Handle the ``logs`` that were added to the history."""
 
 
 def require_list(callbacks: Any) -> list[Any]:
-    """Return the callbacks that a trainer is given.
+    """Return a trainer's ``callbacks`` argument as a list.
 
     Raises:
-        ConfigError: they are no list, as when one is given alone.
+        ConfigError: The value is not iterable, for example a single callback.
     """
     if callbacks is None or isinstance(callbacks, Iterable):
         return list(callbacks or ())
@@ -168,10 +167,10 @@ def require_list(callbacks: Any) -> list[Any]:
 
 
 def _made(callback: Any) -> Any:
-    """Return a callback, made if its class was given.
+    """Return a callback; a class is instantiated.
 
     Raises:
-        ConfigError: it hears no event.
+        ConfigError: The object handles no event.
     """
     made = callback() if isinstance(callback, type) else callback
     if isinstance(made, TrainerCallback) or any(hasattr(made, event) for event in EVENTS):
@@ -183,16 +182,17 @@ def _made(callback: Any) -> Any:
 
 
 class CallbackHandler:
-    """Calls callbacks in the order given, and only those that listen to an event.
+    """Caller of callbacks, in the order given; only callbacks that override an event are called.
 
     Args:
-        callbacks: instances, or classes to make one of.
-        args: passed to every callback.
-        state: passed to every callback.
-        control: passed to every callback; one that is returned instead is copied into it.
+        callbacks: Instances, or classes to instantiate.
+        args: Passed to every callback.
+        state: Passed to every callback.
+        control: Passed to every callback; if a callback returns another control, its flags are
+            copied into this one.
 
     Attributes:
-        gone: callbacks that a checkpoint has a state of, and that are not here, by name.
+        gone: Names of callbacks with a state in the checkpoint that are not present now.
     """
 
     def __init__(
@@ -213,21 +213,22 @@ class CallbackHandler:
         self._find_listeners()
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call one more, after the others.
+        """Add a callback after the existing ones.
 
         Raises:
-            ConfigError: it hears no event.
+            ConfigError: The callback handles no event.
         """
         self._append(_made(callback))
         self._find_listeners()
 
     @property
     def callback_list(self) -> str:
-        """The class names of the callbacks, one a line."""
+        """Class names of the callbacks, one per line."""
         return "\n".join(type(one).__name__ for one in self.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return the given one, or the first of the given class; None if missing."""
+        """Remove and return the given callback, or the first of the given class; None if
+        missing."""
         for one in self.callbacks:
             if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
                 self.callbacks.remove(one)
@@ -236,26 +237,26 @@ class CallbackHandler:
         return None
 
     def fire(self, event: str, **more: Any) -> None:
-        """Tell an event to everyone who listens."""
+        """Call every listener of an event."""
         for listener in self._listeners[event]:
             returned = listener(*self._first, **self.context, **more)
             if isinstance(returned, TrainerControl) and returned is not self.control:
                 self.control.load_state_dict(vars(returned))
 
     def close(self) -> None:
-        """Call the ``close`` of those that have one: ``train`` is left, in whatever way."""
+        """Call ``close`` of the callbacks that have it, whenever and however ``train`` ends."""
         for one in self.callbacks:
             close = getattr(one, "close", None)
             if close is not None:
                 close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the control flags and the state of every callback that has one, by name."""
+        """Return the control flags and the state of every stateful callback, by name."""
         states = {name: state_of(one) for name, one in self.stateful().items()}
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back what is there, and remember whose states no callback takes.
+        """Restore the states of the present callbacks, and note the states of missing ones.
 
         A callback that was added since keeps its own state.
         """
@@ -283,7 +284,7 @@ class CallbackHandler:
         }
 
     def stateful(self) -> dict[str, Any]:
-        """Name callbacks by class; the second of a class is ``Name_2``."""
+        """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
         named: dict[str, Any] = {}
         seen: dict[str, int] = {}
         for one in self.callbacks:
@@ -296,7 +297,7 @@ class CallbackHandler:
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Say whether ``event`` was overridden; the empty ones of the base cost no call."""
+    """Return whether a callback overrides ``event``; the base's empty methods are not called."""
     method = getattr(callback, event, None)
     return method is not None and getattr(method, "__func__", method) is not getattr(
         TrainerCallback, event
@@ -304,10 +305,10 @@ def _listens(callback: Any, event: str) -> bool:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Asks for logs, evaluations and checkpoints at the steps and epochs of the arguments."""
+    """Requests for logs, evaluations and saves at the steps and epochs of the arguments."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
-        """Ask what is due at this step; the last step evaluates and saves too."""
+        """Request what is due at this step; the last step also evaluates and saves."""
         step = state.global_step
         last = step >= state.max_steps
         if (step == 1 and args.logging_first_step) or (
@@ -327,7 +328,7 @@ class DefaultFlowCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
-        """Ask what is due at the end of an epoch."""
+        """Request what is due at the end of an epoch."""
         if args.logging_strategy == "epoch":
             control.should_log = True
         if args.eval_strategy == "epoch" and state.epoch >= args.eval_delay:
@@ -337,13 +338,13 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Stops training when the metric of the best model has not improved for a while.
+    """Stop of training once the best model's metric has not improved for a while.
 
-    Its counter is saved, so a resumed run stops where an unbroken one would.
+    The counter is saved, so a resumed run stops where an uninterrupted one would.
 
     Args:
-        early_stopping_patience: evaluations without improvement that end training.
-        early_stopping_threshold: how much better counts as improved.
+        early_stopping_patience: Number of evaluations without improvement that end training.
+        early_stopping_threshold: Minimum gain that counts as an improvement.
     """
 
     def __init__(
@@ -354,10 +355,10 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_patience_counter = 0
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Check that there is a metric to watch, and count from 0 in a run that begins.
+        """Require a metric to watch, and reset the counter at the start of a run.
 
         Raises:
-            ConfigError: there is none, or nothing is evaluated.
+            ConfigError: There is no metric to watch, or no evaluation.
         """
         if args.metric_for_best_model is None or args.eval_strategy == "no":
             raise ConfigError(
@@ -367,7 +368,7 @@ class EarlyStoppingCallback(TrainerCallback):
             self.early_stopping_patience_counter = 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
-        """Compare with the best so far, which does not know this evaluation yet."""
+        """Compare with the best value so far, which does not include this evaluation yet."""
         name = args.metric_for_best_model.removeprefix("eval_")
         value = kwargs["metrics"].get(f"eval_{name}")
         if value is None:
@@ -382,7 +383,7 @@ class EarlyStoppingCallback(TrainerCallback):
             control.should_training_stop = True
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return arguments and attributes, as Transformers exports them."""
+        """Return arguments and attributes in Transformers' export format."""
         made_with = {
             "early_stopping_patience": self.early_stopping_patience,
             "early_stopping_threshold": self.early_stopping_threshold,
@@ -391,24 +392,25 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EarlyStoppingCallback:
-        """Return a callback with the arguments and attributes that ``state`` returned."""
+        """Return a callback with the arguments and attributes from ``state``."""
         made = cls(**state["args"])
         made.load_state_dict(state["attributes"])
         return made
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counter; patience and threshold are the script's."""
+        """Return the counter; patience and threshold belong to the script."""
         return {"early_stopping_patience_counter": self.early_stopping_patience_counter}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the counter."""
+        """Restore the counter."""
         self.early_stopping_patience_counter = state_dict["early_stopping_patience_counter"]
 
 
 def shown_states(handler: CallbackHandler) -> dict[str, Any]:
-    """Return how each stateful callback was made and what it holds, by name; plain values only.
+    """Return the constructor arguments and state of each stateful callback, plain values only.
 
-    They are shown and not read back: what is restored is a part of the checkpoint, tensors and all.
+    These values are for display and never read back: a checkpoint part restores the callbacks,
+    tensors included.
     """
     shown = {name: _shown(one) for name, one in handler.stateful().items()}
     return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
@@ -427,7 +429,7 @@ def _shown(callback: Any) -> dict[str, Any]:
 
 @cache
 def _names_of(kind: Any) -> tuple[str, ...]:
-    """Return what a callback of this class is made with."""
+    """Return the names of a callback class's constructor parameters."""
     return tuple(inspect.signature(kind.__init__).parameters)
 
 
