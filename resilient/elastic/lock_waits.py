@@ -24,12 +24,12 @@ _LOCKS_MAX = 4
 def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> list[str]:
     """Return a line for each lock file that a rank may wait for.
 
-    The stacks tell the kind of lock and no path. So the lines name the build locks of torch's
+    The stacks show the kind of lock but no path. So the lines name the build locks of torch's
     extension cache, or the files that a process of this host holds by ``flock``.
 
     Args:
         stacks: Stacks of the ranks of this host.
-        environ: Environment of the ranks; it names the cache.
+        environ: Environment of the ranks, which names the cache.
     """
     lines = []
     mains = {one.rank: "\n".join(main_stack(one.stacks)) for one in stacks}

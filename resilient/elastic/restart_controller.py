@@ -76,8 +76,8 @@ class ProgressLog:
 
         Without a repository URL, only a brief attempt counts as evidence of a crash loop. All other
         attempts count as progress, and the restart budget alone limits them. A checkpoint in a
-        repository first seen in this attempt also counts as progress: it may be older. None means that
-        the repository does not answer, which is evidence of neither.
+        repository first seen in this attempt also counts as progress: it may be older. None means
+        that the repository does not answer, which is evidence of neither.
 
         Args:
             is_brief: Whether the attempt ended soon, without a visible step.
@@ -167,11 +167,11 @@ class RestartController:
     def after(
         self, outcome: Outcome, nodes: int | None, request: StopRequest | None = None
     ) -> Action:
-        """Return the action after ``outcome`` of an attempt with ``nodes`` nodes, and note its cost.
+        """Return the action after ``outcome`` of an attempt on ``nodes`` nodes, and note its cost.
 
-        The store is queried only if the answer decides something or is reported. During a ``request``
-        to stop, the query gets a tenth of the time left. It gets half of that time if a rank was killed
-        and the answer decides the exit code. It never gets more than 2 s.
+        The store is queried only if the answer decides something or is reported. During a
+        ``request`` to stop, the query gets a tenth of the time left. It gets half of that time if a
+        rank was killed and the answer decides the exit code. It never gets more than 2 s.
         """
         now_seconds = self._clock.monotonic_seconds()
         is_brief = not outcome.has_stepped and now_seconds - self._last_seconds < _BRIEF_SECONDS
@@ -216,7 +216,8 @@ class RestartController:
     def with_late_news(self, outcome: Outcome, stops: StopSignals) -> Outcome:
         """Wait up to 1 s for a stop request if a rank was killed and no restart is left.
 
-        A scheduler that takes a host away kills ranks at the same moment as it notifies us, or earlier.
+        A scheduler that takes a host away kills ranks at the same moment as it notifies us, or
+        earlier.
         """
         if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
             return outcome
@@ -248,7 +249,7 @@ class RestartController:
 
     @property
     def _nodes_min(self) -> int:
-        """Smallest number of nodes to train with; a rendezvous of fixed size has no such setting."""
+        """Smallest number of nodes to train with; a rendezvous of fixed size does not know it."""
         settings: Any = getattr(self._rendezvous, "_settings", None)
         return int(getattr(settings, "min_nodes", 1 << 30))
 

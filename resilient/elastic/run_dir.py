@@ -1,8 +1,7 @@
-"""Agent's folder and its event file.
+"""Directory that an agent shares with its workers, and the file of the agent's events.
 
-The folder that an agent shares with its workers, and those that killed agents left.
-
-The agent's events as a file beside those of its ranks, which know where only once they run.
+The directories of killed agents are removed. The events lie beside those of the ranks, whose
+place is known only once the ranks run.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _MARK = "locked"
 
 
 class AgentDirectory:
-    """A folder that is an agent's as long as that lives.
+    """Directory owned by an agent during its lifetime.
 
     Args:
-        path: of :func:`make_folder`; empty to make one.
+        path: Result of :func:`make_folder`; empty to create one.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -43,7 +42,7 @@ class AgentDirectory:
             (self.path / _MARK).touch()
 
     def remove(self) -> None:
-        """Let it go with all that is in it; there may be nothing any more."""
+        """Delete the directory with its content; it may already be gone."""
         shutil.rmtree(self.path, ignore_errors=True)
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -51,10 +50,10 @@ class AgentDirectory:
 
 
 def make_folder() -> Path:
-    """Return a new folder for an agent, and remove those whose agents are dead.
+    """Create a directory for an agent, and delete those of dead agents.
 
-    An agent locks its folder and then says so in it. One that does not say so stays: it may be of
-    an agent that begins at this moment, or of a release that locks none.
+    An agent locks its directory and then marks it as locked. A directory without the mark stays:
+    its agent may be starting now, or belong to a release without locks.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_own(path):
@@ -68,7 +67,7 @@ def _is_own(path: Path) -> bool:
             not path.is_symlink() and path.stat().st_uid == os.geteuid() and (path / _MARK).exists()
         )
     except OSError:
-        # Gone by now.
+        # The directory is already gone.
         return False
 
 
@@ -80,17 +79,17 @@ def _remove_if_left(path: Path) -> None:
 
 
 HELD_MAX = 1000
-"""Events that wait; a rank that says nothing for longer keeps none of its own either."""
+"""Largest number of waiting events; a rank that stays silent longer has no event file either."""
 
 
 class EventFile:
-    """A sink that holds events until a worker has said where it keeps its own. Any thread.
+    """Event sink that buffers until a worker has published its event folder. Any thread.
 
-    Nothing is written when none does: a script without our trainer, and without a repository on
-    this host. Agents of several hosts, and one after the other, may share the file.
+    Nothing is written if no worker publishes one: a script without our trainer, and without a
+    repository on this host. Agents of several hosts, and successive agents, may share the file.
 
     Args:
-        folder: of the file, empty to ask the workers.
+        folder: Folder of the file; empty to take it from the workers.
     """
 
     def __init__(self, folder: str) -> None:
@@ -100,13 +99,13 @@ class EventFile:
         self._lock = threading.Lock()
 
     def __call__(self, record: Mapping[str, Any], event: Event) -> None:
-        """Write an event after those that came before it, or hold it."""
+        """Write an event after the earlier ones, or buffer it."""
         with self._lock:
             self._held.append((record, event))
             self._write()
 
     def beat(self, notes: Path) -> None:
-        """Look whether a worker left word in the agent's folder."""
+        """Check whether a worker published its event folder in the agent's directory."""
         with self._lock:
             self._notes = str(notes)
             self._write()

@@ -1,9 +1,4 @@
-"""Start and supervise the saver daemon; its memory limit.
-
-The keeper of this host, as the agent sees it: start it, tell its death, let it go last.
-
-How much memory of this host the keeper may have: what was asked for, and what there is.
-"""
+"""Supervisor of this host's saver daemon, and the memory limit of the daemon."""
 
 from __future__ import annotations
 
@@ -30,26 +25,26 @@ _READY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class DaemonExited(Event):
-    """The keeper of this host ended; the trainers persist by themselves meanwhile."""
+    """The saver daemon of this host ended; the trainers persist by themselves meanwhile."""
 
     level: ClassVar[Level] = Level.WARNING
     status: int
     follows: str
 
     def line(self) -> str:
-        """Say how it ended and what follows."""
+        """Return the message: exit status and consequence."""
         return f"the keeper of staged checkpoints ended with {self.status}: {self.follows}"
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonUnavailable(Event):
-    """This host has no keeper: what is in flight when trainers die is lost with them."""
+    """This host has no saver daemon: saves in flight are lost when trainers die."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say why, and who saves."""
+        """Return the message: reason, and that the trainers save by themselves."""
         return (
             f"no keeper of staged checkpoints on this host, the trainers save by themselves: "
             f"{self.reason}"
@@ -58,14 +53,14 @@ class DaemonUnavailable(Event):
 
 @dataclass(frozen=True, slots=True)
 class DaemonAbandoned(Event):
-    """The agent leaves before the keeper has ended: the time of a stop is over."""
+    """The agent exits before the saver daemon, because the time of a stop is over."""
 
     level: ClassVar[Level] = Level.WARNING
     pid: int
     linger_seconds: float
 
     def line(self) -> str:
-        """Say what may be missing, and how long it may still come."""
+        """Return the message: the save that may be lost, and the daemon's remaining time."""
         return (
             f"the keeper (pid {self.pid}) may still have a save in flight: it goes on by itself "
             f"for up to {self.linger_seconds:g} s, if this host lives that long; a save that does "
@@ -74,16 +69,16 @@ class DaemonAbandoned(Event):
 
 
 class DaemonSupervisor:
-    """Keeps one keeper running across the lives of the workers.
+    """Supervisor that keeps one saver daemon running across attempts.
 
-    The keeper's standard input is a pipe that only this process holds: when it ends, however
-    it ends, the keeper lets the saves in flight land and leaves.
+    The daemon's standard input is a pipe that only this process holds. When this process ends in
+    any way, the daemon commits the saves in flight and exits.
 
     Args:
-        folder: for the socket; nobody else may enter it.
-        wishes: how to start it.
-        linger_seconds: how long a save in flight may take once everything else has ended.
-        emit: where facts go.
+        folder: Private folder for the socket.
+        wishes: Start options of the daemon.
+        linger_seconds: Time for a save in flight after everything else has ended.
+        emit: Listener for events.
     """
 
     def __init__(
@@ -109,11 +104,11 @@ class DaemonSupervisor:
 
     @property
     def pid(self) -> int:
-        """The keeper's process, 0 when there is none."""
+        """Process id of the daemon, 0 without one."""
         return self._process.pid if self._process else 0
 
     def start(self) -> None:
-        """Start a keeper unless one runs; does not wait until it is ready."""
+        """Start a daemon unless one runs, without waiting until it is ready."""
         if not self.path or self._is_running("another is started"):
             return
         Path(self.path).unlink(missing_ok=True)
@@ -121,18 +116,18 @@ class DaemonSupervisor:
             self._argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # The terminal's and the job's signals are for the workers.
+            # Signals of the terminal and the job are for the workers only.
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
     def ready(self) -> None:
-        """Wait until the keeper can be asked; one that cannot start is no reason not to train.
+        """Wait until the daemon accepts requests; training continues without a daemon that fails.
 
-        That one is told once, and not tried again.
+        The failure is reported once, and the start is not retried.
         """
         if self._process and self._process.stdout and not self._process.stdout.closed:
-            # It says one line and then nothing, or ends.
+            # The daemon prints one line, or exits.
             readable, _, _ = select.select([self._process.stdout], [], [], _READY_SECONDS)
             said = os.read(self._process.stdout.fileno(), 1 << 12) if readable else b"ready"
             self._process.stdout.close()
@@ -140,11 +135,11 @@ class DaemonSupervisor:
                 self._give_up(said.decode(errors="replace").strip())
 
     def stop(self, within_seconds: float | None = None) -> None:
-        """Let the save in flight land, at most for the grace, and leave nothing behind.
+        """Wait for the save in flight to be committed, at most for the grace, and clean up.
 
         Args:
-            within_seconds: what a request to stop leaves for this. The keeper then goes on
-                without being watched, as long as it may linger and this host lives.
+            within_seconds: Time that a stop request leaves for the wait. Afterwards the daemon
+                continues unsupervised, at most for its linger time and while this host runs.
         """
         process, self._process = self._process, None
         if process is None:
@@ -183,7 +178,7 @@ class DaemonSupervisor:
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Close its pipes: a keeper that still runs takes that for a goodbye."""
+    """Close the daemon's pipes: a running daemon takes the closed pipe as a request to exit."""
     for pipe in (process.stdin, process.stdout):
         if pipe:
             pipe.close()
@@ -191,9 +186,9 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 AUTO, NONE = 0, -1
 LEAST_BYTES = 16 << 20
-"""With less the machine is too small for a keeper by default."""
+"""Smallest memory for a daemon that the user did not ask for."""
 AUTO_SHARE = 2
-"""By default a keeper takes at most one half of the memory that the machine has left."""
+"""Divisor of the available memory: by default a daemon takes at most one half."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1}
@@ -204,12 +199,12 @@ _UNITS |= {
 
 
 def parse_host_bytes(text: str) -> int:
-    """Return how many bytes a user asks for: ``auto``, ``none``, or a size such as ``8GiB``.
+    """Parse a memory option: ``auto``, ``none``, or a size such as ``8GiB``.
 
     Plain numbers are bytes, ``0`` is ``auto`` and ``-1`` is ``none``.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: The text has none of these forms.
     """
     word = text.strip().lower()
     named = {"auto": AUTO, "0": AUTO, "none": NONE, "-1": NONE}.get(word)
@@ -226,17 +221,18 @@ def parse_host_bytes(text: str) -> int:
 
 
 def resolve_memory_limit(wishes: DaemonOptions, root: Path = ROOT) -> DaemonOptions:
-    """Return the wishes with the memory that there is for them.
+    """Return the options with a memory limit that this host can provide.
 
     Args:
-        wishes: with what the user asked for.
-        root: where shared memory lies.
+        wishes: Options of the user.
+        root: Folder of shared memory.
 
     Returns:
-        With a positive bound; or with none, and the reason if it was left to the machine.
+        Options with a positive limit. If the limit was left to the machine and memory is short,
+        they disable the daemon and name the reason.
 
     Raises:
-        ConfigError: a size was asked for that this host has not.
+        ConfigError: The user asked for more memory than this host has.
     """
     if wishes.host_bytes_max < 0:
         return wishes
@@ -256,7 +252,7 @@ def resolve_memory_limit(wishes: DaemonOptions, root: Path = ROOT) -> DaemonOpti
 
 
 def _look(root: Path) -> tuple[int, int, str]:
-    """Return how much shared memory is free and how much memory is left, and the same in words."""
+    """Return free shared memory and available memory in bytes, and both as text."""
     if not root.is_dir():
         return 0, 0, f"there is no {root}"
     shared_bytes, left_bytes = free_bytes(root), available_memory_bytes()

@@ -1,4 +1,4 @@
-"""Signals to the agent become a value that its loop polls."""
+"""Signals to the agent, kept as values that the agent's loop polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-# One order often arrives twice: to us, and through a wrapper that got it as well.
+# A user's signal often arrives twice: directly, and from a wrapper that received it too.
 _SAME_ORDER_SECONDS = 0.5
 _WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 25.0
@@ -24,25 +24,25 @@ _END_SECONDS = 2.0
 
 
 class StopInterrupt(BaseException):
-    """A stop was asked for while nothing but waiting went on."""
+    """A stop request interrupted a wait that does not poll."""
 
 
 class StopSignals:
-    """Remembers who asked to stop, and until when.
+    """Stop requests from signals and threads, with their deadline.
 
-    SIGTERM, SIGINT and SIGHUP are orders: the first asks for a graceful stop and the second
-    for an immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they ask for the same
-    graceful stop and never for more. What is told by another thread is one of those too.
+    SIGTERM, SIGINT and SIGHUP are orders: the first asks for a graceful stop, the second for an
+    immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they only ever ask for the graceful
+    stop. A request from another thread counts as a notice.
 
     Args:
-        clock: tells two orders from one that came twice.
-        grace_seconds: what a stop may take if only a signal asks for it.
+        clock: Clock that separates two orders from one that arrived twice.
+        grace_seconds: Time for a stop if only a signal asks for it.
 
     Attributes:
-        asked_by: number of the first signal, 0 when nobody asked.
-        is_urgent: whether a second order came.
-        request: why, and until when; None while nobody asked.
-        end_seconds: when this host goes, on the monotonic clock, if somebody knows.
+        asked_by: Number of the first signal, 0 without one.
+        is_urgent: Whether a second order came.
+        request: Reason and deadline of the stop; None without a request.
+        end_seconds: Time at which this host is taken away, monotonic seconds, if known.
     """
 
     def __init__(self, clock: Clock, grace_seconds: float = _GRACE_SECONDS) -> None:
@@ -58,12 +58,12 @@ class StopSignals:
 
     @contextmanager
     def listening(self, heard: Sequence[int] | None = None) -> Iterator[None]:
-        """Handle the signals inside; what was ignored before (nohup) stays ignored.
+        """Handle the signals inside the block; signals ignored before (nohup) stay ignored.
 
         Main thread only.
 
         Args:
-            heard: signals that came before, to whoever listened then; looked at once we do.
+            heard: Signals that an earlier handler received; processed at the start.
         """
         before = {
             number: signal.getsignal(number)
@@ -81,19 +81,19 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def tell(self, request: StopRequest) -> None:
-        """Ask to stop, from any thread, while somebody listens.
+        """Request a stop from any thread while the block of :meth:`listening` runs.
 
-        The main thread hears it as a signal, so that a wait for other nodes ends with it as well.
+        The main thread receives the request as a signal, so it also ends a wait for other nodes.
         """
         self._told = request
         signal.pthread_kill(_main_thread(), signal.SIGUSR2)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside, a stop raises StopAsked: for waits that do not poll.
+        """Raise StopInterrupt for a stop inside the block, for waits that do not poll.
 
         Raises:
-            StopAsked: a stop was asked for before or is asked for inside.
+            StopInterrupt: A stop was requested before or inside the block.
         """
         self._may_interrupt = True
         try:
@@ -103,9 +103,9 @@ class StopSignals:
             self._may_interrupt = False
 
     def left_seconds(self) -> float | None:
-        """Return what a stop leaves once the workers are gone, None while nobody asked.
+        """Return the time that a stop leaves after the workers' end, None without a request.
 
-        Nothing if it is urgent, and else at least the 2 s that a notice holds back.
+        The result is 0 for an urgent stop, and otherwise at least the 2 s that a notice reserves.
         """
         if self.request is None:
             return None
@@ -113,7 +113,7 @@ class StopSignals:
         return 0.0 if self.is_urgent else max(_END_SECONDS, left_seconds)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for ``seconds``; False, at once, when somebody asks to stop or has asked."""
+        """Wait for ``seconds``; return False at once if a stop is or was requested."""
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while not self.asked_by and self._clock.monotonic_seconds() < deadline_seconds:
             self._clock.sleep(min(_WAIT_SECONDS, seconds))
@@ -132,7 +132,7 @@ class StopSignals:
         self._interrupt_if_asked()
 
     def _asked(self, number: int, now_seconds: float) -> StopRequest:
-        """Return what a signal asks for: a notice may come long before the end that it is of."""
+        """Return the request of a signal; a notice may come long before the end of the host."""
         told, self._told = self._told, None
         if told is not None:
             return told
@@ -140,13 +140,13 @@ class StopSignals:
         end_seconds = self.end_seconds
         if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:
             return StopRequest(reason, end_seconds)
-        # A person at a terminal means the run; who takes one host away sends the others.
+        # SIGINT comes from a user at a terminal and means the run. Other signals may mean one host.
         is_for_all = number == signal.SIGINT
         return StopRequest(reason, now_seconds + self._grace_seconds, is_for_all)
 
     def _interrupt_if_asked(self) -> None:
         if self._may_interrupt and self.asked_by:
-            # Once: the way out must not be interrupted again.
+            # Interrupt only once: the cleanup must not be interrupted again.
             self._may_interrupt = False
             raise StopInterrupt
 

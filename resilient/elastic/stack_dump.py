@@ -1,9 +1,9 @@
-"""What every rank of this host was doing when a hang was found, before anything is killed.
+"""Stack dumps of all ranks of this host, taken when a hang is found, before any kill.
 
-A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the python stacks of all its
-threads. A stopped process answers nothing until it goes on, so it is let go on once, after what
-the kernel says of it was read; it is killed a moment later. Who does not answer at all (state D,
-or a program that is no python) is described by the kernel alone, and the text says so.
+A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
+its threads. A stopped process cannot answer. So it is continued once, after its kernel state was
+read, and killed a moment later. A process without an answer (state D, or not Python) is described
+by the kernel alone, and the text says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
 _STALLED_POLLS = 30
-"""So long without a byte, and an answer that lacks the main thread is all that there is."""
+"""Polls without a new byte after which an answer without the main thread is final."""
 _TEXT_BYTES_MAX = 1 << 18
 _PROC = Path("/proc")
 _FIELDS = ("State", "Threads", "VmRSS", "SigQ", "voluntary_ctxt_switches")
@@ -35,13 +35,13 @@ _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)
 
 @dataclass(frozen=True, slots=True)
 class RankStacks:
-    """What one rank was doing.
+    """Stacks and kernel state of one rank.
 
     Attributes:
-        rank: among all.
-        kernel: what the kernel says: state, where it waits.
-        stacks: of all threads, as faulthandler prints them; empty if it did not answer.
-        is_answered: whether it did.
+        rank: Global rank.
+        kernel: Report of the kernel: process state, and where each thread waits.
+        stacks: Stacks of all threads as faulthandler prints them; empty without an answer.
+        is_answered: Whether the rank answered.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class RankStacks:
 
     @property
     def innermost(self) -> str:
-        """The innermost frame of the main thread, for a line; the last thread is the main one."""
+        """Innermost frame of the main thread in one line; the main thread is printed last."""
         frames = [_FRAME.match(line) for line in main_stack(self.stacks)]
         found = next((one for one in frames if one), None)
         if not found:
@@ -69,20 +69,20 @@ class _Asked:
 def collect_stacks(
     notes: str, pids: Mapping[int, int], ranks: Mapping[int, int], clock: Clock
 ) -> list[RankStacks]:
-    """Ask all ranks of this host for their stacks, and wait at most two seconds.
+    """Collect the stacks of all ranks of this host within 2 s.
 
     Args:
-        notes: the agent's folder.
-        pids: process of each local rank, unreaped, so that no number belongs to a stranger.
-        ranks: rank among all, by local rank.
-        clock: limits the waiting.
+        notes: Folder of the agent.
+        pids: Process id by local rank; unreaped, so that no id belongs to another process.
+        ranks: Global rank by local rank.
+        clock: Clock for the time limit.
     """
     kernel = {local: describe(pid) for local, pid in pids.items()}
     asked = {local: found for local in pids if (found := _ask(notes, local)) is not None}
     for one in [*asked.values()]:
         _send(one.pid, signal.SIGCONT)
     for local in pids.keys() - asked.keys():
-        # Nothing to ask it by: it stays stopped.
+        # The rank has no handler to ask: if stopped, it stays stopped.
         kernel[local] += "\nno stack: the process has no handler for it"
     texts = _wait_for_answers(asked, clock)
     return [
@@ -92,32 +92,32 @@ def collect_stacks(
 
 
 def describe(pid: int, proc: Path = _PROC) -> str:
-    """Return what the kernel says of a process and of each of its threads that is not idle."""
+    """Return the kernel's report on a process and each of its threads."""
     folder = proc / str(pid)
     lines = [line for line in _read(folder / "status").splitlines() if line.startswith(_FIELDS)]
     for task in sorted(_tasks(folder), key=lambda one: int(one.name)):
         name, wait = _read(task / "comm").strip(), _read(task / "wchan").strip()
-        # A name of nothing reads as 0.
+        # An empty wait channel reads as 0.
         where = f" in {wait}" if wait not in ("", "0") else ""
         lines.append(f"thread {task.name} {name}: {state_of(pid, task) or '?'}{where}")
-        # Only root may read it, and not in every container.
+        # Only root can read the stack, and not in every container.
         lines += [f"    {line}" for line in _read(task / "stack").splitlines()]
     return "\n".join(line.replace("\t", " ") for line in lines)
 
 
 def state_of(pid: int, folder: Path | None = None) -> str:
-    """Return the letter of a process's state (R, S, D, T, Z, ...), empty when it is gone."""
+    """Return the letter of a process state (R, S, D, T, Z, ...), empty if the process is gone."""
     text = _read((folder or _PROC / str(pid)) / "stat")
     return text.rpartition(")")[2].split()[0] if ")" in text else ""
 
 
 def main_stack(text: str) -> list[str]:
-    """Return the lines of the main thread's stack, innermost first; it is shown last."""
+    """Return the lines of the main thread's stack, innermost first; it is printed last."""
     return text.rstrip().rpartition("\n\n")[2].splitlines()
 
 
 def alike(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
-    """Group ranks whose main threads are at the same place: forty of them read as one."""
+    """Group ranks whose main threads are at the same place, so that each stack is shown once."""
     groups: dict[str, list[RankStacks]] = {}
     for one in stacks:
         key = "\n".join(main_stack(one.stacks)[1:]) if one.is_answered else one.kernel
@@ -143,9 +143,9 @@ def _send(pid: int, number: int) -> bool:
 
 
 def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
-    """Wait until nobody's answer grows any more.
+    """Wait until no answer grows any more.
 
-    It is written frame by frame, and on a busy machine with pauses; the main thread comes last.
+    Answers are written frame by frame, on a busy machine with pauses; the main thread comes last.
     """
     deadline_seconds = clock.monotonic_seconds() + _ANSWER_SECONDS
     answers = dict.fromkeys(asked, "")
@@ -160,7 +160,7 @@ def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, st
 
 
 def _is_whole(answer: str) -> bool:
-    """Say whether an answer ends with the outermost call of a main thread, or the 100th."""
+    """Return whether an answer ends with the outermost call of a main thread, or the 100th frame."""
     return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
 
 

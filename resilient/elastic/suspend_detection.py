@@ -1,8 +1,8 @@
-"""When an agent looked, and when it was away itself: suspended, frozen, or kept from running.
+"""Detection of times in which the agent itself was suspended, frozen or starved.
 
-SLURM suspends jobs, a cgroup freezes, a debugger stops: agent and ranks stand still together, and
-go on in any order. The clock that only runs forward counts that time, and nobody could have shown
-a sign in it. So what an agent did not see is held against nobody.
+SLURM suspends jobs, a cgroup freezes, a debugger stops: agent and ranks stand still together,
+and continue in any order. The monotonic clock counts that time, but no rank could write a
+heartbeat in it. So time that the agent did not see counts against no rank.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _GAPS_MAX = 64
 
 
 class SuspendDetector:
-    """Notes when its owner looks; one that looks much too late was away meanwhile.
+    """Record of the owner's checks; a check that starts much too late reveals a suspension.
 
-    Looking may take its time, as a store that does not answer holds a question: only what passes
-    between the end of one look and the beginning of the next one counts.
+    A check itself may take long, for example in a silent store. So only the time between the end of
+    one check and the start of the next counts.
 
     Args:
-        away_seconds: between two looks, for what is more to count as absence.
+        away_seconds: Time between two checks that counts as a suspension.
     """
 
     def __init__(self, away_seconds: float = AWAY_SECONDS) -> None:
@@ -34,35 +34,35 @@ class SuspendDetector:
         self._gaps: list[tuple[float, float]] = []
 
     def begin(self, now_seconds: float) -> None:
-        """Forget all, and look from now on."""
+        """Clear the record and start at ``now_seconds``."""
         self._until_seconds = now_seconds
         self._gaps.clear()
 
     def open(self, now_seconds: float) -> float:
-        """Begin to look; return for how long nobody did, 0 when that is nothing unusual."""
+        """Start a check; return the length of the suspension before it, 0 for none."""
         gap_seconds = now_seconds - self._until_seconds
         before_seconds, self._until_seconds = self._until_seconds, now_seconds
         if gap_seconds <= self._away_seconds:
             return 0.0
-        # Older ones matter to nobody who showed a sign since.
+        # Older gaps matter to no rank that wrote a heartbeat since.
         self._gaps = [*self._gaps[-_GAPS_MAX + 1 :], (before_seconds, now_seconds)]
         return gap_seconds
 
     def close(self, now_seconds: float) -> None:
-        """End a look."""
+        """End a check."""
         self._until_seconds = now_seconds
 
     def shifted(self, since_seconds: float) -> float:
-        """Return a moment, later by as much as its owner was away since then."""
+        """Return a time, moved later by the suspensions since then."""
         away = (max(0.0, end - max(start, since_seconds)) for start, end in self._gaps)
         return since_seconds + sum(away)
 
 
 class SuspendCorrectedProgress:
-    """Takes the time in which nobody ran out of what ranks show.
+    """Heartbeats of ranks without the time in which the host was suspended.
 
     Args:
-        sight: knows when that was.
+        sight: Detector of the suspensions.
     """
 
     def __init__(self, sight: SuspendDetector) -> None:
@@ -72,18 +72,18 @@ class SuspendCorrectedProgress:
         self._spoiled: dict[tuple[int, int], tuple[float, float]] = {}
 
     def begin(self) -> None:
-        """Forget the ranks of the life before."""
+        """Forget the ranks of the previous attempt."""
         self._last.clear()
         self._away.clear()
         self._spoiled.clear()
 
     def signs(self, rank: int, shown: ProgressRecord, away_seconds: float = 0.0) -> ProgressRecord:
-        """Return signs as they were if their rank had never stood still.
+        """Return a heartbeat as if its rank had never been suspended.
 
         Args:
-            rank: whose they are.
-            shown: what it shows now.
-            away_seconds: how long nobody looked, and most likely nobody ran, before this look.
+            rank: Global rank of the heartbeat.
+            shown: Current heartbeat.
+            away_seconds: Length of the suspension before this check.
         """
         if away_seconds and rank in self._last:
             self._away[rank] = self._last[rank], away_seconds
@@ -99,9 +99,9 @@ class SuspendCorrectedProgress:
         return replace(shown, since_seconds=since_seconds, longest_seconds=longest)
 
     def _look_for_spoiled(self, rank: int, shown: ProgressRecord) -> None:
-        """Once what it was in has ended, that seems to have taken as long as nobody ran, or longer.
+        """Detect a longest phase time that contains a suspension.
 
-        Twice that would be a deadline ever after.
+        Twice that time would otherwise be the deadline from now on.
         """
         if rank not in self._away or shown.since_seconds == self._away[rank][0].since_seconds:
             return

@@ -1,1 +1,1 @@
-"""What Prometheus is told: from the agent's events, the ranks' signs and the run's event files."""
+"""Prometheus metrics from the agent's events, the ranks' heartbeats and the run's event files."""

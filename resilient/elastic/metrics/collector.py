@@ -1,21 +1,11 @@
-"""Collect figures from events, heartbeats and event files.
+"""Collector of metrics from events, heartbeats and event files.
 
-Event files while they grow: what is new in them, so much at a time.
+One thread reads heartbeats and event files once per second and writes the text file. A second
+thread answers scrapes from values already collected. Neither thread can block the agent, and a
+failure in them becomes an event.
 
-What agents and ranks tell, as figures: one function for each, by the name of the event.
-
-The signs of this host's ranks, as figures.
-
-The account of the run's wall clock, as figures, at a price that stays small.
-
-Records of what happens often are joined, those of ever longer times, whenever there are too many.
-An account is made ever more rarely, the longer it takes.
-
-Figures of this agent for Prometheus: heard from its events, looked up beside it, never asked.
-
-One thread looks at the ranks and the event files once a second and writes the file; another one
-answers scrapes with what lies ready. Neither can hold the agent up, and what fails in them is an
-event.
+The goodput report has bounded cost. Frequent records are joined over growing intervals whenever
+there are too many. The report is rebuilt more rarely, the longer it takes.
 """
 
 from __future__ import annotations
@@ -52,16 +42,16 @@ if TYPE_CHECKING:
     from resilient.events import Emitter, Event
 
 CHUNK_BYTES = 1 << 20
-"""Read of a file at once; the rest the next time."""
+"""Bytes read from a file at once; the remaining bytes follow at the next read."""
 FILES_MAX = 16
-"""Ranks whose files are followed, the lowest first: they tell what concerns all."""
+"""Number of ranks whose files are followed, lowest ranks first: they report what concerns all."""
 
 
 class EventFileTail:
-    """Follows the event files of one folder; one thread.
+    """Incremental reader of the event files of one folder; one thread.
 
     Args:
-        folder: that may not be there yet.
+        folder: Folder that may not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,11 +59,11 @@ class EventFileTail:
         self._offsets: dict[Path, int] = {}
 
     def read(self) -> list[EventRecord]:
-        """Return what was told since the last time, as far as it was written whole.
+        """Return the events since the last call, complete lines only.
 
         Raises:
-            OSError: a file that is there cannot be read.
-            StoreDenied: a file leads out of the folder, or is no plain file.
+            OSError: An existing file cannot be read.
+            StoreDenied: A file points outside the folder, or is not a regular file.
         """
         return [record for path in self._files() for record in self._read(path)]
 
@@ -91,12 +81,12 @@ class EventFileTail:
         offset = self._offsets.get(path, 0)
         with open_inside(self._folder, path) as file:
             if file.seek(0, 2) < offset:
-                offset = 0  # another file by that name
+                offset = 0  # Another file has this name now.
             file.seek(offset)
             data = file.read(CHUNK_BYTES)
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) == CHUNK_BYTES:
-            whole = len(data)  # no event is that long
+            whole = len(data)  # No valid event is that long.
         self._offsets[path] = offset + whole
         lines = data[:whole].decode("utf-8", errors="replace").splitlines()
         found = (parse_line(line, path.name) for line in lines)
@@ -120,7 +110,7 @@ _COUNTED = {
 
 
 def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
-    """Note what the agent of this process tells."""
+    """Record an event of the agent of this process."""
     if one.event in _COUNTED:
         board.add(_COUNTED[one.event])
     elif one.event == "WorkerGroupStarted":
@@ -131,7 +121,7 @@ def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
     elif one.event == "ReactionChosen":
         _hear_reaction(one, board)
     elif one.event == "LifeEnded":
-        # Ranks are gone when nobody looks; those that end together have done the same steps.
+        # Ranks that end together have done the same steps, and their files are gone by now.
         if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
             board.put(registry.STEP, one.number("step"))
     elif one.event in ("RunEnded", "RunGivenUp"):
@@ -139,16 +129,17 @@ def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
 
 
 def hear_rank(one: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None:
-    """Note what a rank tells.
+    """Record an event of a rank.
 
     Args:
-        one: what it told.
-        board: where to note it.
-        is_new: whether it was told since this agent is there; counters begin with the agent.
+        one: The event.
+        board: Registry for the values.
+        is_new: Whether the event is newer than this agent; counters start with the agent.
     """
     if one.event == "GenerationClaimed":
         board.put(registry.GENERATION, one.number("generation"))
-        if not one.text("parent"):  # older checkpoints are left aside, if there are any
+        # A run without a parent checkpoint starts over and ignores older checkpoints.
+        if not one.text("parent"):
             for metric in (
                 registry.CHECKPOINT_STEP,
                 registry.CHECKPOINT_TIME,
@@ -166,12 +157,12 @@ def hear_rank(one: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None
 
 
 def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
-    """Put up what is known from the start: a counter that is not there yet cannot be seen to grow.
+    """Register the initial values: Prometheus cannot see the growth of a counter that is missing.
 
     Args:
-        board: empty so far.
-        version: of the library.
-        now_seconds: in unix time.
+        board: Empty registry.
+        version: Version of the library.
+        now_seconds: Current time, Unix seconds.
     """
     board.put(registry.AGENT_INFO, 1, version)
     board.put(registry.AGENT_START, now_seconds)
@@ -220,13 +211,13 @@ _WINDOW_SECONDS = 60.0
 
 
 class RankFigures:
-    """Looks at the pulses now and then; one thread.
+    """Metrics from the heartbeats of the ranks; one thread.
 
     Args:
-        board: where the figures go.
+        board: Registry for the values.
 
     Attributes:
-        notes: the agent's folder with the pulses; empty while nobody knows it.
+        notes: Folder of the agent with the heartbeats; empty while unknown.
     """
 
     def __init__(self, board: MetricsRegistry) -> None:
@@ -237,11 +228,11 @@ class RankFigures:
         self._recent: deque[tuple[float, int]] = deque()
 
     def look(self, monotonic_seconds: float, unix_seconds: float) -> None:
-        """Note what the ranks show.
+        """Record the heartbeats of the ranks.
 
         Args:
-            monotonic_seconds: now, on the clock of the pulses.
-            unix_seconds: now.
+            monotonic_seconds: Current time on the clock of the heartbeats.
+            unix_seconds: Current time, Unix seconds.
         """
         size = self._board.value(registry.LOCAL_WORLD_SIZE)
         if not self.notes or size is None:
@@ -254,7 +245,7 @@ class RankFigures:
                 continue
             found[local] = signs.step
             if self._done.get(local) != signs.step:
-                # It entered what it does now when the step was done, or a little later.
+                # The rank entered its current phase at the end of the step, or a little later.
                 ago_seconds = max(0.0, monotonic_seconds - signs.since_seconds)
                 self._board.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
             self._board.put(registry.RANK_STEP, signs.step, str(local))
@@ -263,7 +254,7 @@ class RankFigures:
             self._note_step(min(found.values()), monotonic_seconds)
 
     def _forget_others(self) -> None:
-        """Forget the ranks of the life before: there may be fewer now."""
+        """Forget the ranks of the previous attempt: the new one may have fewer."""
         life = self._board.value(registry.LIVES) or 0.0
         if life != self._life:
             self._life = life
@@ -286,16 +277,19 @@ class RankFigures:
 
 
 def weigh(board: MetricsRegistry) -> None:
-    """Note what would be lost now; ranks may be gone by then, and a keeper save what they left."""
+    """Record the steps that a failure would lose now.
+
+    Ranks may be gone by then, and a saver daemon may save what they left.
+    """
     step, durable = board.value(registry.STEP), board.value(registry.CHECKPOINT_STEP)
     if durable is None and board.value(registry.GENERATION) is not None:
-        durable = 0.0  # it says what it does, and has not saved yet
+        durable = 0.0  # The run has a generation but no checkpoint yet.
     if step is not None and durable is not None:
         board.put(registry.STEPS_AT_RISK, max(0.0, step - durable))
 
 
 RECORDS_MAX = 20_000
-"""Kept at once; a run of so many lives that no joining helps has no account here, but a report."""
+"""Largest number of records; beyond it, after all joining, only the report command has an account."""
 _APART_MS_MAX = 86_400_000
 _OFTEN: Mapping[str, tuple[str, ...]] = {
     "MetricsLogged": (),
@@ -303,21 +297,21 @@ _OFTEN: Mapping[str, tuple[str, ...]] = {
     "PhaseEnded": ("took_seconds",),
     "CheckpointCommitted": ("stall_seconds",),
 }
-"""What happens often, and what of it is summed."""
+"""Frequent events, with the fields to sum."""
 _KEPT = ("agent", "boot", "monotonic", "run", "host", "generation", "rank", "step", "global_step")
 _EVERY_SECONDS = 5.0
 _PAUSE_FACTOR = 50.0
 
 
 class GoodputFigures:
-    """Remembers what was told, and makes the account when it is time; one thread.
+    """Metrics from the goodput report over all records; one thread.
 
     Args:
-        board: where the figures go.
-        clock: time.
+        board: Registry for the values.
+        clock: Clock for the cost of a report.
 
     Attributes:
-        is_full: whether there was too much to account for; the figures are gone then.
+        is_full: Whether there were too many records; the metrics are removed then.
     """
 
     def __init__(self, board: MetricsRegistry, clock: Clock) -> None:
@@ -329,7 +323,7 @@ class GoodputFigures:
         self._due_seconds = 0.0
 
     def take(self, told: Iterable[EventRecord]) -> None:
-        """Remember what was told."""
+        """Store records."""
         if self.is_full:
             return
         self._records += map(_slim, told)
@@ -337,11 +331,11 @@ class GoodputFigures:
             self._thin()
 
     def tell(self, now_ms: int, *, is_last: bool = False) -> None:
-        """Put the account on the board, if it is time for it.
+        """Update the metrics from a new report, if one is due.
 
         Args:
-            now_ms: the time of day.
-            is_last: do it now.
+            now_ms: Wall clock time in milliseconds.
+            is_last: Whether to update now.
         """
         began_seconds = self._clock.monotonic_seconds()
         if not self._records or (began_seconds < self._due_seconds and not is_last):
@@ -355,7 +349,7 @@ class GoodputFigures:
         self._board.put(registry.LOST_STEPS, found.lost_steps)
 
     def _thin(self) -> None:
-        """Join what is told often; if that is no help, let go of everything."""
+        """Join frequent records; if there are still too many, drop all records."""
         self._records = join(self._records, self._apart_ms)
         if len(self._records) > RECORDS_MAX // 2:
             self._apart_ms *= 2
@@ -367,10 +361,11 @@ class GoodputFigures:
 
 
 def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
-    """Return the records with those joined that a source told within ``apart_ms``, and often.
+    """Return the records, with frequent ones of a source joined within ``apart_ms``.
 
-    Progress is told by the last of them. What held training up is told by the last as well, for
-    the time of all, so that sums stay. Nothing is joined across the beginning or end of a life.
+    The last progress record of each group remains. Records of time that held up training become one
+    record with the summed time, so totals stay. Records are never joined across the start or end of
+    an attempt.
     """
     kept: list[EventRecord] = []
     since: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -399,30 +394,30 @@ def _both(first: EventRecord, last: EventRecord) -> EventRecord:
 
 
 def _slim(one: EventRecord) -> EventRecord:
-    """Return a record without what only a report shows."""
+    """Return a record without the fields that only a report shows."""
     if one.event != "MetricsLogged":
         return one
     return replace(one, fields={name: one.fields[name] for name in _KEPT if name in one.fields})
 
 
 _LOOK_SECONDS = 1.0
-_STILL_SECONDS = 60.0  # the agent looks around ten times a second while workers run
+_STILL_SECONDS = 60.0  # The agent checks its workers ten times per second while they run.
 _END_SECONDS = 5.0
 _REASONS_MAX = 20
 _HEARD_MAX = 10_000
 
 
 class Metrics:
-    """Gathers figures while the agent runs, and says whether it moves.
+    """Metrics and health of the running agent.
 
     Args:
-        wishes: where figures go; nowhere, and this does nothing.
-        events: folder of the run's event files, empty if the ranks will say where.
-        grace_seconds: how long the agent may wait for its workers to end.
-        clock: time.
+        wishes: Destinations of the metrics; without any, all methods do nothing.
+        events: Folder of the run's event files; empty to take it from the ranks.
+        grace_seconds: Time that the agent may wait for its workers to end.
+        clock: Clock for all times.
 
     Raises:
-        ConfigError: the address cannot be had, or the file not be written.
+        ConfigError: The address is not available, or the file cannot be written.
     """
 
     def __init__(
@@ -454,7 +449,7 @@ class Metrics:
 
     @contextmanager
     def running(self, emit: Emitter) -> Iterator[None]:
-        """Gather and answer inside; write the file a last time at the end."""
+        """Collect and serve metrics inside the block, and write the file once more at its end."""
         if not self._wishes.is_on:
             yield
             return
@@ -472,7 +467,7 @@ class Metrics:
                 self._server.close()
 
     def hear(self, record: Mapping[str, Any], event: Event) -> None:
-        """Take an event of the agent: a sink. Any thread."""
+        """Record an event of the agent, as an event sink. Any thread."""
         if not self._wishes.is_on:
             return
         name = type(event).__name__
@@ -486,12 +481,12 @@ class Metrics:
             self._heard.append(told)
 
     def beat(self, notes: Path) -> None:
-        """Note that the agent moves, and where the ranks show their signs."""
+        """Record that the agent runs, and the folder of the ranks' heartbeats."""
         self._ranks.notes = str(notes)
         self._moved_seconds = self._clock.monotonic_seconds()
 
     def health(self) -> tuple[bool, str]:
-        """Return whether the agent does its work, and a line about it."""
+        """Return whether the agent works, and a line about its state."""
         if self._is_lost:
             return False, "the agent gave the run up"
         still_seconds = self._clock.monotonic_seconds() - self._moved_seconds
@@ -528,7 +523,7 @@ class Metrics:
             )
 
     def _attempt(self, where: str, look: Callable[[], None]) -> None:
-        """Do it; whatever it raises is told, each reason once, and costs its figures only."""
+        """Run one collection; an exception is reported once per reason and only loses its values."""
         try:
             look()
         except Exception as error:  # noqa: BLE001 - no figure is worth a run
@@ -549,13 +544,13 @@ class Metrics:
         if self._following is None:
             return
         told = sorted(self._following.read(), key=lambda one: one.at_ms)
-        # What this agent tells was heard already; others write to the same file.
+        # Events of this agent are already recorded; other agents write to the same file.
         told = [one for one in told if one.agent != self._agent or not one.agent]
         for one in told:
             hear_rank(one, self._board, is_new=one.at_ms >= 1000 * self._began_seconds)
         self._spending.take(told)
 
     def _find(self) -> EventFileTail | None:
-        """Return where the ranks write if nobody but they says so."""
+        """Return the event folder that the ranks published."""
         folder = read_published_event_file(self._ranks.notes)
         return EventFileTail(folder) if folder and folder.is_dir() else None

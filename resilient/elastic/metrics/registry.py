@@ -1,14 +1,7 @@
-"""Prometheus registry and text format.
+"""Registry of all Prometheus metrics, their text format and the text file.
 
-Figures to the text that Prometheus reads, version 0.0.4 of its format (pure).
-
-https://prometheus.io/docs/instrumenting/exposition_formats/
-
-The metrics by name: what users build dashboards and alerts on. Names and labels stay.
-
-The figures as they stand: written by the agent's threads, read by a scrape.
-
-A file for node_exporter's textfile collector, replaced as a whole.
+Users build dashboards and alerts on the names and labels of the metrics, so these never change.
+The format is version 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -30,24 +23,24 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricKind(StrEnum):
-    """What the numbers of a metric are."""
+    """Type of a metric."""
 
     COUNTER = "counter"
-    """It only grows while the agent lives; its name ends in ``_total``."""
+    """Counter that only grows while the agent runs; its name ends in ``_total``."""
     GAUGE = "gauge"
     SUMMARY = "summary"
-    """A sum and a count, under ``NAME_sum`` and ``NAME_count``."""
+    """Sum and count, under ``NAME_sum`` and ``NAME_count``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A name that users may rely on.
+    """Metric with a stable name.
 
     Attributes:
-        name: with the unit at its end.
-        kind: of its numbers.
-        meaning: one line for people.
-        label: the only label that its samples have; empty for none.
+        name: Name with the unit at its end.
+        kind: Type of the metric.
+        meaning: Help text in one line.
+        label: Only label of the samples; empty for none.
     """
 
     name: str
@@ -58,13 +51,13 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number.
+    """One value of a metric.
 
     Attributes:
-        metric: whose.
-        value: of it.
-        label: value of the metric's label; empty if it has none.
-        suffix: of a summary: ``_sum`` or ``_count``.
+        metric: Metric of the value.
+        value: The value.
+        label: Value of the metric's label; empty without a label.
+        suffix: ``_sum`` or ``_count`` for a summary.
     """
 
     metric: Metric
@@ -74,7 +67,7 @@ class Sample:
 
 
 def render(samples: Iterable[Sample]) -> str:
-    """Return the text of samples, whatever their order; those of a metric stand together."""
+    """Return samples in the text format, grouped by metric."""
     by_name = sorted(samples, key=lambda one: (one.metric.name, one.label, one.suffix))
     lines = []
     for metric, found in groupby(by_name, key=lambda one: one.metric):
@@ -201,14 +194,14 @@ METRICS_ERRORS = Metric(
 )
 
 ALL = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
-"""Every metric, in the order of the table in docs/metrics.md."""
+"""All metrics, in the order of the table in docs/metrics.md."""
 
 LABELS_MAX = 512
-"""Values of a label; what comes beyond is left out, whoever made it up."""
+"""Largest number of label values per metric; further values are dropped."""
 
 
 class MetricsRegistry:
-    """Holds one number per metric and label. Any thread."""
+    """Thread-safe registry with one value per metric and label."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -220,7 +213,7 @@ class MetricsRegistry:
             self._set(metric, value, label, "")
 
     def add(self, metric: Metric, value: float = 1, label: str = "") -> None:
-        """Add to a counter, or one observation to a summary."""
+        """Add to a counter, or add one observation to a summary."""
         with self._lock:
             if metric.kind is not MetricKind.SUMMARY:
                 self._grow(metric, value, label, "")
@@ -229,19 +222,19 @@ class MetricsRegistry:
             self._grow(metric, 1, label, "_count")
 
     def drop(self, metric: Metric) -> None:
-        """Forget a metric: nobody knows it any more."""
+        """Remove all values of a metric whose value is no longer known."""
         with self._lock:
             for key in [one for one in self._samples if one[0] == metric]:
                 del self._samples[key]
 
     def value(self, metric: Metric, label: str = "") -> float | None:
-        """Return what stands there, None for nothing."""
+        """Return the current value, None without one."""
         with self._lock:
             found = self._samples.get((metric, label, ""))
         return None if found is None else found.value
 
     def page(self) -> str:
-        """Return everything as Prometheus reads it."""
+        """Return all values in the text format."""
         with self._lock:
             samples = list(self._samples.values())
         return render(samples)
@@ -258,20 +251,20 @@ class MetricsRegistry:
 
 
 def write_textfile(path: Path, text: str) -> None:
-    """Replace ``path`` so that a reader sees the old text or the new one, never a part.
+    """Replace ``path`` atomically: a reader sees the old or the new text, never a part.
 
-    It is not forced to the disk: after a crash of the machine nobody needs old figures. If this
-    process dies inside, a hidden file stays that the collector does not read and the next process
-    of this id replaces.
+    The file is not synced, since old values are useless after a machine crash. If this process dies
+    inside, a hidden temporary file remains. The collector ignores that file, and the next process
+    with this id replaces it.
 
     Raises:
-        OSError: it cannot be written; the old text stands.
+        OSError: The file cannot be written; the old text remains.
     """
-    # The collector reads what ends in .prom.
+    # The collector reads only files that end in .prom.
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         fresh.write_text(text, encoding="utf-8")
-        # Whoever collects it is another user, most often.
+        # The collector usually runs as another user.
         fresh.chmod(0o644)
         fresh.replace(path)
     except OSError:

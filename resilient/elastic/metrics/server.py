@@ -1,8 +1,8 @@
-"""Answers ``GET /metrics`` and ``GET /healthz``, and cannot be made to do anything else.
+"""HTTP server for ``GET /metrics`` and ``GET /healthz``, and nothing else.
 
-One thread, whatever comes: each connection is a task of its event loop, with a deadline and a
-bound, and the answers lie ready. So who is slow, or many, costs the agent nothing but time of
-that thread.
+The server runs in one thread. Each connection is a task of its event loop with a deadline and a
+size limit, and the answers are already computed. So slow or many clients cost the agent only the
+time of that thread.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 class MetricsServer:
-    """Listens from the moment it is made, answers once it is started.
+    """Server that listens from its creation and answers after its start.
 
     Args:
-        host: address to listen at.
-        port: 0 lets the system choose.
-        page: returns what ``/metrics`` shows; called by the server's thread.
-        health: returns whether all is well and a line about it, for ``/healthz``.
+        host: Address of the server.
+        port: Port of the server; 0 lets the system choose.
+        page: Function that returns the text of ``/metrics``; called by the server's thread.
+        health: Function that returns the health and a line about it, for ``/healthz``.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: The address is not available.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MetricsServer:
         self._open = 0
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # First, for a name that is none: the next call would forget to close its socket.
+            # Resolve first: create_server leaks its socket for a name that does not resolve.
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
             self._socket = socket.create_server(found[:2], family=family, backlog=64)
         except (OSError, OverflowError, UnicodeError) as error:
@@ -65,19 +65,19 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where Prometheus asks."""
+        """URL for Prometheus."""
         host, port = self._socket.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start to answer."""
         self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more; what is being answered is dropped."""
+        """Stop the server and drop open requests."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # The loop has already ended.
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_SECONDS)
         self._socket.close()
@@ -105,7 +105,7 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # nobody is there any more, or too slow
+            pass  # The client is gone or too slow.
         finally:
             self._open -= 1
             writer.transport.abort()

@@ -1,1 +1,1 @@
-"""Who says that this host will be taken away: clouds, schedulers, files, hooks."""
+"""Preemption notices from clouds, schedulers, files and hooks."""

@@ -1,26 +1,22 @@
-"""AWS, Azure, GCP.
+"""Preemption notices of AWS, Azure and GCP, from their metadata servers.
 
-EC2: spot interruptions and rebalance recommendations, from the instance metadata service.
+AWS: spot interruptions and rebalance recommendations. The protocol is a token by
+``PUT /latest/api/token`` (IMDSv2), then ``GET`` with the token. An address without a value
+answers 404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the Instance
+Metadata Service". The answer to the ``PUT`` carries an IP hop limit, 1 by default, so it may
+never arrive in a container. The source then asks without a token, which works if IMDSv1 is
+allowed.
 
-Protocol: a token by ``PUT /latest/api/token`` (IMDSv2), then ``GET`` with it. An address that
-does not exist yet answers 404. Amazon EC2 User Guide, "Spot Instance interruption notices" and
-"Use the Instance Metadata Service".
+Azure: scheduled events and their acknowledgement. The protocol is
+``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A
+``POST`` of an event's id to the same address acknowledges the event. Azure then does not wait
+until ``NotBefore``. The first request turns the service on and may take two minutes. See Azure
+documentation, "Scheduled Events for Linux VMs".
 
-The answer to the ``PUT`` carries an IP hop limit, 1 by default, so from inside a container it
-may never arrive. Then the service is asked without a token, which works where IMDSv1 is allowed.
-
-Azure: scheduled events of the instance metadata service, and their acknowledgement.
-
-Protocol: ``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header
-``Metadata: true``. An event is acknowledged by a ``POST`` of its id to the same address; then
-Azure does not wait until ``NotBefore``. The first question turns the service on and may take two
-minutes. Azure documentation, "Scheduled Events for Linux VMs".
-
-Google Compute Engine: preemption and maintenance, by long polls of the metadata server.
-
-Protocol: ``GET`` with the header ``Metadata-Flavor: Google``, which the answer repeats. With
-``wait_for_change=true&last_etag=E`` the server answers when the value is another one, or after
-``timeout_sec``. Compute Engine documentation, "View and query VM metadata" and "Spot VMs".
+GCP: preemption and maintenance by long polls. The protocol is ``GET`` with the header
+``Metadata-Flavor: Google``, which the answer repeats. With ``wait_for_change=true&last_etag=E``
+the server answers when the value changes, or after ``timeout_sec``. See Compute Engine
+documentation, "View and query VM metadata" and "Spot VMs".
 """
 
 from __future__ import annotations
@@ -53,14 +49,14 @@ _OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN = 200, 400, 401, 403
 
 
 class AwsSource:
-    """Asks the instance metadata service.
+    """Source of spot interruptions from the EC2 instance metadata service.
 
     Args:
-        clock: tells the age of the token.
-        endpoint: of the service.
-        stops_on_rebalance: whether a recommendation to move is a reason to stop, and not only
-            an advice that is told.
-        seconds: how long one request may take.
+        clock: Clock for the age of the token.
+        endpoint: Address of the service.
+        stops_on_rebalance: Whether a rebalance recommendation stops training; otherwise it is
+            only reported.
+        seconds: Timeout of one request.
     """
 
     name = "aws"
@@ -83,11 +79,11 @@ class AwsSource:
         self._why_no_token = ""
 
     def look(self) -> Notice | None:
-        """Return an interruption that was announced, else a recommendation, else None.
+        """Return an announced interruption, else a recommendation, else None.
 
         Raises:
-            SourceLost: the service cannot be asked; for a hop limit it says what to do.
-            SourceGarbled: the answer makes no sense.
+            SourceLost: The service does not answer; for a hop limit the error names the fix.
+            SourceGarbled: The answer is invalid.
         """
         action = self._get(_ACTION)
         if action.is_there:
@@ -98,10 +94,10 @@ class AwsSource:
         return None
 
     def acknowledge(self) -> None:
-        """Do nothing: EC2 does not ask."""
+        """Do nothing: EC2 has no acknowledgement."""
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""
 
     def _get(self, path: str) -> MetadataResponse:
         answer = self._get_once(path)
@@ -123,7 +119,7 @@ class AwsSource:
         )
 
     def _renewed(self) -> str:
-        """Return a token that is still good, or nothing where none can be had."""
+        """Return a valid token, or an empty string if none is available."""
         now_seconds = self._clock.monotonic_seconds()
         if self._token and now_seconds - self._token_at_seconds < _RENEW_SECONDS:
             return self._token
@@ -153,7 +149,7 @@ def _interruption(answer: MetadataResponse) -> Notice:
     try:
         return Notice(f"aws: spot {action}", moment_of(str(document.get("time"))))
     except SourceGarbled:
-        # The action alone is clear: it comes, and nobody says when.
+        # The action alone is clear: the interruption comes at an unknown time.
         return Notice(f"aws: spot {action}")
 
 
@@ -162,17 +158,17 @@ _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
 _FIRST_SECONDS = 130.0
 _ENDINGS = ("Preempt", "Terminate", "Reboot", "Redeploy")
-"""A ``Freeze`` pauses the machine for some seconds, and training goes on afterwards."""
+"""Events that end the machine; a ``Freeze`` only pauses the machine for some seconds."""
 
 
 class AzureSource:
-    """Asks for events of this machine.
+    """Source of scheduled events of this machine.
 
     Args:
-        endpoint: of the service.
-        acknowledges: whether Azure is told that it may take the machine when all is saved. Leave
-            it where others have work on the machine, as on a node of Kubernetes.
-        seconds: how long one request may take, after the first.
+        endpoint: Address of the service.
+        acknowledges: Whether the source lets Azure take the machine once all is saved. Leave
+            it off if other jobs use the machine, as on a Kubernetes node.
+        seconds: Timeout of one request, after the first.
     """
 
     name = "azure"
@@ -189,11 +185,11 @@ class AzureSource:
         self._heard: list[str] = []
 
     def look(self) -> Notice | None:
-        """Return the event of this machine that comes first.
+        """Return the earliest event of this machine.
 
         Raises:
-            SourceLost: the service cannot be asked.
-            SourceGarbled: the answer makes no sense.
+            SourceLost: The service does not answer.
+            SourceGarbled: The answer is invalid.
         """
         if self._machine is None:
             self._machine = self._find_name()
@@ -213,10 +209,10 @@ class AzureSource:
         return min(notices, key=lambda one: one.at_seconds or 0.0, default=None)
 
     def acknowledge(self) -> None:
-        """Tell Azure that it need not wait any longer, if that was asked for.
+        """Acknowledge the events to Azure if the option is on.
 
         Raises:
-            SourceLost: it was not heard.
+            SourceLost: The request failed.
         """
         if not self._acknowledges or not self._heard:
             return
@@ -228,10 +224,10 @@ class AzureSource:
             raise SourceLost("the events to acknowledge are not there any more")
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""
 
     def _find_name(self) -> str | None:
-        """Return the machine's name; machines of a set hear of each other's events."""
+        """Return the machine's name, because machines of a set see each other's events."""
         request = MetadataRequest(self._endpoint + _NAME, headers=_HEADERS, seconds=self._seconds)
         try:
             answer = http_get(request)
@@ -242,7 +238,7 @@ class AzureSource:
 
     def _is_mine(self, event: Mapping[str, Any]) -> bool:
         resources = event.get("Resources")
-        # Without a name to compare, stopping for another machine costs less than not stopping.
+        # Without a name to compare, a needless stop costs less than a missed one.
         is_here = not self._machine or not isinstance(resources, list) or self._machine in resources
         return is_here and event.get("EventType") in _ENDINGS
 
@@ -250,7 +246,7 @@ class AzureSource:
 def _notice(event: Mapping[str, Any]) -> Notice:
     reason = f"azure: {str(event['EventType']).lower()}"
     try:
-        # Empty once the event has started.
+        # `NotBefore` is empty once the event has started.
         return Notice(reason, parsedate_to_datetime(str(event["NotBefore"])).timestamp())
     except (KeyError, ValueError, TypeError):
         return Notice(reason)
@@ -258,7 +254,7 @@ def _notice(event: Mapping[str, Any]) -> Notice:
 
 GCP_ENDPOINT = "http://metadata.google.internal"
 PREEMPTED_SECONDS = 30.0
-"""From the announcement of a preemption until the machine is off."""
+"""Time from the announcement of a preemption until the machine is off."""
 _MAINTENANCE_SECONDS = 60.0
 _INSTANCE = "/computeMetadata/v1/instance/"
 _GCP_HEADERS = {"Metadata-Flavor": "Google"}
@@ -266,16 +262,16 @@ _MARGIN_SECONDS = 5.0
 
 
 class GcpSource:
-    """Waits for one value of the metadata server to change.
+    """Source that waits for a change of one value of the metadata server.
 
     Args:
-        clock: tells when a change was heard.
+        clock: Clock for the time of a change.
         value: ``preempted`` or ``maintenance-event``.
-        endpoint: of the server.
-        wait_seconds: how long one long poll lasts.
+        endpoint: Address of the server.
+        wait_seconds: Length of one long poll.
     """
 
-    # The wait is in the question.
+    # The request itself waits.
     every_seconds = 0.2
 
     def __init__(
@@ -295,15 +291,15 @@ class GcpSource:
 
     @property
     def name(self) -> str:
-        """Which value this is of."""
+        """Name of the source with its value."""
         return f"gcp {self._value}"
 
     def look(self) -> Notice | None:
-        """Return what the value means, after a change of it or the end of the poll.
+        """Return the notice for the value, after a change or the end of the poll.
 
         Raises:
-            SourceLost: the server cannot be asked.
-            SourceGarbled: something else than it answered.
+            SourceLost: The server does not answer.
+            SourceGarbled: Another server answered, or the value is unknown.
         """
         answer = self._ask()
         if not answer.is_there:
@@ -315,18 +311,18 @@ class GcpSource:
         notice = self._meaning(answer.text)
         if notice is None or self._heard is None or notice.reason != self._heard.reason:
             self._heard = notice
-        # Said again it is the same notice, and not a new one with another deadline.
+        # A repeated value is the same notice, and not a new one with another deadline.
         return self._heard
 
     def acknowledge(self) -> None:
-        """Do nothing: Compute Engine does not ask."""
+        """Do nothing: Compute Engine has no acknowledgement."""
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""
 
     def _ask(self) -> MetadataResponse:
         query, seconds = {}, 2.0
-        # The first question wants to know what is, the others what changes.
+        # The first request reads the current value. Later requests wait for a change.
         if self._etag:
             query = {"wait_for_change": "true", "last_etag": self._etag}
             query["timeout_sec"] = str(max(1, round(self._wait_seconds)))
@@ -342,7 +338,7 @@ class GcpSource:
         now_seconds = unix_seconds(self._clock)
         match self._value, text:
             case (_, "FALSE" | "NONE" | "MIGRATE_ON_HOST_MAINTENANCE"):
-                # A machine that is moved goes on running.
+                # A migrated machine continues to run.
                 return None
             case ("preempted", "TRUE"):
                 return Notice("gcp: preempted", now_seconds + PREEMPTED_SECONDS)

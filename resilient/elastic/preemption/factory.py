@@ -1,4 +1,4 @@
-"""``--notice``: words -> sources, and what this machine is when nobody says."""
+"""Factory of notice sources from ``--notice``, and detection of this machine's sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TOKEN = "RESILIENT_NOTICE_TOKEN"  # noqa: S105 - the name of a variable
 _DMI = Path("/sys/class/dmi/id")
-# Azure's own, which Hyper-V elsewhere has not.
+# Asset tag that only Azure sets; other Hyper-V machines do not have it.
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 _CLOUDS = {"aws": ("rebalance",), "gcp": (), "azure": ("ack",)}
 _HINT = (
@@ -42,18 +42,18 @@ _HINT = (
 def choose_sources(
     text: str, environ: Mapping[str, str], clock: Clock, dmi: Path = _DMI
 ) -> list[NoticeSource]:
-    """Return the sources that a user asks for.
+    """Return the sources that the user chose.
 
     Args:
-        text: ``auto``, ``off``, or names with commas.
-        environ: of this process: SLURM's variables, and where metadata servers are
-            (``AWS_EC2_METADATA_SERVICE_ENDPOINT``, ``GCE_METADATA_HOST``,
+        text: ``auto``, ``off``, or names separated by commas.
+        environ: Environment of this process: variables of SLURM, and addresses of metadata
+            servers (``AWS_EC2_METADATA_SERVICE_ENDPOINT``, ``GCE_METADATA_HOST``,
             ``RESILIENT_AZURE_METADATA``).
-        clock: time.
-        dmi: where the machine says what it is.
+        clock: Clock of the sources.
+        dmi: Folder with the machine's vendor and product.
 
     Raises:
-        ConfigError: a name, an option or an address makes no sense.
+        ConfigError: A name, an option or an address is invalid.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if words == ["auto"]:
@@ -64,10 +64,10 @@ def choose_sources(
 
 
 def names_of_sources(text: str) -> list[str]:
-    """Return the names of the sources that a user asks for on this machine; none stays open.
+    """Return the names of the chosen sources on this machine, and close the sources.
 
     Raises:
-        ConfigError: as :func:`choose_sources`.
+        ConfigError: As :func:`choose_sources`.
     """
     sources = choose_sources(text, os.environ, SystemClock())
     for one in sources:
@@ -76,7 +76,7 @@ def names_of_sources(text: str) -> list[str]:
 
 
 def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:
-    """Return the sources that this machine has, from what it says of itself; asks nobody."""
+    """Return the sources of this machine from local information, without any request."""
     vendor, name = _read(dmi / "sys_vendor"), _read(dmi / "product_name")
     tag = _read(dmi / "chassis_asset_tag")
     is_off = read_flag(environ, "AWS_EC2_METADATA_DISABLED")
@@ -101,7 +101,7 @@ def _sources(word: str, environ: Mapping[str, str], clock: Clock) -> list[Notice
     if kind == "http" and rest:
         host, _, port = rest.rpartition(":")
         if port.isdecimal():
-            # `http::8080` is all addresses, as in other tools.
+            # `http::8080` means all addresses, as in other tools.
             address = "127.0.0.1" if ":" not in rest else host or "0.0.0.0"  # noqa: S104 - asked for
             return [HookSource(clock, address, int(port), environ.get(TOKEN, ""))]
     if word == "slurm":
@@ -123,7 +123,7 @@ def _cloud(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSo
 
 
 def _endpoint(name: str, environ: Mapping[str, str]) -> str:
-    """Return where the metadata server is; the variables of the first two are the clouds' own."""
+    """Return the address of the metadata server, from the variable of the cloud or ours for Azure."""
     if name == "aws":
         return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or AWS
     if name == "azure":

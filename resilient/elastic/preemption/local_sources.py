@@ -1,20 +1,17 @@
-"""File, HTTP hook, URL, SLURM.
+"""Preemption notices from a file, an HTTP hook, a URL or SLURM.
 
-An address of ours that others call: the ``preStop`` hook of a pod, an operator's curl.
+HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls our address. The call is
+``POST /stop`` with ``{"reason": ..., "seconds": ...}`` or an empty body. A Kubernetes hook can
+only send ``GET /stop``. Anyone who reaches the address can stop the run. So it is on the loopback
+unless another address is named, and requires a token if one is set.
 
-``POST /stop`` with ``{"reason": ..., "seconds": ...}``, with nothing, or ``GET /stop``, which is
-all that a hook of Kubernetes can do. Whoever reaches the address can stop the run, so it listens
-on the loopback unless another address is named, and wants a token if one is set.
+SLURM: the agent receives SLURM's signals (``--signal=USR1@120``, SIGTERM at a preemption) anyway.
+No signal contains the time. ``scontrol show job`` knows it, also after an extension or a
+preemption. ``SLURM_JOB_END_TIME`` is the end planned at the start of the job.
 
-SLURM: the end of the job, from ``scontrol`` or the environment.
+File: a script, a shared folder or a projected volume creates a file.
 
-SLURM announces an end by signals (``--signal=USR1@120``, SIGTERM at a preemption), which the
-agent hears anyway. What no signal says is when: ``scontrol show job`` knows it, also after an
-extension or a preemption, else ``SLURM_JOB_END_TIME`` does as of the start of the job.
-
-A file that somebody makes: a script, a shared folder, a projected volume.
-
-A URL of the user's own, asked again and again: 404 or 204 is no notice, 200 with JSON is one.
+URL: the user's own URL is polled. 404 or 204 is no notice, 200 with JSON is a notice.
 """
 
 from __future__ import annotations
@@ -50,16 +47,16 @@ _REQUEST_SECONDS = 5.0
 
 
 class HookSource:
-    """Listens, and remembers the last call.
+    """HTTP server that remembers the last call.
 
     Args:
-        clock: tells when a call came.
-        host: address to listen at.
-        port: 0 lets the system choose.
-        token: what ``Authorization: Bearer`` must say; empty for no need of one.
+        clock: Clock for the time of a call.
+        host: Address of the server.
+        port: Port of the server; 0 lets the system choose.
+        token: Required value of ``Authorization: Bearer``; empty for no check.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: The address is not available.
     """
 
     every_seconds = 0.1
@@ -78,24 +75,24 @@ class HookSource:
 
     @property
     def name(self) -> str:
-        """Where it listens."""
+        """Name of the source with its address."""
         host, port = self._server.server_address[:2]
         return f"http {host!s}:{port}"
 
     @property
     def port(self) -> int:
-        """The port that it listens at."""
+        """Port of the server."""
         return int(self._server.server_address[1])
 
     def look(self) -> Notice | None:
-        """Return what the last call said."""
+        """Return the notice of the last call."""
         return self._heard
 
     def acknowledge(self) -> None:
-        """Do nothing: the caller has its answer."""
+        """Do nothing: the caller already has its answer."""
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -105,21 +102,21 @@ class HookSource:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one call; its server knows whom to tell."""
+    """Handler of one call; it passes the notice to its server."""
 
     timeout = _REQUEST_SECONDS
     server: _Server
 
     def do_GET(self) -> None:
-        """Take a call that cannot say anything."""
+        """Handle a call without a body."""
         self._serve()
 
     def do_POST(self) -> None:
-        """Take a call."""
+        """Handle a call."""
         self._serve()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: what matters becomes an event."""
+        """Log nothing: the agent emits an event for each notice."""
 
     def _serve(self) -> None:
         token, given = self.server.token, self.headers.get("Authorization", "")
@@ -163,14 +160,14 @@ _END = re.compile(r"\bEndTime=(\S+)")
 
 
 class SlurmSource:
-    """Knows when the job ends.
+    """Source of the end time of a SLURM job.
 
     Args:
-        environ: of the job.
-        scontrol: the program; empty if there is none.
+        environ: Environment of the job.
+        scontrol: Path of the program; empty if there is none.
 
     Raises:
-        ConfigError: this is no job of SLURM.
+        ConfigError: The process does not run in a SLURM job.
     """
 
     name = "slurm"
@@ -187,11 +184,11 @@ class SlurmSource:
             )
 
     def look(self) -> Notice | None:
-        """Return the end of the job, however far it is.
+        """Return the end of the job, however far away.
 
         Raises:
-            SourceLost: SLURM does not answer, and the environment does not say.
-            SourceGarbled: the answer makes no sense.
+            SourceLost: SLURM does not answer, and the environment has no end time.
+            SourceGarbled: The answer is invalid.
         """
         reason = f"slurm: end of job {self._job}"
         if self._scontrol:
@@ -210,10 +207,10 @@ class SlurmSource:
             raise SourceGarbled(f"SLURM_JOB_END_TIME is {self._planned[:40]!r}") from error
 
     def acknowledge(self) -> None:
-        """Do nothing: the exit code tells SLURM."""
+        """Do nothing: SLURM sees the exit code."""
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""
 
     def _ask(self) -> float | None:
         command = [self._scontrol, "show", "job", "-o", self._job]
@@ -231,7 +228,7 @@ class SlurmSource:
         if found[1] in ("Unknown", "N/A", "None"):
             return None
         try:
-            # Without a zone: in that of this host.
+            # A time without a zone is in the zone of this host.
             return datetime.fromisoformat(found[1]).timestamp()
         except ValueError as error:
             raise SourceGarbled(f"EndTime is {found[1][:40]!r}") from error
@@ -241,13 +238,13 @@ _BYTES_MAX = 1 << 16
 
 
 class FileSource:
-    """Looks whether a file is there.
+    """Source that polls a file.
 
-    An empty file asks to stop now. ``{"reason": "...", "seconds": 90}`` counts from when the file
-    was written, and ``{"at": "2026-11-22T18:00:00Z"}`` names the moment.
+    An empty file asks for a stop now. ``{"reason": "...", "seconds": 90}`` counts from the file's
+    modification time, and ``{"at": "2026-11-22T18:00:00Z"}`` names the time.
 
     Args:
-        path: of the file.
+        path: Path of the file.
     """
 
     every_seconds = 0.5
@@ -257,15 +254,15 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """Which file this is."""
+        """Name of the source with its path."""
         return f"file {self._path}"
 
     def look(self) -> Notice | None:
-        """Return what the file says, None if there is none.
+        """Return the notice in the file, None without a file.
 
         Raises:
-            SourceLost: it cannot be read.
-            SourceGarbled: it says something else, or is not written to its end yet.
+            SourceLost: The file cannot be read.
+            SourceGarbled: The content is invalid or not completely written yet.
         """
         try:
             with self._path.open("rb") as file:
@@ -284,19 +281,20 @@ class FileSource:
         return notice_of(document, "file", since_seconds)
 
     def acknowledge(self) -> None:
-        """Do nothing: the file is its owner's."""
+        """Do nothing: the file belongs to its owner."""
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""
 
 
 class PolledSource:
-    """Asks a URL.
+    """Source that polls a URL.
 
     Args:
-        clock: tells when a notice was first heard, from where its ``seconds`` count.
-        url: answers with ``{"reason": ..., "seconds": ...}`` or ``{"at": ...}`` when it is time.
-        seconds: how long one request may take.
+        clock: Clock for the first time of a notice, from which its ``seconds`` count.
+        url: Address that answers with ``{"reason": ..., "seconds": ...}`` or ``{"at": ...}``
+            once a stop is due.
+        seconds: Timeout of one request.
     """
 
     every_seconds = 2.0
@@ -309,15 +307,15 @@ class PolledSource:
 
     @property
     def name(self) -> str:
-        """Which URL this is, without what may be secret."""
+        """URL without the parts that may be secret."""
         return self._url.partition("?")[0].rpartition("@")[2]
 
     def look(self) -> Notice | None:
-        """Return what the URL says.
+        """Return the notice at the URL.
 
         Raises:
-            SourceLost: it cannot be asked.
-            SourceGarbled: the answer makes no sense.
+            SourceLost: The URL does not answer.
+            SourceGarbled: The answer is invalid.
         """
         answer = http_get(MetadataRequest(self._url, seconds=self._seconds))
         if not answer.is_there:
@@ -328,7 +326,7 @@ class PolledSource:
         return notice_of(answer.document, "http", self._since_seconds)
 
     def acknowledge(self) -> None:
-        """Do nothing: the exit of the agent is the answer."""
+        """Do nothing: the exit of the agent is the acknowledgement."""
 
     def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Do nothing: the source holds no resources."""

@@ -1,4 +1,4 @@
-"""HTTP as metadata servers speak it: one request, no proxy, no redirect, bounded in all ways."""
+"""HTTP client for metadata servers: one request, no proxy, no redirect, bounded size and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OK, _NO_CONTENT, _NOT_FOUND = 200, 204, 404
 
 @dataclass(frozen=True, slots=True)
 class MetadataResponse:
-    """Status, headers in lower case, body."""
+    """Response: status, headers in lower case, body."""
 
     status: int
     headers: Mapping[str, str]
@@ -28,10 +28,10 @@ class MetadataResponse:
 
     @property
     def text(self) -> str:
-        """The body as text.
+        """Body as text.
 
         Raises:
-            SourceGarbled: it is none.
+            SourceGarbled: The body is not text.
         """
         try:
             return self.body.decode("utf-8").strip()
@@ -40,10 +40,10 @@ class MetadataResponse:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON object in the body.
+        """JSON object in the body.
 
         Raises:
-            SourceGarbled: it is none.
+            SourceGarbled: The body is not a JSON object.
         """
         try:
             value = json.loads(self.text)
@@ -55,10 +55,10 @@ class MetadataResponse:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is something at this address.
+        """Whether the address has a value.
 
         Raises:
-            SourceLost: the server could not say.
+            SourceLost: The server answered with an error status.
         """
         if self.status in (_NOT_FOUND, _NO_CONTENT):
             return False
@@ -69,14 +69,14 @@ class MetadataResponse:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRequest:
-    """One question.
+    """Request to a metadata server.
 
     Attributes:
-        url: where.
+        url: Address of the request.
         method: GET, PUT or POST.
-        headers: to send.
-        body: to send.
-        seconds: how long it may wait for a connection, and then for each part of the answer.
+        headers: Headers to send.
+        body: Body to send.
+        seconds: Timeout of the connection, and then of each part of the answer.
     """
 
     url: str
@@ -87,14 +87,14 @@ class MetadataRequest:
 
 
 def http_get(request: MetadataRequest) -> MetadataResponse:
-    """Return the answer to a request.
+    """Send a request and return the response.
 
     Raises:
-        SourceLost: there was none in time.
+        SourceLost: No response came in time.
     """
     parts = urlsplit(request.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    # Proxies of the environment must not see these addresses: they mean another host there.
+    # Environment proxies must not see these addresses: there they mean another host.
     connection = kind(parts.hostname or "", parts.port, timeout=request.seconds)
     path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
     try:
@@ -117,10 +117,10 @@ def http_get(request: MetadataRequest) -> MetadataResponse:
 
 
 def check_endpoint(url: str, where: str) -> str:
-    """Return a URL without its last slash.
+    """Return a URL without its trailing slash.
 
     Raises:
-        ConfigError: it is none of http or https, or its port is no number.
+        ConfigError: The scheme is neither http nor https, or the host or port is invalid.
     """
     parts = urlsplit(url)
     try:

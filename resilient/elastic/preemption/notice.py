@@ -1,8 +1,6 @@
-"""Notice, Source protocol, what a notice means now.
+"""Preemption notices, the protocol of their sources, and the decision on a notice.
 
-A notice that this host will be taken away, and where notices come from.
-
-What a notice means now: a function of it and the time.
+The decision is a pure function of the notice and the time.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a source says now.
+    """Current announcement of a source.
 
     Attributes:
-        reason: for a person, the source first: ``aws: spot terminate``.
-        at_seconds: when the host goes, in seconds of unix time; None if nobody says.
-        is_advice: it is only likelier than before that the host will go.
-        is_for_all: all hosts of the run go, and not this one alone.
+        reason: Readable reason, with the source first: ``aws: spot terminate``.
+        at_seconds: Time at which the host is taken away, Unix seconds; None if unknown.
+        is_advice: Whether the preemption only became more likely.
+        is_for_all: Whether all hosts of the run are taken away, and not only this one.
     """
 
     reason: str
@@ -36,53 +34,53 @@ class Notice:
 
 
 class SourceLost(Exception):
-    """A source cannot be asked; it says neither that the host stays nor that it goes."""
+    """A source does not answer, so the future of the host is unknown."""
 
 
 class SourceGarbled(Exception):
-    """A source answered with what its protocol does not know."""
+    """A source answered with something that its protocol does not allow."""
 
 
 class NoticeSource(Protocol):
-    """One place to ask, by one thread; a wait of its own ends within its own timeouts."""
+    """Source of notices, polled by one thread; its own waits end within its own timeouts."""
 
     @property
     def name(self) -> str:
-        """As in ``--notice``."""
+        """Name as in ``--notice``."""
 
     @property
     def every_seconds(self) -> float:
-        """Pause between two questions."""
+        """Pause between two polls."""
 
     def look(self) -> Notice | None:
-        """Return what is announced now, None if nothing is.
+        """Return the current announcement, None without one.
 
         Raises:
-            SourceLost: it cannot be asked.
-            SourceGarbled: the answer makes no sense.
+            SourceLost: The source does not answer.
+            SourceGarbled: The answer is invalid.
         """
 
     def acknowledge(self) -> None:
-        """Say that the host may go now: all is saved. Does nothing where nobody listens.
+        """Tell the source that all is saved and the host may be taken; a no-op for most sources.
 
         Raises:
-            SourceLost: nobody heard it.
+            SourceLost: The source does not answer.
         """
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the resources of the source."""
 
 
 def unix_seconds(clock: Clock) -> float:
-    """Return the wall clock as seconds of unix time."""
+    """Return the wall clock in Unix seconds."""
     return datetime.fromisoformat(clock.now_iso()).timestamp()
 
 
 def moment_of(text: str) -> float:
-    """Return the unix time of an ISO 8601 moment; one without a zone is UTC.
+    """Return the Unix time of an ISO 8601 time; without a zone the time is UTC.
 
     Raises:
-        SourceGarbled: it is none.
+        SourceGarbled: The text is not a time.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -94,15 +92,15 @@ def moment_of(text: str) -> float:
 def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> Notice:
     """Return the notice of ``{"reason": ..., "seconds": ...}`` or ``{..., "at": ...}``.
 
-    With ``"all": true`` it is for all hosts of the run.
+    With ``"all": true`` the notice is for all hosts of the run.
 
     Args:
-        document: as a person or a script wrote it; all of it may be left out.
-        name: of the source.
-        since_seconds: the unix time that ``seconds`` count from.
+        document: Document of a user or script; all fields are optional.
+        name: Name of the source.
+        since_seconds: Start of ``seconds``, Unix seconds.
 
     Raises:
-        SourceGarbled: a value is not what it should be.
+        SourceGarbled: A value has the wrong type or range.
     """
     reason = str(document.get("reason") or "asked to stop")[:200]
     is_for_all = document.get("all", False)
@@ -120,14 +118,14 @@ def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> N
 
 
 STALE_SECONDS = 300.0
-"""A host that lives so long after its end was announced has outlived the announcement."""
+"""Age after which a notice is expired: the host still runs."""
 LEAD_SECONDS = 120.0
-"""So long before a known end training is stopped; what clouds give that give most."""
+"""Time before a known end at which training stops; most clouds announce no earlier."""
 _HOST_MARGIN_SECONDS = 2.0
 
 
 class Meaning(Enum):
-    """What follows from a notice."""
+    """Consequence of a notice."""
 
     NOTHING = "nothing"
     ADVICE = "advice"
@@ -138,12 +136,12 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NoticeDecision:
-    """A meaning with its numbers.
+    """Consequence of a notice with its times.
 
     Attributes:
-        meaning: what follows.
-        in_seconds: LATER: until it is time to stop. STALE: how long ago the end was due.
-        left_seconds: NOW: what all of a stop may take.
+        meaning: Consequence of the notice.
+        in_seconds: For LATER: time until the stop. For STALE: age of the announced end.
+        left_seconds: For NOW: time for the whole stop.
     """
 
     meaning: Meaning
@@ -154,14 +152,13 @@ class NoticeDecision:
 def evaluate_notice(
     notice: Notice | None, now_seconds: float, grace_seconds: float, lead_seconds: float
 ) -> NoticeDecision:
-    """Return what ``notice`` means.
+    """Return the consequence of ``notice``.
 
     Args:
-        notice: what a source says; None for nothing.
-        now_seconds: unix time.
-        grace_seconds: what a stop may take if nobody says when the host goes, or if it should be
-            gone already.
-        lead_seconds: how long before a known end it is time.
+        notice: Announcement of a source; None for none.
+        now_seconds: Current time, Unix seconds.
+        grace_seconds: Time for a stop if the end of the host is unknown or already past.
+        lead_seconds: Time before a known end at which the stop begins.
     """
     if notice is None or notice.is_advice:
         return NoticeDecision(Meaning.ADVICE if notice else Meaning.NOTHING)

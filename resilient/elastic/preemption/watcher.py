@@ -1,7 +1,7 @@
-"""Asks every source in a thread of its own, and tells the agent once what it must know.
+"""Watcher that polls every source of notices in its own thread and reports to the agent.
 
-The threads are daemons: a metadata server that never answers holds up neither training nor the
-end of the agent. A source that cannot be asked is asked again, ever more rarely.
+The threads are daemons: a metadata server that never answers delays neither training nor the exit
+of the agent. A source that does not answer is polled again at growing intervals.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _TOLD_MAX = 100
 
 
 class NoticeListener(Protocol):
-    """Who is told.
+    """Receiver of stop requests.
 
     Attributes:
-        end_seconds: when this host goes, on the monotonic clock, once that is known.
+        end_seconds: Time at which this host is taken away, monotonic seconds, once known.
     """
 
     end_seconds: float | None
 
     def tell(self, request: StopRequest) -> None:
-        """Take a request to stop."""
+        """Accept a stop request."""
 
 
 class Watcher:
-    """Watches sources until one says that it is time to stop.
+    """Watcher of all sources until one requires a stop.
 
     Args:
-        sources: whom to ask.
-        ear: hears once, from a thread, the request that is due first.
-        clock: time.
-        emit: where facts go.
-        grace_seconds: what a stop may take if nobody says when the host goes.
+        sources: Sources to poll.
+        ear: Receiver of the first due request; called once, from a thread.
+        clock: Clock for all times.
+        emit: Listener for events.
+        grace_seconds: Time for a stop if the end of the host is unknown.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class Watcher:
         ]
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start polling."""
         if self._sources:
             self._emit(events.NoticeSourcesStarted(tuple(one.name for one in self._sources)))
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Deliver nothing from here on; threads end when their questions do."""
+        """Stop all deliveries; each thread ends after its current poll."""
         with self._lock:
             self._closing.set()
         for source in self._sources:
             source.close()
 
     def acknowledge(self) -> None:
-        """Tell who announced the end of this host that all is saved."""
+        """Tell the source that requested the stop that all is saved."""
         for source in self._heard:
             try:
                 source.acknowledge()
@@ -151,7 +151,7 @@ class Watcher:
 
 
 class _Listening:
-    """One source, and what was told of it already."""
+    """One source with the events already emitted for it."""
 
     def __init__(self, source: NoticeSource, emit: Emitter) -> None:
         self.source = source
@@ -163,7 +163,7 @@ class _Listening:
         self._random = Random(source.name)  # noqa: S311 - jitter
 
     def ask(self, consider: Callable[[_Listening, Notice | None], None]) -> float:
-        """Ask once, tell what is new, and return how long to wait before the next question."""
+        """Poll once, emit new events, and return the pause before the next poll."""
         every_seconds = self.source.every_seconds
         self.pause_seconds_max = _PAUSE_SECONDS_MAX
         try:
@@ -185,12 +185,12 @@ class _Listening:
         return min(every_seconds, self.pause_seconds_max)
 
     def tell(self, key: str, event: Event) -> None:
-        """Tell once what has this key."""
+        """Emit an event once per key."""
         if key not in self._told and len(self._told) < _TOLD_MAX:
             self._told.add(key)
             self._emit(event)
 
     def tell_anew(self, event: Event) -> None:
-        """Tell, and also what was told before if it is so again."""
+        """Emit an event, and allow earlier events to be emitted again."""
         self._told.clear()
         self._emit(event)
