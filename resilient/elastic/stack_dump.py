@@ -160,7 +160,7 @@ def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, st
 
 
 def _is_whole(answer: str) -> bool:
-    """Return whether an answer ends with the outermost call of a main thread, or the 100th frame."""
+    """Return whether an answer ends with a main thread's outermost call, or the 100th frame."""
     return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
 
 

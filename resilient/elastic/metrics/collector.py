@@ -289,7 +289,7 @@ def weigh(board: MetricsRegistry) -> None:
 
 
 RECORDS_MAX = 20_000
-"""Largest number of records; beyond it, after all joining, only the report command has an account."""
+"""Largest number of records; if joining does not help, only the report command has an account."""
 _APART_MS_MAX = 86_400_000
 _OFTEN: Mapping[str, tuple[str, ...]] = {
     "MetricsLogged": (),
@@ -523,7 +523,7 @@ class Metrics:
             )
 
     def _attempt(self, where: str, look: Callable[[], None]) -> None:
-        """Run one collection; an exception is reported once per reason and only loses its values."""
+        """Run one collection; an exception is reported once per reason and loses only its values."""
         try:
             look()
         except Exception as error:  # noqa: BLE001 - no figure is worth a run

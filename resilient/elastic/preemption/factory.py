@@ -123,7 +123,7 @@ def _cloud(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSo
 
 
 def _endpoint(name: str, environ: Mapping[str, str]) -> str:
-    """Return the address of the metadata server, from the variable of the cloud or ours for Azure."""
+    """Return the address of a metadata server; the variables of AWS and GCP are the clouds' own."""
     if name == "aws":
         return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or AWS
     if name == "azure":

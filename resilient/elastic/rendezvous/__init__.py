@@ -1,1 +1,1 @@
-"""The nodes of a run: who belongs to a life, and what all of them are told."""
+"""Rendezvous: nodes of a run, membership of an attempt, and agreement on its settings."""

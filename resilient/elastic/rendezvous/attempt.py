@@ -1,13 +1,9 @@
-"""Agreement of all nodes on an attempt; worker environment.
+"""Agreement of all nodes on an attempt, and the environment of its workers.
 
-Which network interface leads to the other nodes.
-
-What all nodes of one life must agree on, and what each worker is told.
-
-Torch counts restarts per agent, so after a node was replaced two ranks of one world may hold
-different counts. Here the first node's agent names the life, serves its store, and publishes
-both through the rendezvous. The store belongs to the agent: it outlives any worker, its port
-is taken the moment it is chosen, and a new one per life leaves no stale keys.
+torch counts restarts per agent, so after a node was replaced two ranks of one world may have
+different counts. Here the agent of the first node names the attempt, serves the attempt's store,
+and publishes both through the rendezvous. The store belongs to the agent. So it outlives any
+worker, and its port is bound when chosen. A new store per attempt has no stale keys.
 """
 
 from __future__ import annotations
@@ -43,13 +39,13 @@ _ADDRESS = slice(20, 24)
 
 
 def interface_for_gloo(host: str, port: int) -> str:
-    """Return the interface that gloo must be told of to be reached from ``host``'s side.
+    """Return the network interface that makes gloo reachable from ``host``.
 
-    By itself gloo takes the address that this host's own name leads to. In many images that is
-    the loopback, where no other node reaches it.
+    By default gloo uses the address of this host's own name. In many images that is the loopback,
+    which no other node can reach.
 
     Returns:
-        Its name; empty where gloo finds the way by itself, or none is known.
+        Name of the interface; empty if gloo needs none, or none is known.
     """
     if not _is_loopback(socket.gethostname()):
         return ""
@@ -72,7 +68,7 @@ def _interface_of(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_REQUEST_BYTES}s", name.encode())
-            with suppress(OSError):  # one without an IPv4 address
+            with suppress(OSError):  # Skip interfaces without an IPv4 address.
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 if socket.inet_ntoa(answer[_ADDRESS]) == address:
                     return name
@@ -86,16 +82,16 @@ _LIVES_BEFORE = 1
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One life of the worker group, the same on every node.
+    """One attempt of the worker group, the same on every node.
 
     Attributes:
-        number: 1 for the first.
-        attempt: its name; unique among all lives of all jobs.
-        cause: why it began, as one word.
-        resume: what its workers are told about resuming.
-        host: address of its store.
-        port: port of its store.
-        nodes: how many have met for it; 0 where nobody says.
+        number: Number of the attempt, from 1.
+        attempt: Name of the attempt, unique over all attempts of all jobs.
+        cause: Reason for the attempt, one word.
+        resume: Resume option passed to the workers.
+        host: Address of the attempt's store.
+        port: Port of the attempt's store.
+        nodes: Number of nodes in the rendezvous; 0 if unknown.
     """
 
     number: int
@@ -108,7 +104,7 @@ class Attempt:
 
 
 class AttemptRegistry:
-    """Names lives and serves their stores on the first node, learns them on the others."""
+    """Registry that names attempts and serves their stores on the first node."""
 
     def __init__(self, run_id: str, clock: Clock) -> None:
         self._run_id = run_id
@@ -116,20 +112,20 @@ class AttemptRegistry:
         self._server: dist.TCPStore | None = None
 
     def agree(self, group: Any, number: int, cause: str, resume: str) -> Attempt:
-        """Return the life that the first node proposes; the other arguments are its proposal.
+        """Return the attempt proposed by the first node; the other arguments are its proposal.
 
         Args:
-            group: torch's worker group after its rendezvous (its attributes are typed as None).
-            number: of the life.
-            cause: why it begins.
-            resume: what the workers shall be told.
+            group: Worker group of torch after its rendezvous (its attributes are typed as None).
+            number: Number of the attempt.
+            cause: Reason for the attempt.
+            resume: Resume option for the workers.
 
         Raises:
-            RendezvousTimeoutError: the first node published nothing in time.
-            MemberSilent: it is gone, or has met others than this node has.
+            RendezvousTimeoutError: The first node published nothing in time.
+            MemberSilent: The first node is gone, or its rendezvous had other nodes.
         """
-        # A dynamic rendezvous has keys of its own per round; the static one has not, but its
-        # nodes restart in step. One node has a new store each time.
+        # A dynamic rendezvous has its own keys per round. The static one has not, but its nodes
+        # restart together. A single node has a new store each time.
         is_static = group.spec.rdzv_handler.get_backend() == "static"
         key = f"resilient/life/{number if is_static else 0}"
         if group.group_rank == 0:
@@ -143,19 +139,19 @@ class AttemptRegistry:
         self._server = None
         life = Attempt(**json.loads(self._wait(group.store, key)))
         if life.nodes != group.group_world_size:
-            # One fell silent in the moment in which all met, and only some have seen it.
+            # A node fell silent during the rendezvous, and only some nodes noticed.
             here = group.group_world_size
             raise MemberSilent(f"the first node has met {life.nodes} nodes, and this one {here}")
         return life
 
     def close(self) -> None:
-        """Stop to serve."""
+        """Stop the store of the attempt."""
         self._server = None
 
     def _wait(self, store: Any, key: str) -> bytes:
         if isinstance(store, RoundStore):
             return bytes(store.get(key))
-        # Polled, because a signal cannot interrupt the store's own wait.
+        # Poll, because a signal cannot interrupt the store's own wait.
         deadline_seconds = self._clock.monotonic_seconds() + _AGREE_SECONDS
         while not store.check([key]):
             if self._clock.monotonic_seconds() > deadline_seconds:
@@ -167,7 +163,7 @@ class AttemptRegistry:
 
 @dataclass(frozen=True, slots=True)
 class HostEnv:
-    """What a host gives its workers: its keeper's socket, and the time from SIGTERM to SIGKILL."""
+    """Settings of a host for its workers: the daemon's socket, and the time from SIGTERM to SIGKILL."""
 
     keeper: str = ""
     grace_seconds: float = 0.0
@@ -181,15 +177,15 @@ def worker_environ(
     wishes: WorkerOptions,
     host: HostEnv,
 ) -> dict[str, str]:
-    """Return the environment of one worker: torchrun's variables, and ours.
+    """Return the environment of one worker: variables of torchrun, and ours.
 
     Args:
-        base: the agent's own environment.
-        group: torch's worker group.
-        worker: torch's worker.
-        life: what all nodes agreed on.
-        wishes: what the user wants the workers to be told.
-        host: what this host gives its workers.
+        base: Environment of the agent.
+        group: Worker group of torch.
+        worker: Worker of torch.
+        life: Attempt that all nodes agreed on.
+        wishes: Options for the workers.
+        host: Settings of this host.
     """
     spec = group.spec
     launch = LaunchEnv(
@@ -214,7 +210,7 @@ def worker_environ(
         until_step=wishes.until_step,
         start=wishes.start,
     )
-    # As torchrun does: every rank would take all cores otherwise.
+    # One thread per rank, as torchrun does. Otherwise every rank would use all cores.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
     way = interface_for_gloo(life.host, life.port) if group.group_world_size > 1 else ""
     return {

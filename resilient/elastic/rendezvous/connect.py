@@ -1,23 +1,19 @@
-"""Reach the c10d rendezvous; skewed clocks; silent members.
+"""Connection to the c10d rendezvous, with tolerance for missing names, clock skew and lost nodes.
 
-What torch asks this host's own name for, found out without it: in many images it has none.
+Own name: torch resolves this host's own name, which many images cannot. The module finds the
+address without the name.
 
-The way to the node that serves the rendezvous, which may be late, and may be lost and come back.
+Late server: the node that serves the rendezvous may be late, or may be lost and come back. In
+Kubernetes a pod waits for a machine, and so does its replacement.
 
-A pod waits for a machine; so does the one that takes its place.
+Clock skew: nodes of torch write their own time of day into the rendezvous state, and each compares
+it with its own clock. One hour of difference looks like one hour of silence. Here a heartbeat
+counts from the time at which this node saw it change, on the monotonic clock.
 
-Heartbeats between hosts whose clocks are apart, or jump.
-
-Torch's nodes put the time of day of their own clock into the state of the rendezvous, and each
-holds the others' against its own: an hour of difference is an hour of silence. Here what counts is
-when this node saw a heartbeat change, by its clock that only runs forward.
-
-Waits of nodes that have met for a round and not started yet, where one may fall silent.
-
-Between the meeting and the start nodes tell each other which ranks they have, and the first one
-names the life. Torch waits for that in its store: it holds the connection which the heartbeats
-need too, hears no signal meanwhile, and does so for a minute also where the other node is dead.
-Here such waits ask again and again, and end with the member that they are for.
+Silent members: between rendezvous and start, nodes exchange their ranks, and the first node names
+the attempt. torch waits for both inside its store. That wait blocks the connection that heartbeats
+need, ignores signals, and lasts a minute even if the other node is dead. Here such waits poll, and
+end with the member that they wait for.
 """
 
 from __future__ import annotations
@@ -48,13 +44,13 @@ _DEFAULT_PORT = 29400
 
 
 def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
-    """Return these, with who serves the rendezvous and this node's address if torch would not know.
+    """Return the parameters with server role and local address, if torch cannot find them itself.
 
-    Torch 2.13 asks where this host's own name leads, and raises where that is nowhere
-    (``_matches_machine_hostname``); the others would be told that name.
+    torch 2.13 resolves this host's own name and raises if that fails
+    (``_matches_machine_hostname``). The other nodes would also receive that name.
 
     Raises:
-        ValueError: of the endpoint.
+        ValueError: The endpoint is malformed.
     """
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -83,7 +79,7 @@ def leads_somewhere(name: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a name or an address is this host's: whether it can be listened at."""
+    """Return whether a name or address belongs to this host, so that a socket can bind to it."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -113,17 +109,17 @@ _JOIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRetried(Event):
-    """The node that serves the rendezvous was lost while this one met the others there.
+    """The node that serves the rendezvous was lost while this node joined.
 
     Attributes:
-        patience_seconds: how long there is for another node to serve it.
+        patience_seconds: Time left for another node to serve the rendezvous.
     """
 
     level: ClassVar[Level] = Level.WARNING
     patience_seconds: float
 
     def line(self) -> str:
-        """Say that this node waits."""
+        """Return the message: the wait for the server and its limit."""
         return (
             "the node that serves the rendezvous is gone: waiting up to "
             f"{self.patience_seconds:.0f} s for it to come back"
@@ -132,29 +128,29 @@ class RendezvousRetried(Event):
 
 @dataclass(frozen=True, slots=True)
 class RendezvousAborted(Event):
-    """A node that had met the others was gone before their life began.
+    """A node of the rendezvous left before the attempt began.
 
     Attributes:
-        reason: who, as far as that is known.
+        reason: Node that left, as far as known.
     """
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say what follows."""
+        """Return the message: reason of the repeated rendezvous."""
         return f"meeting the other nodes once more: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousReconnect:
-    """Lets a node meet the others again after the one that serves the rendezvous was lost.
+    """Policy that joins the rendezvous again after the loss of the node that serves it.
 
-    Without a wish for it, as by default, it leaves that to whoever starts nodes.
+    By default the node does not wait, and leaves the restart to its launcher.
 
     Attributes:
-        connect: opens a new way to whoever serves the rendezvous now.
-        patience_seconds: from the first loss on; 0 not to try.
+        connect: Function that opens a new connection to the current server.
+        patience_seconds: Time for retries, from the first loss on; 0 disables them.
     """
 
     connect: Callable[[], RendezvousHandler] | None = None
@@ -162,26 +158,26 @@ class RendezvousReconnect:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a node waits rather than leaves."""
+        """Whether the node waits instead of leaving."""
         return self.connect is not None and self.patience_seconds > 0
 
     def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
-        """Join the others, each time through a new connection, until that was not interrupted.
+        """Join the other nodes, and repeat through a new connection after an interruption.
 
-        Where one of them falls silent before their life has begun the rest meet again, for as long
-        as the rendezvous lets nodes wait for others. Dying inside leaves nothing behind: the
-        others miss this node's heartbeats.
+        If a node falls silent before the attempt begins, the remaining nodes join again, for as
+        long as the rendezvous lets nodes wait for others. If this process dies inside, nothing
+        stays behind: the others miss its heartbeats.
 
         Args:
-            spec: torch's description of the group, whose handler is replaced.
-            join: meets through that handler.
-            emit: where each loss is told.
+            spec: Group description of torch, whose handler is replaced.
+            join: Function that joins through the current handler.
+            emit: Listener for each loss.
 
         Raises:
-            RendezvousError: of the meeting itself, or nobody served it in time.
-            MemberSilent: time and again somebody fell silent.
-            dist.DistError: the rendezvous did not answer.
-            PeerFailed: nobody answered in time.
+            RendezvousError: The rendezvous failed, or no node served it in time.
+            MemberSilent: Nodes fell silent again and again.
+            dist.DistError: The rendezvous did not answer.
+            PeerFailed: No node answered in time.
         """
         # Here, so that a plan and the first signals need no torch.
         import torch.distributed as dist
@@ -203,14 +199,15 @@ class RendezvousReconnect:
                     raise
                 is_gone = isinstance(error, RendezvousConnectionError)
             time.sleep(_PAUSE_SECONDS)
-            # A node that had joined leaves before it joins again; one that cannot finds out so.
+            # A node that already joined leaves before it joins again. One that cannot leave finds
+            # out here.
             if is_gone:
                 emit(RendezvousRetried(left_seconds))
                 spec.rdzv_handler = self.connect()
 
 
 def _join_seconds(handler: Any) -> float:
-    """Return how long nodes wait for others at a rendezvous."""
+    """Return the time that nodes wait for others at a rendezvous."""
     settings = getattr(handler, "settings", None)
     return settings.timeout.join.total_seconds() if settings else _JOIN_SECONDS
 
@@ -219,14 +216,14 @@ NO_COMEBACK = RendezvousReconnect()
 
 
 def connect(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return what the nodes meet through.
+    """Return the rendezvous handler of the nodes.
 
-    Torch gives the node that serves it ``read_timeout`` to come up. Where somebody says
-    ``join_timeout``, which is how long to wait for nodes, it is asked again until that is over.
+    torch gives the serving node ``read_timeout`` to start. If ``join_timeout``, the wait for nodes,
+    is set, the connection is retried until that time is over.
 
     Raises:
-        RendezvousError: nobody answered in time.
-        ValueError: of a setting.
+        RendezvousError: No server answered in time.
+        ValueError: A setting is invalid.
     """
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -244,18 +241,18 @@ def connect(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 _Answer = tuple[bytes, Any]
-# Of the time between two heartbeats: a node asks at least that often, unless it stood still.
+# Factor of the heartbeat interval: a running node polls at least that often.
 _AWAY_FACTOR = 1.5
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A moment of another node's clock.
+    """Time on another node's clock.
 
     Attributes:
-        raw: as it was written.
-        at_seconds: when it was first seen, on our clock that only runs forward.
-        ours: what stands in its place in the state that was read last.
+        raw: Time as written by the other node.
+        at_seconds: First sight of this time, on this node's monotonic clock.
+        ours: Replacement of the time in the state read last.
     """
 
     raw: datetime
@@ -264,16 +261,16 @@ class _Seen:
 
 
 class SkewTolerantBackend(RendezvousBackend):
-    """A rendezvous' state with the moments in it as this node saw them.
+    """Rendezvous backend that replaces foreign times with the times at which this node saw them.
 
-    What is written has the moments as their nodes wrote them, so each node judges by itself. A node
-    that was suspended has seen no heartbeats meanwhile, and holds that against nobody.
+    Written states keep the times of their nodes, so each node judges by itself. A suspended node
+    saw no heartbeats meanwhile, and counts that time against no node.
 
     Args:
-        inner: where the state is.
-        last_call_seconds: how long the last call lasts, from when it is seen.
-        seconds: a clock that only runs forward.
-        away_seconds: without a question, after which this node must have been suspended.
+        inner: Backend with the state.
+        last_call_seconds: Length of the last call, from its first sight.
+        seconds: Monotonic clock.
+        away_seconds: Time without a query that means that this node was suspended.
     """
 
     def __init__(
@@ -291,17 +288,17 @@ class SkewTolerantBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """Return the inner one's."""
+        """Name of the inner backend."""
         return self._inner.name
 
     def get_state(self) -> _Answer | None:
-        """Return the state as it was seen here, and its version."""
+        """Return the state with local times, and its version."""
         self._sight.open(self._seconds())
         found = self._inner.get_state()
         return None if found is None else (self._seen_here(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Write a state; return the one that is there then."""
+        """Write a state; return the state that is stored afterwards."""
         self._sight.open(self._seconds())
         found = self._inner.set_state(self._as_written(state), token)
         return None if found is None else (self._seen_here(found[0]), *found[1:])
@@ -336,15 +333,15 @@ class SkewTolerantBackend(RendezvousBackend):
         return pickle.dumps(state)
 
     def _raw(self, key: Any, moment: datetime) -> datetime:
-        """Return a moment as its node wrote it; one that this node has just set stays."""
+        """Return a time as its node wrote it; a time just set by this node is unchanged."""
         seen = self._seen.get(key)
         return seen.raw if seen and seen.ours == moment else moment
 
 
 def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:
-    """Let a node of a dynamic rendezvous believe no clock but its own; return the handler.
+    """Make a node of a dynamic rendezvous trust only its own clock; return the handler.
 
-    A static rendezvous has no heartbeats, and is left alone.
+    A static rendezvous has no heartbeats and is unchanged.
     """
     holder = getattr(handler, "_state_holder", None)
     backend = getattr(holder, "_backend", None)
@@ -358,30 +355,30 @@ def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:
 
 
 _MUTE_SECONDS = 60.0
-"""How long a member may say nothing although its heartbeats come."""
+"""Time that a member may publish nothing although its heartbeats arrive."""
 _POLL_SECONDS = 0.01
 _POLL_SECONDS_MAX = 0.2
 
 
 class MemberSilent(RendezvousError):
-    """A member of a round went before the life of it could start: the others meet once more."""
+    """A member of a round left before the attempt could start; the others join again."""
 
 
 class RoundStore:
-    """The store of one round, by whose members alone it is known whether a wait makes sense.
+    """Store of one round whose waits end when a member of the round is gone.
 
-    What is not a wait goes to the store itself.
+    All other calls go to the inner store.
 
     Args:
-        inner: the store.
-        handler: has just joined the round.
+        inner: Inner store.
+        handler: Rendezvous handler that has just joined the round.
 
     Attributes:
-        members: of the round, each with its place in it.
-        round: its number.
+        members: Position of each member in the round.
+        round: Number of the round.
 
     Raises:
-        MemberSilent: some of those who met are gone already, by what this node has heard.
+        MemberSilent: A member is already gone, by the state that this node knows.
     """
 
     def __init__(self, inner: Any, handler: RendezvousHandler) -> None:
@@ -393,21 +390,21 @@ class RoundStore:
         _require_whole(self.members, handler)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the store itself has."""
+        """Return the attribute of the inner store."""
         return getattr(self._inner, name)
 
     def get(self, key: str) -> Any:
-        """Return a value once it is there.
+        """Return a value once it exists.
 
         Raises:
-            MemberSilent: nobody will put it there.
-            RendezvousError: the rendezvous does not answer.
+            MemberSilent: A member is gone, or no member set the value in time.
+            RendezvousError: The rendezvous does not answer.
         """
         self._wait([key])
         return self._inner.get(key)
 
     def multi_get(self, keys: Sequence[str]) -> Any:
-        """Return values once all are there; see :meth:`get`."""
+        """Return values once all exist; see :meth:`get`."""
         self._wait(list(keys))
         return self._inner.multi_get(list(keys))
 
@@ -422,7 +419,7 @@ class RoundStore:
             pause_seconds = min(2 * pause_seconds, _POLL_SECONDS_MAX)
 
     def _require_members(self) -> None:
-        """Insist that all still hold the round, by what torch has heard within the last second."""
+        """Raise if a member left the round, by torch's state of the last second."""
         self._handler.num_nodes_waiting()
         state = _state_of(self._handler)
         gone = [str(one.addr) for one in self.members if one not in state.participants]
@@ -436,10 +433,10 @@ def _state_of(handler: Any) -> Any:
 
 
 def _require_whole(members: Mapping[Any, int], handler: Any) -> None:
-    """Insist that nobody is missing in the places that were given out, and that enough are left.
+    """Raise if a position of the round has no member, or too few members are left.
 
-    Torch drops a silent node from a round that is complete without counting anew: whoever looks
-    then sees a world of fewer nodes than the others see, or than it may have.
+    torch drops a silent node from a complete round without a new count. A node that reads the state
+    then sees a smaller world than the others see, or smaller than the minimum.
     """
     nodes_min = handler.settings.min_nodes
     if sorted(members.values()) != list(range(len(members))) or len(members) < nodes_min:
@@ -450,9 +447,9 @@ def _require_whole(members: Mapping[Any, int], handler: Any) -> None:
 
 
 def end_waits_with_members(handler: RendezvousHandler) -> RendezvousHandler:
-    """Let waits for members of a round end when one is gone; return the handler.
+    """Make waits for members of a round end when a member is gone; return the handler.
 
-    A static rendezvous knows no heartbeats, and is left alone.
+    A static rendezvous has no heartbeats and is unchanged.
     """
     store_of_round = getattr(handler, "_get_store", None)
     if store_of_round is not None and hasattr(handler, "_state_holder"):

@@ -1,4 +1,4 @@
-"""How a node leaves the others once it was decided that it does."""
+"""Departure of a node from a round or from the whole rendezvous."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _OPEN_CODES = frozenset({PeerFailed.exit_code, Fenced.exit_code})
 _POLL_SECONDS = 0.1
-# Torch asks every second, and answers for a second with what it heard.
+# torch queries once per second, and answers from its cache for a second.
 _HEARD_SECONDS = 2.5
-# Of a stop, for the keeper and the way out.
+# Part of a stop's time for the saver daemon and the exit.
 _OUT_SECONDS = 2.0
 
 
@@ -39,17 +39,18 @@ def leave_rendezvous(
     clock: Clock,
     grace_seconds: float,
 ) -> bool:
-    """Close the rendezvous if the run is over; a preempted one will come back to it.
+    """Close the rendezvous if the run is over; a preempted run stays open and comes back.
 
-    Others hear why: nodes that wait for room in the world, and where the run is given up those that
-    were part of it and come to meet again, before the rendezvous may end with this agent.
+    The other nodes receive the reason before the rendezvous may end with this agent. These are
+    nodes that wait for room in the world and, if the run is given up, its former nodes that join
+    again.
 
-    Ranks of other hosts may still have to hear whether their last save is committed, at the store
-    of the life, which ends with the agent of the first node. So nodes that save and leave wait for
-    each other, for ``grace_seconds`` or for what a stop leaves them.
+    Ranks of other hosts may still query at the attempt's store whether their last save is
+    committed. The store ends with the agent of the first node. So nodes that save and leave wait
+    for each other, for ``grace_seconds`` or for the time that a stop leaves them.
 
     Returns:
-        Whether others go on and wait for this node's place to be given back; see `leave_round`.
+        Whether other nodes continue and wait for this node's position; see `leave_round`.
     """
     is_given_up = isinstance(action, GiveUp) and not stops.asked_by
     if action.code == 0 or (is_given_up and _may_close(group, roster, action.code)):
@@ -74,23 +75,23 @@ def leave_rendezvous(
 
 
 def leave_round(handler: Any) -> None:
-    """Give this node's place back, once all is saved, where others go on without it.
+    """Give up this node's position after its save, if the other nodes continue without it.
 
-    They wait for the next round until nobody holds this one; else that would be until they miss
-    its heartbeats. Dying before is as if those stop.
+    The others wait for the next round until no node holds this one, or until they miss its
+    heartbeats. A death before this call has the effect of missing heartbeats.
     """
     with suppress(RendezvousError, dist.DistError):
-        # There is no public way but to join again.
+        # torch has no public way except to join again.
         handler._stop_heartbeats()  # noqa: SLF001
         deadline = handler._get_deadline(handler.settings.timeout.heartbeat)  # noqa: SLF001
         handler._op_executor.run(_RendezvousExitOp(), deadline)  # noqa: SLF001
 
 
 def _may_close(group: Any, roster: Roster, code: int) -> bool:
-    """Say whether what one node gives up is over for all.
+    """Return whether the end of this node's run is the end for all nodes.
 
-    One that reaches nobody, or that a newer life has shut out, says nothing of the others; nor does
-    one that the others have gone on without.
+    A node that reaches no other node, or was fenced by a newer attempt, knows nothing of the
+    others. The same holds for a node that the others continued without.
     """
     if code in _OPEN_CODES:
         return False
@@ -104,16 +105,16 @@ def _may_close(group: Any, roster: Roster, code: int) -> bool:
 def outcome_of_closed(
     handler: RendezvousHandler, error: RendezvousError, *, has_lived: bool = False
 ) -> Outcome:
-    """Return how it ended for a node that met nobody because the rendezvous was closed.
+    """Return the outcome for a node that found the rendezvous closed.
 
-    One that had waited for room in the world, or was part of it, ends as the others did, as far as
-    they said so. One that comes to a rendezvous which is closed already knows nothing of a run: it
-    may be meant for another one.
+    A node that waited for room or was part of the run ends like the others, as far as they reported
+    it. A node that arrives at a closed rendezvous knows nothing of the run: it may be meant for
+    another one.
 
     Args:
-        handler: of the rendezvous.
-        error: that says that it is closed.
-        has_lived: whether ranks of this node were part of the run.
+        handler: Handler of the rendezvous.
+        error: Error that reports the closed rendezvous.
+        has_lived: Whether ranks of this node were part of the run.
     """
     held: Any = getattr(handler, "_state_holder", None)
     node = getattr(handler, "_this_node", None)
@@ -126,12 +127,12 @@ def outcome_of_closed(
 
 
 def exit_reason(error: Exception) -> str:
-    """Return an error for a person, also one that says nothing but its name."""
+    """Return an error as readable text, with its type if it has no message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _tell_end(handler: Any) -> None:
-    """Let nodes that wait for room know that the run is done, and not given up."""
+    """Report to waiting nodes that the run is complete, and not given up."""
     store = getattr(handler, "_store", None)
     if store is not None:
         with suppress(dist.DistError):
@@ -149,7 +150,7 @@ def _end_key(handler: Any) -> str:
 
 
 def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
-    """Let the others know how the run ended, unless one of them has said it; say if they can."""
+    """Publish the reason for the end, unless another node did; return whether others can read it."""
     store = getattr(handler, "_store", None)
     if store is not None:
         told = {"code": action.code, "host": socket.gethostname(), "reason": action.reason}
@@ -160,7 +161,7 @@ def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
 
 
 def _heard_why(handler: Any) -> tuple[int, str]:
-    """Return with which code the run ended, and whose reason that was; 0 where nobody said so."""
+    """Return exit code and reason that another node published; 0 without one."""
     store, key = getattr(handler, "_store", None), _why_key(handler)
     with suppress(dist.DistError, ValueError, KeyError, TypeError):
         if store is not None and store.check([key]):

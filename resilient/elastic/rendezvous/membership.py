@@ -1,4 +1,4 @@
-"""Watches for nodes that join, leave or are lost, and for the loss of the rendezvous itself."""
+"""Watch for nodes that join, leave or are lost, for a lost rendezvous, and the exit barrier."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _LEAVE_SECONDS = 5.0
 
 
 class MembershipWatch:
-    """Asks the rendezvous in a thread, because a dead network holds the question for a minute.
+    """Watch thread for the rendezvous; a dead network blocks a query for a minute.
 
     Args:
-        handler: the rendezvous; nobody may join it while the watch is on.
-        interval_seconds: between two questions.
-        clock: dates the loss of the rendezvous.
-        roster: who met for this life.
+        handler: Handler of the rendezvous; no call may join while the watch runs.
+        interval_seconds: Time between two queries.
+        clock: Clock for the time of a loss.
+        roster: Nodes of this attempt.
 
     Attributes:
-        lost: addresses of nodes that went without a word.
+        lost: Addresses of nodes that disappeared without a goodbye.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class MembershipWatch:
         self._thread = threading.Thread(target=self._watch, name="membership", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; waits for the question on its way."""
+        """Stop the thread, and wait for its current query."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self) -> None:
-        """Ask now; after a suspension nobody was missed for long."""
+        """Query now; after a suspension all absence times start again."""
         if self._sight.open(self._clock.monotonic_seconds()):
             self._roster.forgive()
         try:
@@ -78,10 +78,10 @@ class MembershipWatch:
             self._sight.close(self._clock.monotonic_seconds())
 
     def look_afresh(self) -> None:
-        """Ask now, and take no answer for one that torch has kept since an earlier question.
+        """Query now, without torch's cached answer.
 
-        What another one has said counts as well: it stops its ranks to meet the others again, and
-        ours with them, and may not have come to the rendezvous yet.
+        A published message of another node counts too. That node stops its ranks, and ours with
+        them, to join again, and may not have reached the rendezvous yet.
         """
         forget_what_was_heard(self._handler)
         self.look()
@@ -91,18 +91,18 @@ class MembershipWatch:
             self.is_joined = self.is_joined or heard == "joined"
 
     def tell(self) -> None:
-        """Let the others know that this node's ranks are stopped because of a change."""
+        """Report to the other nodes that this node stops its ranks because of a change."""
         self._roster.say_regrouping(is_joined=self.is_joined)
 
     def tell_silence(self) -> None:
-        """Say who is gone now that the rendezvous is."""
+        """Report the nodes that are gone, once the rendezvous is lost."""
         self._roster.tell_silence()
 
     def part(self, request: StopRequest | None) -> int:
-        """Return how many nodes go on without those that were asked to leave, 0 if all leave.
+        """Return the number of nodes that continue without the leaving ones, 0 if all leave.
 
         Args:
-            request: to this node, which says so to the others and leaves; None if there was none.
+            request: Stop request to this node, which publishes it and leaves; None without one.
         """
         if request is None:
             return self._roster.stay()
@@ -110,17 +110,18 @@ class MembershipWatch:
         return 0
 
     def overlook(self) -> None:
-        """Take back that there was a change, because it matters to nobody here, and look again."""
+        """Ignore a change that does not matter here, and continue to watch."""
         self.is_changed = False
 
     def left(self) -> list[int]:
-        """Return the places of nodes that hold this life's round no more; see :class:`Roster`."""
+        """Return the positions of nodes that no longer hold this round; see :class:`Roster`."""
         return self._roster.left()
 
     def lost_for_seconds(self) -> float:
-        """Return how long ago the rendezvous stopped to answer, 0 when it answers.
+        """Return the time since the rendezvous stopped to answer, 0 if it answers.
 
-        To be asked again and again: a longer time in between was none in which it could answer.
+        The caller polls this method. A longer pause between calls counts as a suspension, in which
+        the rendezvous could not answer.
         """
         if self.lost_at_seconds is None:
             return 0.0
@@ -135,10 +136,10 @@ class MembershipWatch:
 
 
 def has_room(handler: RendezvousHandler) -> bool:
-    """Say whether another node could join the next round, by what the handler last heard.
+    """Return whether another node could join the next round, by the cached state.
 
-    When more come than there is room for, torch leaves the last one of them waiting for a round
-    that has no place for it. To make way for that one would only leave another one waiting.
+    If more nodes come than there is room for, torch leaves the last one waiting for a round without
+    a position for it. Making room for that node would only leave another one waiting.
     """
     holder: Any = getattr(handler, "_state_holder", None)
     settings = getattr(handler, "settings", None)
@@ -146,14 +147,14 @@ def has_room(handler: RendezvousHandler) -> bool:
 
 
 def round_continued_without(handler: RendezvousHandler) -> bool:
-    """Say whether the round that this node joined is over, by what the handler last heard.
+    """Return whether the round of this node is over, by the cached state.
 
-    Nodes wait only as long as somebody holds the round. When the others have left it, or took
-    this node for dead, nobody waits any more and the next round may have begun already: a node
-    that asks for waiting nodes alone stays behind. Torch does not tell, so its state is read.
-    A rendezvous that was closed has no next round.
+    Nodes wait only as long as a node holds the round. The other nodes may leave the round, or take
+    this node for dead. Then no node waits and the next round may have begun, so a check for waiting
+    nodes alone is not enough. torch does not report this, so its state is read. A closed rendezvous
+    has no next round.
     """
-    # Static rendezvous have no rounds.
+    # A static rendezvous has no rounds.
     holder: Any = getattr(handler, "_state_holder", None)
     if holder is None:
         return False
@@ -162,29 +163,29 @@ def round_continued_without(handler: RendezvousHandler) -> bool:
 
 
 def forget_what_was_heard(handler: RendezvousHandler) -> None:
-    """Have the handler ask its store the next time.
+    """Make the handler query its store at the next call.
 
-    Torch answers for a second with what it last heard. Within that another node can hear of one
-    that waits, stop its workers, and with them all of ours.
+    torch answers from its cache for a second. Within that second another node can see a waiting
+    node, stop its workers, and thereby all of ours.
     """
     holder: Any = getattr(handler, "_state_holder", None)
     if holder is not None:
-        # Its own first value: it has asked nobody yet.
+        # The initial value of torch, before any query.
         holder._last_sync_time = -1  # noqa: SLF001
 
 
 class ExitBarrier:
-    """Where nodes whose workers are done wait for the others.
+    """Exit barrier: nodes with finished workers wait for the other nodes.
 
-    Polled, so that a signal or a change of membership ends the wait; and in two steps, so that
-    the node that serves the store leaves last.
+    The barrier polls, so that a signal or a membership change ends the wait. It has two steps, so
+    that the node that serves the store leaves last.
 
     Args:
-        store: of this round of the rendezvous.
-        node: this node's place in the group.
-        nodes: how many nodes the group has.
-        clock: limits the waiting.
-        within_seconds: how long to wait for the others at most.
+        store: Store of this round of the rendezvous.
+        node: Position of this node in the group.
+        nodes: Number of nodes in the group.
+        clock: Clock for the time limit.
+        within_seconds: Longest wait for the other nodes.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class ExitBarrier:
         self._leave_by_seconds: float | None = None
 
     def is_begun(self) -> bool:
-        """Ask once whether any node is done; a lost store counts as no."""
+        """Query once whether any node is done; a lost store counts as no."""
         try:
             return self._nodes > 1 and any(
                 self._store.check([f"resilient/done/{node}"]) for node in range(self._nodes)
@@ -208,7 +209,7 @@ class ExitBarrier:
             return False
 
     def is_passed(self) -> bool:
-        """Ask once whether every node is done; a lost store and a long wait count as yes."""
+        """Query once whether all nodes are done; a lost store and a timeout count as yes."""
         if self._nodes == 1:
             return True
         now_seconds = self._clock.monotonic_seconds()
@@ -223,10 +224,10 @@ class ExitBarrier:
             return True
 
     def can_pass(self, left: Iterable[int]) -> bool:
-        """Ask once whether all nodes may yet be done: this one is, those that have ``left`` were.
+        """Query once whether all nodes can still finish: this node and all that ``left`` are done.
 
-        Who has said that it is done may not take that back as long as this holds: the others count
-        on it, leave, and close the rendezvous behind them.
+        While this holds, a node must not withdraw its report that it is done. The others rely on
+        the report, leave, and close the rendezvous.
         """
         with suppress(dist.DistError):
             return self._store.check([f"resilient/done/{node}" for node in (self._node, *left)])

@@ -1,9 +1,8 @@
-"""Whether a hang is another host's: the agents of a life tell each other how their ranks stand.
+"""Distinction of a local hang from a hang on another host, by status exchange between agents.
 
-Each keeps one small record in the store of the round, and reads those of the others only while
-its own ranks seem to hang. All of it is done in a thread with a connection of its own, because a
-dead network holds a question for a minute; whoever says nothing for a few seconds is not waited
-for.
+Each agent keeps one small record in the store of the round, and reads the other records only while
+its own ranks seem to hang. A thread with its own connection does this, because a dead network
+blocks a query for a minute. An agent that writes nothing for a few seconds is not waited for.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ if TYPE_CHECKING:
 _EXCHANGE_SECONDS = 0.5
 _ANSWER_SECONDS = 3.0
 _ACT_SECONDS = 20.0
-"""The other agent waits for answers too, takes stacks, kills, and comes to the rendezvous."""
+"""Time for the other agent to wait for answers, dump stacks, kill, and join the rendezvous."""
 _LEAVE_SECONDS = 1.0
-# No rank of these waits for another one: nobody else need be heard.
+# Ranks in these states wait for no other rank, so no answer is needed.
 _SURE_STATES = ("T", "D")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteHangReported(Event):
-    """The ranks of this host wait for one of another host, whose agent will end that.
+    """The ranks of this host wait for a rank of another host, whose agent ends the hang.
 
     Attributes:
-        rank: that is behind, or stopped.
-        step: the last that it finished, -1 before the first.
-        waiting: the rank of this host that is overdue.
+        rank: Rank that is behind or stopped.
+        step: Last step that the rank finished, -1 before the first.
+        waiting: Overdue rank of this host.
     """
 
     level: ClassVar[Level] = Level.INFO
@@ -48,7 +47,7 @@ class RemoteHangReported(Event):
     waiting: int
 
     def line(self) -> str:
-        """Say who waits for whom."""
+        """Return the message: the waiting rank and the rank that it waits for."""
         return (
             f"rank {self.waiting} makes no progress because it waits for rank {self.rank} of "
             "another host: that one's agent looks after it"
@@ -57,12 +56,12 @@ class RemoteHangReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class RemoteRankLost(Event):
-    """The ranks of this host ended, and tell of nothing but the loss of one of another host.
+    """The ranks of this host ended and only report the loss of a rank of another host.
 
     Attributes:
-        rank: of this host that told of it first.
-        status: how it ended: exit code, or minus the signal's number.
-        error: in its words.
+        rank: Rank of this host that first reported the loss.
+        status: Exit code of the rank, or minus the number of the signal.
+        error: Error that the rank reported.
     """
 
     level: ClassVar[Level] = Level.INFO
@@ -71,7 +70,7 @@ class RemoteRankLost(Event):
     error: str
 
     def line(self) -> str:
-        """Say who lost whom, as far as that is known here."""
+        """Return the message: the rank that lost a peer, and its error."""
         return (
             f"rank {self.rank} lost a rank of another host, which is no failure of this host: the "
             f"hosts meet again. It said: {self.error}"
@@ -79,15 +78,15 @@ class RemoteRankLost(Event):
 
 
 class PeerHangExchange:
-    """Compares the ranks of this host with those of the others of its life.
+    """Comparison of this host's ranks with those of the other hosts of the attempt.
 
     Args:
-        store: of this round of the rendezvous; it is cloned, so that nobody waits for this one.
-        node: this node's place in the group.
-        nodes: how many nodes the group has.
-        attempt: the name of the life.
-        clock: limits the waiting.
-        emit: where it is told that another host is to blame.
+        store: Store of this round; it is cloned, so that no other caller waits for this one.
+        node: Position of this node in the group.
+        nodes: Number of nodes in the group.
+        attempt: Name of the attempt.
+        clock: Clock for the time limits.
+        emit: Listener for a blamed host.
     """
 
     def __init__(
@@ -112,24 +111,24 @@ class PeerHangExchange:
 
     @property
     def is_to_blame(self) -> bool:
-        """Whether another host is, by what was heard last."""
+        """Whether another host is to blame, by the last records."""
         return self._accused_at_seconds is not None
 
     def start(self) -> None:
-        """Begin to tell and to listen, if there is anybody."""
+        """Start the exchange, if there are other hosts."""
         if self._others:
             self._thread.start()
 
     def stop(self) -> None:
-        """Do so no more; a question that hangs is left alone."""
+        """Stop the exchange; a blocked query is left to itself."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join(_LEAVE_SECONDS)
 
     def tell(self, own: HostHangStatus | None) -> None:
-        """Have the others know how the ranks of this host stand; they are not asked here.
+        """Publish the status of this host's ranks; this call does not query the other hosts.
 
-        What is overdue stays as it was first seen, so that all hosts compare the same.
+        An overdue status stays as first seen, so that all hosts compare the same values.
         """
         told = self._own
         is_known = told is not None and told.is_overdue and own is not None and own.is_overdue
@@ -139,10 +138,10 @@ class PeerHangExchange:
             self._is_asking, self._accused_at_seconds = False, None
 
     def has_culprit(self, hang: Hang) -> bool:
-        """Say whether to wait: for what others say, or for the one of them that is to blame.
+        """Return whether to wait for the other hosts' answers, or for the blamed host to act.
 
         Args:
-            hang: of this host's ranks; asked again and again while it lasts.
+            hang: Hang of this host's ranks; call again while the hang lasts.
         """
         own, first, now_seconds = self._own, hang.first, self._clock.monotonic_seconds()
         if not self._others or own is None or first.edge or first.state in _SURE_STATES:
@@ -154,7 +153,8 @@ class PeerHangExchange:
         waited_seconds = now_seconds - self._asked_at_seconds
         culprit, is_missing = find_culprit(own, heard), len(heard) < len(self._others)
         if culprit is None and is_missing and self._accused_at_seconds is not None:
-            # It says no more because it acts; if it does not for long, nobody will.
+            # The blamed host is silent because it acts. If it stays silent too long, it does not
+            # act.
             return now_seconds - self._accused_at_seconds < _ACT_SECONDS
         if is_missing and waited_seconds < _ANSWER_SECONDS:
             return True
@@ -163,7 +163,7 @@ class PeerHangExchange:
     def _is_waited_for(
         self, culprit: HostHangStatus | None, own: HostHangStatus, now_seconds: float
     ) -> bool:
-        """Say whether there is one to blame elsewhere, and its agent still has time to act."""
+        """Return whether a rank elsewhere is to blame and its agent still has time to act."""
         if culprit is None:
             self._accused_at_seconds = None
             return False
@@ -174,7 +174,7 @@ class PeerHangExchange:
         return now_seconds - self._accused_at_seconds < _ACT_SECONDS
 
     def _fresh(self, now_seconds: float) -> list[HostHangStatus]:
-        """Return what was written anew since it was asked for, and not long ago."""
+        """Return the records that were rewritten since the query began, and not long ago."""
         return [
             standing
             for _, standing, at_seconds in [*self._heard.values()]
@@ -197,10 +197,10 @@ class PeerHangExchange:
             store.set(f"{self._key}/{self._node}", own.dump(self._number))
 
     def _listen(self, store: Any) -> None:
-        """Read what the others wrote; of what stands there already nobody knows how old it is.
+        """Read the records of the other hosts; the age of records already present is unknown.
 
-        It is one question once all have written: each is a way to the store and back, and a lossy
-        network that slows down many of them keeps this host from being heard itself.
+        The read is one query once all hosts have written. Each query is a round trip, and on a
+        lossy network many slow round trips would delay this host's own heartbeats.
         """
         heard = self._heard
         self._written += [

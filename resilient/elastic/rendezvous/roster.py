@@ -1,15 +1,8 @@
-"""Nodes of a round: lost, leaving, answering.
+"""Roster of the nodes of a round: lost nodes, leaving nodes, and reachable hosts.
 
-Which hosts answer, and where they are; each is asked for a moment only.
-
-The agent's connections to the rendezvous, which torch opens and keeps to itself.
-
-Hosts that are asked to leave while others are not: what they say, and who goes on (pure).
-
-Each agent that is asked says so in the store of the round before its ranks are told, so that it
-stands there when the ranks of the others end. Whoever was not asked reads it then.
-
-The nodes of one life, and which of them have gone without a word.
+An agent that is asked to leave publishes this in the round's store before it signals its ranks.
+So the message is there when the ranks of the other hosts end, and agents that were not asked read
+it then.
 """
 
 from __future__ import annotations
@@ -40,17 +33,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 1.0
-# A host may have several addresses, and its name has to be resolved.
+# A host may have several addresses, and its name must be resolved.
 _ASKED_SECONDS = 3.0
 _PROBED_AT_ONCE_MAX = 32
-# tcpmux: whoever is there refuses it, or even accepts.
+# tcpmux: a running host refuses the connection, or even accepts it.
 _PROBED_PORT = 1
 
 
 def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return which hosts are there, so only their agents have gone, and which do not answer.
+    """Return the hosts that answer, where only the agent is gone, and the hosts that do not.
 
-    A host that a firewall hides looks like one that is gone.
+    A host behind a firewall looks like a lost host.
     """
     answers = _asked(_answers, addresses, otherwise=lambda _: False)
     found = sorted(answers)
@@ -60,12 +53,12 @@ def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
 def _asked(
     question: Callable[[str], T], hosts: Iterable[str], otherwise: Callable[[str], T]
 ) -> dict[str, T]:
-    """Ask something of hosts at once, and return what is known by the deadline of each.
+    """Query hosts in parallel, and return the results known by the deadline of each.
 
     Args:
-        question: may be held by a resolver that does not answer, which nothing can interrupt.
-        hosts: names or addresses.
-        otherwise: the answer for one of whom nothing is known in time.
+        question: Query that a silent resolver may block; it cannot be interrupted.
+        hosts: Names or addresses.
+        otherwise: Result for a host without an answer in time.
     """
 
     def ask(host: str) -> T:
@@ -95,7 +88,7 @@ def _answers(address: str) -> bool:
 
 
 def addresses_of(hosts: Iterable[str]) -> dict[str, set[str]]:
-    """Return the addresses of hosts; the name of one that none is known of."""
+    """Return the addresses of hosts; a host that does not resolve maps to its name."""
     return _asked(_resolved, hosts, otherwise=lambda one: {one} - {""})
 
 
@@ -109,14 +102,14 @@ def _resolved(host: str) -> set[str]:
 
 
 def limit_silence_toward(port: int, seconds: float) -> None:
-    """Let calls to a store at ``port`` fail when its host vanishes without a word.
+    """Make calls to a store at ``port`` fail when the store's host vanishes.
 
-    Torch's store waits for an answer no longer than its timeout, then takes the question back
-    and waits for the answer to that without end (2.13: ``TCPStore::doWait``).
+    torch's store waits for an answer until its timeout, then cancels the query and waits without a
+    limit for the answer to the cancellation (2.13: ``TCPStore::doWait``).
 
     Args:
-        port: of the store, on whichever host.
-        seconds: of silence until the kernel ends a connection.
+        port: Port of the store, on any host.
+        seconds: Time of silence after which the kernel ends a connection.
     """
     for connection in _open_sockets():
         with suppress(OSError):
@@ -125,9 +118,9 @@ def limit_silence_toward(port: int, seconds: float) -> None:
 
 
 def is_served_here(handler: Any) -> bool:
-    """Say whether the store of a rendezvous ends with this process.
+    """Return whether the store of a rendezvous ends with this process.
 
-    Torch does not tell which of several agents on a host has come first and listens.
+    torch does not report which of several agents on a host came first and serves the store.
     """
     port = getattr(getattr(handler, "_store", None), "port", None)
     return port is not None and any(_listens_at(one, port) for one in _open_sockets())
@@ -141,9 +134,9 @@ def _listens_at(one: socket.socket, port: int) -> bool:
 
 
 def _open_sockets() -> Iterator[socket.socket]:
-    """Yield a copy of each TCP socket that is open here, closed when the next one comes."""
+    """Yield a copy of each open TCP socket; the copy is closed when the next one comes."""
     for one in list(Path("/proc/self/fd").iterdir()):
-        # Anything may be open, and may be closed meanwhile.
+        # A descriptor may be any file, and may be closed meanwhile.
         with suppress(OSError):
             copy = os.dup(int(one.name))
             try:
@@ -157,25 +150,25 @@ def _open_sockets() -> Iterator[socket.socket]:
 
 
 class LeaveScope(Enum):
-    """What a host says that was asked to leave."""
+    """Message of a host that was asked to leave."""
 
     ALONE = "alone"
-    """Of this host alone is known that it goes."""
+    """Only this host is known to leave."""
     WITH_ALL = "all"
-    """The request was for the whole run."""
+    """The request is for the whole run."""
     WITH_RENDEZVOUS = "rendezvous"
-    """It serves the rendezvous: without it nobody meets again."""
+    """The host serves the rendezvous, so no node can join again without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostsReleased(Event):
-    """Some hosts were asked to leave and saved with all others, who go on without them.
+    """Some hosts were asked to leave; all hosts saved, and the others continue without them.
 
     Attributes:
-        hosts: addresses of those that leave.
-        nodes_left: how many were not asked.
-        nodes_min: fewest that train.
-        nodes_max: most that train.
+        hosts: Addresses of the leaving hosts.
+        nodes_left: Number of hosts that were not asked.
+        nodes_min: Smallest number of nodes to train with.
+        nodes_max: Largest number of nodes to train with.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -185,7 +178,7 @@ class HostsReleased(Event):
     nodes_max: int
 
     def line(self) -> str:
-        """Say who leaves, and who goes on."""
+        """Return the message: leaving hosts and remaining hosts."""
         verb = "leaves" if len(self.hosts) == 1 else "leave"
         on = "host goes" if self.nodes_left == 1 else "hosts go"
         return (
@@ -195,20 +188,20 @@ class HostsReleased(Event):
 
 
 def hosts_that_stay(asked: Collection[str], nodes: int, nodes_min: int) -> int:
-    """Return how many hosts go on without those that were asked to leave, 0 if none does.
+    """Return the number of hosts that continue without the leaving ones, 0 if none does.
 
     Args:
-        asked: what each of those said, a value of :class:`Asked`.
-        nodes: of the life that ended; of a fixed number of hosts none may be missing.
-        nodes_min: fewest that train.
+        asked: Messages of the leaving hosts, values of :class:`LeaveScope`.
+        nodes: Number of nodes of the ended attempt; a fixed number of hosts must be complete.
+        nodes_min: Smallest number of nodes to train with.
     """
-    # If nobody says so it may be meant for all: a rank was told, or the script stops.
+    # Without a message the stop may be for all hosts: a rank received it, or the script stops.
     is_for_some = bool(asked) and all(how == LeaveScope.ALONE.value for how in asked)
     left = nodes - len(asked)
     return left if is_for_some and left >= nodes_min else 0
 
 
-# A node that starts again is nowhere for a moment, and what the handler knows is up to 1 s old.
+# A node that starts again is in no list for a moment, and the cached state is up to 1 s old.
 _NOWHERE_SECONDS = 2.5
 _REGROUPING = "resilient/regrouping"
 _STAYS = b"stays"
@@ -218,12 +211,12 @@ _TOGETHER = 2
 
 @dataclass(frozen=True, slots=True)
 class NodesLost(Event):
-    """Nodes of a life are gone without a word: no heartbeat came from them any more.
+    """Nodes of an attempt disappeared without a goodbye: their heartbeats stopped.
 
     Attributes:
-        agents: addresses of hosts that answer, so only their agents have died.
-        hosts: addresses that do not answer: the host is gone, or the network to it is cut.
-        nodes_left: how many nodes of that life are left.
+        agents: Addresses of hosts that answer, where only the agent died.
+        hosts: Addresses that do not answer: the host is gone, or its network is cut.
+        nodes_left: Number of remaining nodes of that attempt.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -232,23 +225,23 @@ class NodesLost(Event):
     nodes_left: int
 
     def line(self) -> str:
-        """Say who is gone, as far as that can be told from here."""
+        """Return the message: lost agents, lost hosts and the remaining number."""
         agents = f"agent lost on {', '.join(self.agents)} (the host answers)" * bool(self.agents)
         hosts = f"host lost: {', '.join(self.hosts)} (no answer)" * bool(self.hosts)
         return f"{'; '.join(filter(None, (agents, hosts)))}; {self.nodes_left} left"
 
 
 class Roster:
-    """Who met for a life.
+    """Nodes of one attempt.
 
-    Torch's rendezvous forgets a node whose heartbeats stop, and says so to nobody: its state is
-    read. A static rendezvous knows no heartbeats, so its nodes are never missed.
+    torch's rendezvous forgets a node whose heartbeats stop without a report, so its state is read.
+    A static rendezvous has no heartbeats, so its nodes never count as lost.
 
     Args:
-        handler: of the rendezvous that the nodes have just met at.
-        store: of this round of it, which may know who met better than the handler does by now;
-            None before the first.
-        emit: where losses are told.
+        handler: Handler of the rendezvous that the nodes have just joined.
+        store: Store of this round, which may know the members better than the handler; None
+            before the first round.
+        emit: Listener for losses.
     """
 
     def __init__(self, handler: RendezvousHandler, store: Any, emit: Emitter) -> None:
@@ -267,18 +260,18 @@ class Roster:
 
     @property
     def nodes(self) -> int:
-        """How many they were; 0 if the rendezvous does not say."""
+        """Number of nodes; 0 if the rendezvous does not report it."""
         return len(self._nodes)
 
     def is_of(self, handler: RendezvousHandler) -> bool:
-        """Whether these met through a handler; another one knows them by other names."""
+        """Return whether these nodes joined through ``handler``; another handler has other node ids."""
         return self._handler is handler
 
     def lost(self, now_seconds: float) -> list[str]:
-        """Return the addresses of nodes that have been nowhere for long enough.
+        """Return the addresses of nodes that have been absent for more than 2.5 s.
 
         Raises:
-            dist.DistError: the store does not answer.
+            dist.DistError: The store does not answer.
         """
         missing = self._missing()
         since_seconds = {
@@ -292,7 +285,7 @@ class Roster:
         ]
 
     def left(self) -> list[int]:
-        """Return the places of nodes that do not hold this round any more, by what was heard."""
+        """Return the positions of nodes that no longer hold this round, by the cached state."""
         state = _state_of(self._handler)
         if state is None or state.round == self._round:
             there = self._nodes if state is None else state.participants
@@ -300,22 +293,22 @@ class Roster:
         return list(self._nodes.values())
 
     def say_regrouping(self, *, is_joined: bool) -> None:
-        """Let the others know that ranks are stopped to meet again, before any of them is.
+        """Publish that ranks are stopped for a new rendezvous, before any rank is stopped.
 
         Args:
-            is_joined: whether that is for nodes that want to join.
+            is_joined: Whether the reason is nodes that want to join.
         """
         if self.nodes > 1:
             with suppress(dist.DistError):
                 self._store.set(_REGROUPING, "joined" if is_joined else "left")
 
     def heard_regrouping(self) -> str:
-        """Return why another node meets the others again: `joined`, `left`, or empty if none does.
+        """Return another node's reason for a new rendezvous: `joined`, `left`, or empty for none.
 
-        One that was dropped from the round and has not said goodbye is on its way to do so.
+        A node that was dropped from the round without a goodbye is about to join again.
 
         Raises:
-            dist.DistError: the store does not answer.
+            dist.DistError: The store does not answer.
         """
         if self.nodes > 1 and self._store.check([_REGROUPING]):
             return bytes(self._store.get(_REGROUPING)).decode()
@@ -323,24 +316,24 @@ class Roster:
         return "left" if is_left else ""
 
     def forgive(self) -> None:
-        """Let nodes that were missed be missed anew: nobody looked for them for a while."""
+        """Reset all absence times, after a time in which this agent did not look."""
         self._missing_since_seconds = {}
 
     def missing(self) -> list[str]:
-        """Return the addresses of nodes that are not there now, after another rendezvous.
+        """Return the addresses of nodes that are absent after another rendezvous.
 
-        Those that were asked to leave are none. The store of the round is gone with a host.
+        Nodes that were asked to leave do not count. The store of the round is gone with its host.
         """
         return [str(node.addr) for node in self._missing() if node not in self._parted]
 
     def tell_missing(self) -> list[str]:
-        """Tell who is not there after another rendezvous, and return their addresses."""
+        """Report the nodes that are absent after another rendezvous, and return their addresses."""
         missing = self.missing()
         self.tell(missing)
         return missing
 
     def tell(self, addresses: list[str]) -> None:
-        """Tell that these nodes of the life are gone, once, and whether their hosts answer."""
+        """Report the loss of these nodes once, and whether their hosts answer."""
         if not addresses or self._is_told:
             return
         self._is_told = True
@@ -348,10 +341,11 @@ class Roster:
         self._emit(NodesLost(agents, hosts, self.nodes - len(addresses)))
 
     def tell_silence(self) -> None:
-        """Tell who of the life is gone where the rendezvous itself has fallen silent, once.
+        """Report the lost nodes once, if the rendezvous itself is silent.
 
-        That is whoever served it, and of the others those whose hosts do not answer: what became
-        of the other agents nobody can ask any more. Where none of them served it, none is accused.
+        These are the node that served the rendezvous, and other nodes whose hosts do not answer.
+        The state of the remaining agents is unknown. If none of the nodes served the rendezvous,
+        none is reported.
         """
         own: Any = getattr(self._handler, "_this_node", None)
         others = [str(one.addr) for one in self._nodes if one != own]
@@ -361,31 +355,31 @@ class Roster:
         server = _served_at(self._handler)
         found = addresses_of({server, *others})
         agents = [one for one in there if found[server] & found[one]]
-        # Where nobody answers it may be this host that is cut off.
+        # If no host answers, this host may be the one that is cut off.
         hosts = silent if there else [one for one in silent if found[server] & found[one]]
         if agents or hosts:
             self._is_told = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
 
     def say_goodbye(self, node: int | None) -> None:
-        """Let the others know that this node leaves because all ranks agreed to.
+        """Publish that this node leaves because all ranks agreed to.
 
-        They may still save, and must not be hurried as they are when a node is lost.
+        The others may still save, and must not be hurried as after the loss of a node.
         """
-        # If the store is gone, nobody is left to hear it.
+        # Without the store no node is left to read the goodbye.
         if node is not None and self.nodes > 1:
             with suppress(dist.DistError):
                 self._store.set(_goodbye_key(node), "1")
 
     def say_asked(self, *, is_for_all: bool) -> None:
-        """Let the others know that this node was asked to leave, before its ranks are told."""
+        """Publish that this node was asked to leave, before its ranks receive the request."""
         place = self._place
         if place is None or self.nodes < _TOGETHER:
             return
         how = LeaveScope.WITH_ALL if is_for_all else LeaveScope.ALONE
         if is_served_here(self._handler):
             how = LeaveScope.WITH_RENDEZVOUS
-        # The ranks are told whatever became of whoever serves the store: it may be gone just now.
+        # The ranks receive the request in any case: the node that serves the store may be gone.
         thread = threading.Thread(
             target=self._say, args=(_asked_key(place), how.value), name="say-asked", daemon=True
         )
@@ -393,10 +387,11 @@ class Roster:
         thread.join(_SAYING_SECONDS)
 
     def stay(self) -> int:
-        """Return how many nodes go on without those that were asked to leave, 0 if all leave.
+        """Return the number of nodes that continue without the leaving ones, 0 if all leave.
 
-        Only for one that was not asked, once its ranks have ended: it says that it stays, which
-        those that leave wait for. A store that does not answer tells nothing, so all leave.
+        Only for a node that was not asked to leave, once its ranks have ended. The node publishes
+        that it stays, which the leaving nodes wait for. If the store does not answer, all nodes
+        leave.
         """
         settings: Any = getattr(self._handler, "settings", None)
         if self._place is None or settings is None or self.nodes < _TOGETHER:
@@ -414,31 +409,31 @@ class Roster:
         return 0
 
     def is_outlasted(self) -> bool:
-        """Say whether others of the round go on without this node, as far as they said so."""
+        """Return whether other nodes of the round continue without this node, as far as published."""
         others = (place for place in self._nodes.values() if place != self._place)
         with suppress(dist.DistError):
             return any(self._read(_goodbye_key(place)) == _STAYS for place in others)
         return False
 
     def has_spares(self) -> bool:
-        """Say whether nodes wait for room in the world, by what was heard."""
+        """Return whether nodes wait for room in the world, by the cached state."""
         state = _state_of(self._handler)
         return bool(state and (state.wait_list or state.redundancy_list))
 
     def waits_for_goodbyes(self, node: int | None) -> bool:
-        """Say whether any of those that hold the round with ``node`` has not said goodbye."""
+        """Return whether a node that holds the round with ``node`` has not said goodbye."""
         left = self.left()
         if node is None or node in left:
             return False
         others = set(self._nodes.values()) - {node, *left}
-        # If the store is gone, so is whoever served it.
+        # Without the store, the node that served it is gone too.
         with suppress(dist.DistError):
             return not all(self._store.check([_goodbye_key(one)]) for one in others)
         return False
 
     @property
     def _place(self) -> int | None:
-        """Where this node is in the round."""
+        """Position of this node in the round."""
         return self._nodes.get(getattr(self._handler, "_this_node", None))
 
     def _say(self, key: str, word: str) -> None:
@@ -460,7 +455,7 @@ class Roster:
 
 
 def _served_at(handler: RendezvousHandler) -> str:
-    """Return the host of the rendezvous; empty where it is not one process that serves it."""
+    """Return the host of the rendezvous; empty if no single process serves it."""
     return str(getattr(getattr(handler, "_store", None), "host", ""))
 
 

@@ -1,4 +1,4 @@
-"""The rendezvous of a node that meets nobody: there is nothing to wait for."""
+"""Rendezvous of a single node, without any wait."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.distributed.elastic.rendezvous.api import (
 
 
 class SingleNodeRendezvous(RendezvousHandler):
-    """What torch's agents ask where to meet, on one node.
+    """Rendezvous handler for one node.
 
-    Torch's own waits up to 0.3 s in the first two rounds, so that many nodes do not come at
-    once, and keeps a server and a thread for them.
+    torch's own handler waits up to 0.3 s in the first two rounds, so that many nodes do not come at
+    once. It also keeps a server and a thread.
 
     Args:
-        run_id: of the job.
-        address: of this node.
+        run_id: Id of the job.
+        address: Address of this node.
     """
 
     def __init__(self, run_id: str, address: str) -> None:
@@ -29,42 +29,42 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers meet at a store of the agent's: they do, at that of the life."""
+        """Whether workers use a store of the agent: always, the store of the attempt."""
         return True
 
     def get_backend(self) -> str:
-        """Return the name that torch's agents would show."""
+        """Return the backend name that torch's agents show."""
         return "alone"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return a group of this node, with a store that is new.
+        """Return a group with this node only and a new store.
 
         Raises:
-            RendezvousClosedError: it was closed.
+            RendezvousClosedError: The rendezvous was closed.
         """
         if self._is_closed:
             raise RendezvousClosedError
         store = dist.HashStore()
-        # The life says where its store is.
+        # The attempt publishes the address of its store.
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, 0))
 
     def is_closed(self) -> bool:
-        """Say whether it was closed."""
+        """Return whether the rendezvous was closed."""
         return self._is_closed
 
     def set_closed(self) -> None:
-        """Close it."""
+        """Close the rendezvous."""
         self._is_closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: nobody else comes."""
+        """Return 0, because no other node joins."""
         return 0
 
     def get_run_id(self) -> str:
-        """Return the name of the job."""
+        """Return the id of the job."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Close it."""
+        """Close the rendezvous."""
         self._is_closed = True
         return True

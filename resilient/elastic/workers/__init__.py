@@ -1,1 +1,1 @@
-"""The processes of the ranks of this host: started, kept warm, and what runs first in them."""
+"""Worker processes of the ranks of this host: start, fork server and first code."""

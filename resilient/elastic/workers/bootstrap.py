@@ -1,9 +1,10 @@
-"""The first code of a worker: tie it to the agent, run the user's program, report how it ended.
+"""First code of a worker: bind it to the agent, run the user's program, report its end.
 
-Run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``, so that nothing but the standard
+The file is run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the standard
 library is imported before the user's program, and no folder of ours stays on ``sys.path``.
-The program runs in a module of its own that stays ``__main__`` until the process ends, as
-under python itself; runpy would take it away while threads and exit handlers still need it.
+
+The program runs in a module of its own that stays ``__main__`` until the process ends, as under
+Python itself. runpy would remove that module while threads and exit handlers still need it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _CODE_KILLED = 137
 _CODE_INTERRUPTED = 130
 _CODE_PREEMPTED = 75
 _CODE_NOT_FOUND = 66
-# What the nursery may import for a worker: it starts no thread and no device, and does not care
-# which rank it is.
+# Packages that the fork server may import for a worker. They start no thread, use no device, and do
+# not depend on the rank.
 _WARMABLE = (
     "accelerate", "huggingface_hub", "numpy", "resilient", "safetensors", "tokenizers", "torch",
     "transformers",
 )  # fmt: skip
-# Variables that these read when they are imported.
+# Prefixes of variables that these packages read at import.
 _RELEVANT = (
     "ACCELERATE_", "ATEN_", "BLIS_", "CUDA_MODULE_", "DNNL_", "GOMP_", "HF_", "HUGGINGFACE_",
     "KINETO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
@@ -35,7 +36,7 @@ _IRRELEVANT = ("TORCHELASTIC_", "TORCH_NCCL_")
 
 
 class TargetNotFound(Exception):
-    """The script or the module to run does not exist."""
+    """The script or module to run does not exist."""
 
     exit_code = _CODE_NOT_FOUND
 
@@ -61,9 +62,9 @@ def main(arguments: list[str]) -> int:
 
 
 def run_target(arguments: list[str]) -> None:
-    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that python would give.
+    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that Python would set.
 
-    Behind ``--exec`` the target is a program, which takes the place of this process.
+    After ``--exec`` the target is an executable, which replaces this process.
     """
     if arguments[:1] == ["--exec"]:
         _become(arguments[1:])
@@ -81,7 +82,7 @@ def run_target(arguments: list[str]) -> None:
 
 
 def _become(command: list[str]) -> NoReturn:
-    """Put a program that is no Python in the place of this process: same pid, same output."""
+    """Replace this process by an executable: same pid, same output."""
     try:
         os.execvp(command[0], command)  # noqa: S606 - running the user's program is the purpose
     except FileNotFoundError as error:
@@ -91,20 +92,20 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _run_to_the_end(arguments: list[str]) -> None:
-    """Run the program and close what it left open: what fails there has failed in it."""
+    """Run the program and close what it left open; a failure to close is a failure of the program."""
     try:
         run_target(arguments)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    # Who opened anything has imported it; nobody else pays for it.
+    # A program that opened a checkpointer has imported this module; others skip the import.
     ending = sys.modules.get("resilient.exit_hooks")
     if ending is not None:
         ending.end()
 
 
 def write_error_file(error: BaseException, code: int) -> None:
-    """Leave the error where the agent looks for it, in torch's format with fields added."""
+    """Write the error to the agent's error file, in torch's format with additional fields."""
     import json
     import time
 
@@ -123,7 +124,7 @@ def write_error_file(error: BaseException, code: int) -> None:
         "exit_code": code,
         "code": str(getattr(error, "code", "")) if _is_ours(error) else "",
         "hint": str(getattr(error, "hint", "")) if _is_ours(error) else "",
-        # The same clock in every process of a host, unlike the date, which can be set.
+        # The monotonic clock is the same in every process of a host. The wall clock can be set.
         "monotonic_seconds": time.monotonic(),
     }
     try:
@@ -134,7 +135,7 @@ def write_error_file(error: BaseException, code: int) -> None:
 
 
 def die_with_the_agent() -> None:
-    """Have the kernel kill this process when the agent dies, however it dies."""
+    """Make the kernel kill this process when the agent dies in any way."""
     agent = int(os.environ.get("RESILIENT_AGENT_PID") or "0")
     if not agent:
         return
@@ -142,13 +143,13 @@ def die_with_the_agent() -> None:
     import signal
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    # It may have died before the line above; then nobody would ever tell us.
+    # The agent may have died before the call above, and then no signal would come.
     if os.getppid() != agent:
         os._exit(_CODE_KILLED)
 
 
 def relevant_variables() -> dict[str, str]:
-    """Return the variables that packages may read when they are imported."""
+    """Return the environment variables that packages may read at import."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -157,7 +158,7 @@ def relevant_variables() -> dict[str, str]:
 
 
 class _ImportLog:
-    """A finder that finds nothing, and writes down what was imported: for the nursery."""
+    """Import finder that finds nothing and records imports for the fork server."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -165,7 +166,7 @@ class _ImportLog:
         self._last: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Note a module that a nursery may import as well, once it is more than looked for."""
+        """Record a module that the fork server may import too, once its import succeeded."""
         del path, target
         last, self._last = self._last, {}
         if last.get("name") in sys.modules and os.getpid() == self._worker:
@@ -179,7 +180,7 @@ class _ImportLog:
 
 
 def _log_imports() -> None:
-    """Write down what is imported, in the first worker of a host that has a nursery."""
+    """Record imports, in the first worker of a host with a fork server."""
     path = os.environ.get("RESILIENT_IMPORTS", "")
     if not path:
         return
@@ -188,8 +189,8 @@ def _log_imports() -> None:
 
 
 def _print_to_the_agent() -> None:
-    """Print into the pipes of an agent that keeps what ranks print; it hands it on."""
-    # A program below this one prints where this one does, and has no pipes of its own.
+    """Redirect the output into the pipes of an agent that stores and forwards it."""
+    # A child process inherits these streams, and must not open the pipes itself.
     place = os.environ.pop("RESILIENT_OUTPUT", "")
     if not place:
         return
@@ -211,10 +212,10 @@ def _enable_fault_handler() -> None:
 
 
 def _answer_with_stacks(arguments: list[str]) -> None:
-    """Write all stacks where the agent reads them, once it asks: see `resilient.distributed.heartbeat`.
+    """Dump all stacks for the agent on its signal: see `resilient.distributed.heartbeat`.
 
-    Before the user's program runs, so that a rank answers which is stuck in its first import. What
-    is run in the place of this process would die of the signal.
+    The handler is registered before the user's program, so that a rank stuck in its first import
+    answers. An executable that replaces this process would die of the signal.
     """
     notes, rank = os.environ.get("RESILIENT_NOTES", ""), os.environ.get("LOCAL_RANK", "")
     if not notes or arguments[:1] == ["--exec"]:
@@ -261,13 +262,13 @@ def _find_module(name: str) -> tuple[Any, dict[str, Any]]:
 def _report(error: BaseException, *, is_worker: bool) -> int:
     code = _code_of(error)
     if code == _CODE_PREEMPTED:
-        # Not a failure: all ranks saved and left together.
+        # This is not a failure: all ranks saved and left together.
         sys.stderr.write(f"{error}\n")
         return code
     error.__traceback__ = _without_us(error.__traceback__)
     if is_worker:
         write_error_file(error, code)
-    # As the interpreter does: what runs at the exit asks them whether an error ended the process.
+    # As the interpreter does: exit handlers read these to detect an error.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.excepthook(type(error), error, error.__traceback__)
     return code
@@ -280,7 +281,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _code_of_exit(error: SystemExit) -> int:
-    """Return the code that python would end with; anything but a number is a last word."""
+    """Return the exit code that Python would use; a value other than a number is a last message."""
     if error.code is None or isinstance(error.code, int):
         return int(error.code or 0) & 0xFF
     sys.stderr.write(f"{error.code}\n")
@@ -288,7 +289,7 @@ def _code_of_exit(error: SystemExit) -> int:
 
 
 def _is_ours(error: BaseException) -> bool:
-    # A program that raises one of our errors has imported them; nobody else pays for it.
+    # A program that raises one of our errors has imported them; others skip the import.
     errors = sys.modules.get("resilient.errors")
     return isinstance(error, TargetNotFound) or (
         errors is not None and isinstance(error, errors.ResilientError)
@@ -296,7 +297,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _without_us(frames: Any) -> Any:
-    """Drop the frames of this file, and of the import machinery it called, from the top."""
+    """Drop the frames of this file from the top of a traceback."""
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
@@ -310,6 +311,6 @@ def _format(error: BaseException) -> list[str]:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python put this file's folder first; its modules are not the user's.
+        # Python put this file's folder first, but its modules are not the user's.
         del sys.path[0]
     sys.exit(main(sys.argv[1:]))

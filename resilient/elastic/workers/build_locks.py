@@ -15,8 +15,8 @@ The agent removes a lock only if each of these conditions holds:
 * The file system is local, so no process of another host can own the lock.
 * This process sees every process that can reach the folder. In a container this holds for the
   container's own root file system only.
-* No process has the lock open or works in the build folder, at two looks 0.3 s apart. A builder
-  closes the lock just before the removal, so one look is not enough.
+* No process has the lock open or works in the build folder, at two checks 0.3 s apart. A builder
+  closes the lock just before the removal, so one check is not enough.
 * The open files of every process of this user can be read. The host's init process and the
   programs of a login do not count.
 """
@@ -70,7 +70,7 @@ class BuildLockRemoved(Event):
     created_at: str
 
     def line(self) -> str:
-        """Return the path of the lock and when a process created the lock."""
+        """Return the message: path and creation time of the lock."""
         return (
             f"removed the build lock {self.path}: the process that created the lock at "
             f"{self.created_at} is dead"
@@ -83,7 +83,7 @@ class BuildLockLeft(Event):
 
     Attributes:
         path: Path of the lock.
-        reason: Fact that prevents the proof.
+        reason: Fact that makes the removal unsafe.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -91,7 +91,7 @@ class BuildLockLeft(Event):
     reason: str
 
     def line(self) -> str:
-        """Return the path, the reason and the command that removes the lock."""
+        """Return the message: path, reason and the command that removes the lock."""
         return (
             f"left the build lock {self.path}: {self.reason}. Ranks may wait for the lock; if no "
             f"process builds there: rm {shell_quote(self.path)}"
@@ -132,15 +132,15 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
     Crash: a lock is removed or is still there.
 
     Args:
-        environ: Environment of the workers; it names the cache.
-        clock: Time between the two looks.
-        emit: Receives an event for each lock without a live owner.
+        environ: Environment of the workers, which names the cache.
+        clock: Clock for the time between the two checks.
+        emit: Listener for an event per lock without a live owner.
     """
     with ExitStack() as stack:
         dead = []
         for path in find_locks(environ):
             identity = _identity(path)
-            # Agents take turns at a folder: a second one could remove the lock of a new build.
+            # Agents take turns at a folder: a second agent could remove the lock of a new build.
             handle = lock_folder(path.parent)
             if identity is None or handle is None:
                 continue
@@ -161,7 +161,7 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
     """Return the build locks in torch's extension cache, of dead and of live processes.
 
     Args:
-        environ: Environment of the workers; it names the cache.
+        environ: Environment of the workers, which names the cache.
     """
     if given := environ.get("TORCH_EXTENSIONS_DIR"):
         found = Path(given).glob(f"*/{_NAME}")
@@ -189,7 +189,7 @@ def users_of(path: Path) -> Users:
             if _may_build(process):
                 unreadable.append(process)
         except OSError:
-            continue  # the process has ended
+            continue  # The process has ended.
     return Users(tuple(holders), tuple(workers), tuple(unreadable))
 
 
@@ -247,7 +247,7 @@ def _unsafe(path: Path) -> str:
 
 def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
     if _identity(path) != identity:
-        return  # the lock is gone, or another process has created a new one
+        return  # The lock is gone, or another process has created a new one.
     if reason := users_of(path).reason:
         emit(BuildLockLeft(str(path), reason))
         return
@@ -263,7 +263,7 @@ def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
 
 
 def _is_lock_of_torch(path: Path) -> bool:
-    """Say whether torch created a file: torch writes nothing and keeps the default mode bits."""
+    """Return whether torch created a file: torch writes nothing and keeps the default mode bits."""
     status = _status(path)
     if status is None or path.is_symlink() or not stat.S_ISREG(status.st_mode):
         return False
@@ -276,7 +276,7 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def _has_open(process: int, wanted: os.stat_result) -> bool:
-    """Say whether a process has a lock open.
+    """Return whether a process has a lock open.
 
     Raises:
         PermissionError: The open files cannot be read.
@@ -284,11 +284,11 @@ def _has_open(process: int, wanted: os.stat_result) -> bool:
     """
     with os.scandir(_PROC / str(process) / "fd") as links:
         for one in links:
-            # Only files of that name are looked at: a lost network file system would block.
+            # Check only files of that name: a lost network file system would block.
             try:
                 name = Path(one.path).readlink().name
             except FileNotFoundError:
-                continue  # closed meanwhile
+                continue  # The file was closed meanwhile.
             if name != _NAME:
                 continue
             status = _status(Path(one.path))
@@ -304,7 +304,7 @@ def _open_files(process: int) -> Iterator[tuple[Path, str]]:
 
 
 def _may_build(process: int) -> bool:
-    """Say whether a process without readable files may own a lock of this user."""
+    """Return whether a process without readable files may own a lock of this user."""
     folder = _PROC / str(process)
     found = _USER_FIELD.search(_text(folder / "status"))
     if found is None or int(found[1]) != os.geteuid():
@@ -316,7 +316,7 @@ def _may_build(process: int) -> bool:
 
 
 def _sees_all() -> bool:
-    """Say whether this process is in the host's own PID namespace."""
+    """Return whether this process is in the host's own PID namespace."""
     try:
         return str((_PROC / "self" / "ns" / "pid").readlink()) == _INITIAL_NAMESPACE
     except OSError:

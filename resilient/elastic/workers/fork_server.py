@@ -1,14 +1,15 @@
-"""A process that has imported what workers import, and forks workers of the next life.
+"""Fork server: a process with the imports of a worker that forks the workers of later attempts.
 
-Run by path, ``python -u nursery.py SOCKET IMPORTS``, with the environment and the standard
-streams of the workers. It follows the file IMPORTS, where the first worker writes which of the
-known packages it imports and what their variables were then, and imports the same, in the same
-order, under the same variables. Nothing of the user's own is imported, and nothing is computed.
+The file is run by path, ``python -u fork_server.py SOCKET IMPORTS``, with the environment and the
+standard streams of the workers. In the file IMPORTS the first worker records which known packages
+it imports, and their variables at that time. The fork server imports the same packages in the same
+order under the same variables. It imports nothing of the user's own, and computes nothing.
 
-A request holds an environment and a socket for each worker. One child forks them all and ends,
-so that the agent, who adopts orphans meanwhile, is their parent as if it had started them. Each
-shows its pid on its socket and waits for a word to go on, which does not come from an agent that
-gave up. Then it runs the bootstrap, in a process with one thread and no open device.
+A request has an environment and a socket for each worker. One child forks all workers and exits.
+The agent adopts orphans meanwhile, so it becomes their parent as if it had started them. Each
+worker sends its pid on its socket and waits for a word to continue. An agent that gave up never
+sends the word. Then the worker runs the bootstrap, in a process with one thread and no open
+device.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _FDS_MAX = 250
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci")
 
 NAME_WARM = "resilient-warm"
-"""Of the process, once it can fork workers."""
+"""Name of the process once it can fork workers."""
 
 Request = list[tuple[dict[str, str], list[str]]]
 
 
 class PreloadedImports:
-    """What the first worker has imported, done again.
+    """Replay of the imports of the first worker.
 
     Attributes:
-        seen: of each package that was imported here, the variables that it saw.
-        is_settled: whether nothing was imported since the last look at what that brought.
+        seen: Variables at import, by package imported here.
+        is_settled: Whether nothing was imported since the last check of the side effects.
     """
 
     def __init__(self, path: str) -> None:
@@ -61,11 +62,11 @@ class PreloadedImports:
 
     @property
     def is_to_settle(self) -> bool:
-        """Whether all that is known was imported, and nobody has looked at what that brought."""
+        """Whether all known modules are imported, and the side effects are not yet checked."""
         return bool(self.seen) and not self._pending and not self.is_settled
 
     def look(self) -> None:
-        """Take note of what was written, once nothing was for a second."""
+        """Read newly recorded imports."""
         try:
             size = os.stat(self._path).st_size  # noqa: PTH116 - pathlib costs 10 ms
         except OSError:
@@ -81,18 +82,18 @@ class PreloadedImports:
             self._grown_at_seconds = now_seconds
 
     def is_due(self) -> bool:
-        """Whether the worker has imported nothing for a while: it begins its work first."""
+        """Whether the worker has imported nothing for 1 s: the worker starts its work first."""
         return bool(self._pending) and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:
-        """Import the next module; one that cannot be imported here is the worker's business.
+        """Import the next module; a failure here is left to the worker.
 
-        A package may raise anything where it lacks a library or a device, and the worker, which
-        imports it too, says so with its own traceback.
+        A package may raise any error if it lacks a library or a device. The worker imports the
+        package too, and reports the error with its own traceback.
         """
         note = self._pending.pop(0)
         name, variables = note["name"], note.get("variables")
-        # A later life that started cold has written the same again, which brings nothing.
+        # A later attempt that started without the fork server recorded the same modules again.
         self.is_settled = self.is_settled and name in sys.modules
         if variables is not None and name not in self.seen:
             set_variables(variables)
@@ -102,7 +103,7 @@ class PreloadedImports:
 
 
 def set_variables(wanted: Mapping[str, str]) -> None:
-    """Let the variables that packages read when they are imported be exactly ``wanted``."""
+    """Set the variables that packages read at import to exactly ``wanted``."""
     for name in bootstrap.relevant_variables():
         if name not in wanted:
             del os.environ[name]
@@ -111,7 +112,7 @@ def set_variables(wanted: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Say nothing inside: the worker has said it already."""
+    """Discard output inside the block, because the worker has already printed it."""
     kept = [os.dup(number) for number in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -129,8 +130,8 @@ def quiet() -> Iterator[None]:
 
 
 def unfit() -> str:
-    """Say why no worker can be forked from this process; empty if one can."""
-    # Libraries that can be forked stop their threads before each fork, until they compute again.
+    """Return the reason why no worker can be forked from this process; empty if it can."""
+    # Fork-safe libraries stop their threads before each fork, until they compute again.
     trial = os.fork()
     if not trial:
         os._exit(0)
@@ -147,20 +148,20 @@ def unfit() -> str:
 
 
 def settle() -> None:
-    """Let workers share this memory for longer: their collector will not walk through it."""
+    """Freeze the garbage collector, so that workers share this memory for longer."""
     gc.collect()
     gc.freeze()
     rename(NAME_WARM)
 
 
 def rename(name: str) -> None:
-    """Show `ps` another name."""
+    """Set the process name that `ps` shows."""
     with open("/proc/self/comm", "w", encoding="ascii") as file:  # noqa: PTH123 - see above
         file.write(name)
 
 
 def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
-    """Return the next request and the sockets that came with it; None when the agent is gone."""
+    """Return the next request and its sockets; None if the agent is gone."""
     head, fds, _, _ = socket.recv_fds(channel, _HEADER_BYTES, _FDS_MAX)
     size = int.from_bytes(head, "big")
     text = b""
@@ -173,7 +174,7 @@ def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
 
 
 def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:
-    """Import and fork until the agent is gone; return in each worker, with its arguments."""
+    """Import and fork until the agent is gone; return in each worker with its arguments."""
     trouble = ""
     while True:
         is_busy = imports.is_due() or imports.is_to_settle
@@ -196,7 +197,7 @@ def is_asked(channel: socket.socket, within_seconds: float) -> bool:
 
 
 def answer(channel: socket.socket, imports: PreloadedImports, trouble: str) -> list[str] | None:
-    """Fork the workers of a request; return in each of them only, with its arguments."""
+    """Fork the workers of a request; return arguments only in each worker."""
     received = receive(channel)
     if received is None:
         sys.exit(0)
@@ -207,7 +208,7 @@ def answer(channel: socket.socket, imports: PreloadedImports, trouble: str) -> l
             return arguments
     else:
         for number in fds:
-            # One refusal is enough for the agent: it may have closed the others already.
+            # One refusal is enough for the agent, which may have closed the other sockets already.
             with contextlib.suppress(OSError):
                 os.write(number, f"refused {trouble}".encode() if trouble else b"early")
     for number in fds:
@@ -218,7 +219,7 @@ def answer(channel: socket.socket, imports: PreloadedImports, trouble: str) -> l
 def fork_workers(
     channel: socket.socket, request: Request, fds: list[int], imports: PreloadedImports
 ) -> list[str] | None:
-    """Fork them all from one child that ends, which makes orphans of them."""
+    """Fork all workers from one child that exits, so that the workers become orphans."""
     helper = os.fork()
     if helper:
         os.waitpid(helper, 0)
@@ -238,7 +239,7 @@ def fork_workers(
 def begin(
     told: int, environ: dict[str, str], arguments: list[str], seen: Mapping[str, dict[str, str]]
 ) -> None:
-    """Become a worker as the agent would have started it; ends if it does not want one."""
+    """Become a worker as if the agent had started it; exit if the agent no longer wants it."""
     os.setsid()
     agent = int(environ["RESILIENT_AGENT_PID"])
     deadline_seconds = time.monotonic() + _ADOPTION_SECONDS
@@ -258,7 +259,7 @@ def begin(
     os.environ.clear()
     os.environ.update(environ)
     if "numpy.random" in sys.modules:
-        # The others of Python's generators are seeded anew after a fork, or fixed.
+        # Python's other generators are reseeded after a fork, or have a fixed seed.
         sys.modules["numpy.random"].seed()
     watch_imports(environ, arguments, seen)
 
@@ -266,10 +267,10 @@ def begin(
 def watch_imports(
     environ: dict[str, str], arguments: list[str], seen: Mapping[str, dict[str, str]]
 ) -> None:
-    """Start anew, cold, if the program wants a package under other variables than it saw here.
+    """Restart without the imports if the program needs a package under other variables.
 
-    It was imported before the program began, so a variable that the program sets first would
-    have no effect. Checked when the program first imports each package.
+    The package was imported before the program began, so a variable that the program sets first
+    would have no effect. The check runs when the program first imports each package.
     """
     original, left = builtins.__import__, dict(seen)
 
@@ -286,7 +287,7 @@ def watch_imports(
 
 
 def start_cold(environ: dict[str, str], arguments: list[str]) -> None:
-    """Replace this process by a worker that has imported nothing."""
+    """Replace this process by a worker without any imports."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -294,7 +295,7 @@ def start_cold(environ: dict[str, str], arguments: list[str]) -> None:
 
 
 def _load_bootstrap() -> Any:
-    # By path: the program may have a module of that name.
+    # Load by path, because the program may have a module of that name.
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")  # noqa: PTH100, PTH118, PTH120 - see above
     spec = importlib.util.spec_from_file_location("__bootstrap__", path)
     assert spec is not None, "it lies beside this file"  # noqa: S101
@@ -308,7 +309,7 @@ bootstrap = _load_bootstrap()
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python put this file's folder first; its modules are not the user's.
+        # Python put this file's folder first, but its modules are not the user's.
         del sys.path[0]
     bootstrap.die_with_the_agent()
     with socket.socket(fileno=int(sys.argv[1])) as _channel:

@@ -1,6 +1,6 @@
-"""The nursery of this host, as the agent sees it: start it, ask it for workers, let it go.
+"""Agent's side of the fork server: start it, request workers, stop it.
 
-Whatever is wrong with it, the answer is a cold start: a worker that imports by itself.
+After any failure of the fork server, each worker starts as a new process and imports by itself.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _ALONE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ForkServerUnusable(Event):
-    """The next life is started cold: each worker imports what it needs by itself."""
+    """The next attempt starts without the fork server: each worker imports by itself."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say why."""
+        """Return the message: reason for the slow start."""
         return f"workers are started cold: {self.reason}"
 
 
 class ForkServer:
-    """Keeps one process that workers are forked from, from the first life on.
+    """Supervisor of the fork server, from the first attempt on.
 
-    Main thread only: the workers are tied to it.
+    Main thread only, because the kernel ties the workers to the thread.
 
     Args:
-        folder: of the agent, where the first worker writes down what it imports.
-        emit: where facts go.
-        is_on: whether there shall be one.
+        folder: Folder of the agent, where the first worker records its imports.
+        emit: Listener for events.
+        is_on: Whether the fork server is enabled.
     """
 
     def __init__(self, folder: Path, emit: Emitter, *, is_on: bool = True) -> None:
@@ -70,18 +70,18 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process, 0 when there is none."""
+        """Process id of the fork server, 0 without one."""
         return self._process.pid if self._process else 0
 
     def told(self, local_rank: int) -> dict[str, str]:
-        """Return the variables that tell a worker to write down what it imports: the first."""
+        """Return the variables that make the first worker record its imports."""
         return {"RESILIENT_IMPORTS": str(self._imports)} if self._is_on and not local_rank else {}
 
     def keep(self, command: WorkerCommand | None = None) -> None:
-        """Start one for workers such as ``command``, or in the place of one that died.
+        """Start a fork server for workers like ``command``, or replace a dead one.
 
-        Told without a command before the first time, it does nothing. One that keeps dying is
-        given up.
+        Without a command, the first call does nothing. After 3 deaths the fork server is not
+        started again.
         """
         if command is not None and self._is_on:
             self._environ = {k: v for k, v in command.environ.items() if k not in _ALONE}
@@ -95,10 +95,10 @@ class ForkServer:
             self._start(self._environ)
 
     def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
-        """Return the processes of the workers, children of this one; none if it cannot be done.
+        """Return the pids of forked workers, children of this process; empty on any failure.
 
-        The processes are as if started by :class:`subprocess.Popen` in sessions of their own,
-        and nothing of a worker's program has run in one that is not returned.
+        The processes are as if started by :class:`subprocess.Popen` in their own sessions. A
+        process that is not returned has run nothing of a worker's program.
         """
         if self._channel is None or not all(map(_is_python, commands)):
             return []
@@ -117,12 +117,12 @@ class ForkServer:
                 mine.close()
                 theirs.close()
         for pid in pids:
-            # It has read the end of its socket instead of the word to go on.
+            # The worker reads end of file instead of the word to continue, and exits.
             os.waitpid(pid, 0)
         return []
 
     def stop(self) -> None:
-        """End it; the workers that it has forked go on."""
+        """Stop the fork server; its workers continue."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if channel:
@@ -175,7 +175,7 @@ class ForkServer:
         return pids
 
     def _refused(self, said: str) -> None:
-        """Forget one that does not answer: what it does later must not count."""
+        """Handle a refusal; stop a fork server without an answer, so that a late answer has no effect."""
         if said == "early":
             return
         if not said:
@@ -190,7 +190,7 @@ def _is_python(command: WorkerCommand) -> bool:
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of whatever loses its parent below this process, inside."""
+    """Become the parent of orphaned descendants inside the block."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

@@ -1,8 +1,8 @@
-"""One group of worker processes: start it, watch it, stop it. Linux only.
+"""Group of worker processes of one attempt: start, watch and stop. Linux only.
 
-Each worker leads a session of its own. An exit is noticed through a pidfd, at once. Workers
-that ended stay zombies until :meth:`WorkerGroup.close`, so that their process group keeps its
-number and what they left behind can be killed without hitting a stranger.
+Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies
+until :meth:`WorkerGroup.close`. So their process group keeps its number, and their remaining
+children can be killed without hitting another process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _REAP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How to start one worker.
+    """Start command of one worker.
 
     Attributes:
-        rank: among all ranks of the world.
-        local_rank: among those of this host.
-        argv: program and arguments.
-        environ: the whole environment.
-        error_file: where the worker leaves its error.
+        rank: Global rank.
+        local_rank: Rank among the workers of this host.
+        argv: Program and arguments.
+        environ: Complete environment.
+        error_file: File for the worker's error.
     """
 
     rank: int
@@ -45,15 +45,15 @@ class WorkerCommand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How one worker ended.
+    """Exit of one worker.
 
     Attributes:
-        command: what it was started with.
-        pid: its process.
-        status: its exit code, or minus the number of the signal that killed it.
-        seen_at_seconds: when the exit was noticed, on the monotonic clock.
-        alive_at_seconds: the last time before at which it was known to live.
-        is_killed: whether it was us who killed it.
+        command: Start command of the worker.
+        pid: Process id.
+        status: Exit code, or minus the number of the signal that killed the worker.
+        seen_at_seconds: Time at which the exit was noticed, monotonic seconds.
+        alive_at_seconds: Last earlier time at which the worker was known to run.
+        is_killed: Whether the agent killed the worker.
     """
 
     command: WorkerCommand
@@ -65,29 +65,29 @@ class WorkerExit:
 
 
 class Spawner(Protocol):
-    """What may have workers at hand that need not be started from nothing."""
+    """Provider of processes that need no new start."""
 
     def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
-        """Return the processes of the workers, children of this one; none if it has none."""
+        """Return the pids of workers, children of this process; empty if none are available."""
 
 
 class _Process(Protocol):
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
 
     def wait(self) -> object:
-        """Reap it."""
+        """Reap the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spawned:
-    """A child that subprocess does not know."""
+    """Child process that subprocess did not start."""
 
     pid: int
 
     def wait(self) -> object:
-        """Reap it."""
+        """Reap the process."""
         return os.waitpid(self.pid, 0)
 
 
@@ -99,21 +99,20 @@ class _Running:
 
 
 class WorkerGroup:
-    """The workers of one life on this host.
+    """Workers of one attempt on this host.
 
-    Started from one thread and, because the kernel ties them to it, for as long as that thread
-    lives: call from the main thread.
+    The kernel ties the workers to the thread that starts them, so call from the main thread.
 
     Args:
-        commands: one per worker.
-        clock: tells when an exit was noticed.
-        spawner: asked for processes before they are started cold.
+        commands: One command per worker.
+        clock: Clock for the times of exits.
+        spawner: Provider to try before a new start.
 
     Attributes:
-        is_warm: whether the spawner had them.
+        is_warm: Whether the spawner provided the workers.
 
     Raises:
-        OSError: a worker could not be started; those before it are killed.
+        OSError: A worker could not be started; earlier ones are killed.
     """
 
     def __init__(
@@ -138,22 +137,22 @@ class WorkerGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether any worker has not ended yet."""
+        """Whether any worker still runs."""
         return len(self.exits) < len(self._all)
 
     @property
     def running_ranks(self) -> list[int]:
-        """The ranks that have not ended yet."""
+        """Ranks that still run."""
         ended = {exit_.pid for exit_ in self.exits}
         return [one.command.rank for one in self._all if one.process.pid not in ended]
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of every worker by local rank."""
+        """Process id of every worker by local rank."""
         return {one.command.local_rank: one.process.pid for one in self._all}
 
     def wait(self, within_seconds: float) -> list[WorkerExit]:
-        """Return the exits noticed now; waits for the first one, at most ``within_seconds``."""
+        """Return new exits; wait for the first one, at most ``within_seconds``."""
         if not self.is_running:
             self._clock.sleep(within_seconds)
             return []
@@ -165,19 +164,19 @@ class WorkerGroup:
         return new
 
     def signal(self, number: int) -> None:
-        """Send a signal to the workers that run, and not to what they have started.
+        """Send a signal to the running workers, but not to their children.
 
-        A worker's own children (data loaders) must outlive the request to stop, or the
-        worker would fail on their loss instead of saving.
+        A worker's own children (data loaders) must outlive the stop request. Otherwise the worker
+        would fail on their loss instead of saving.
         """
         ended = {exit_.pid for exit_ in self.exits}
         for one in self._all:
             if one.process.pid not in ended:
-                # Unreaped, so the number cannot belong to anyone else.
+                # The process is not reaped, so its id cannot belong to another process.
                 os.kill(one.process.pid, number)
 
     def kill(self) -> None:
-        """Kill every process group, with what ended workers have left behind."""
+        """Kill every process group, including remaining children of ended workers."""
         self._is_killing = True
         for one in self._all:
             try:
@@ -186,7 +185,7 @@ class WorkerGroup:
                 continue
 
     def stop(self, within_seconds: float) -> None:
-        """End all workers: SIGTERM, ``within_seconds`` to end, SIGKILL."""
+        """Stop all workers: SIGTERM, ``within_seconds`` to end, SIGKILL."""
         if self.is_running:
             self.signal(signal.SIGTERM)
             self.wait_for_all(within_seconds)
@@ -194,14 +193,14 @@ class WorkerGroup:
         self.wait_for_all(_REAP_SECONDS)
 
     def wait_for_all(self, within_seconds: float) -> bool:
-        """Wait for every worker to end and say whether all did, at most ``within_seconds``."""
+        """Wait at most ``within_seconds`` for every worker to end; return whether all did."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while self.is_running and self._clock.monotonic_seconds() < deadline_seconds:
             self.wait(_TICK_SECONDS)
         return not self.is_running
 
     def close(self) -> None:
-        """Reap the workers that ended and kill those that have not."""
+        """Reap the ended workers and kill the others."""
         if self.is_running:
             self.kill()
             self.wait_for_all(_REAP_SECONDS)
