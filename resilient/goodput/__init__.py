@@ -1,1 +1,1 @@
-"""Where a run's wall clock went, from its event files alone. No torch, no clock, no store."""
+"""Goodput of a run, computed from its event files alone. No torch, no clock, no store."""

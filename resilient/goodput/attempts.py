@@ -1,13 +1,8 @@
-"""Attempts and what each did when.
+"""Attempts of a run, and a timeline of each.
 
-Records to lives: one from each start of the workers to the end of the last of them.
-
-An agent tells when a life begins and ends; its ranks tell what they did in it. Ranks that no agent
-of ours started (torchrun, plain python) make lives of their own, one per generation.
-
-When steps were done, and what of them was given up without an end of the life.
-
-What each life did, and when: moments that its records tell, the missing ones inferred.
+An agent reports the start and the end of an attempt, and its ranks report what they did during it.
+Ranks that no agent of `resilient` started (torchrun, plain python) form attempts of their own, one
+per generation. Moments that no event reports are inferred from the events around them.
 """
 
 from __future__ import annotations
@@ -34,13 +29,13 @@ _OF_AGENTS = frozenset(
 
 @dataclass(slots=True)
 class AgentRun:
-    """One agent, from its first word to its last.
+    """One run of an agent, from its first event to its last.
 
     Attributes:
-        agent: its name, ``host:pid``.
-        began_ms: its first word.
-        ended_ms: its last.
-        exit_code: of its end; None if it did not say that it leaves.
+        agent: Name of the agent, ``host:pid``.
+        began_ms: Time of the first event.
+        ended_ms: Time of the last event.
+        exit_code: Exit code that the agent reported; None if it reported no end.
     """
 
     agent: str
@@ -51,19 +46,19 @@ class AgentRun:
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One life of the workers, on all hosts.
+    """One attempt of the workers, on all hosts.
 
     Attributes:
-        number: 1 for the first of all launches.
-        attempt: its name; empty for one that no agent started.
-        agents: that told of it.
-        began_ms: when its hosts began to meet.
-        started_ms: when its processes did.
-        ended_ms: when the last of them was gone, as far as anybody said.
-        cause: why it began.
-        world_size: ranks of all hosts.
-        records: what was told in it, by time.
-        is_ended: whether an agent said that it is over.
+        number: Position in the run, 1 for the first attempt.
+        attempt: Name of the attempt; empty if no agent started it.
+        agents: Agents that reported the attempt.
+        began_ms: Start of the rendezvous of its hosts.
+        started_ms: Start of its processes.
+        ended_ms: End of its last process, as far as reported.
+        cause: Reason of the start.
+        world_size: Number of ranks on all hosts.
+        records: Events of the attempt, by time.
+        is_ended: Whether an agent reported the end.
     """
 
     number: int
@@ -87,7 +82,7 @@ class AttemptRecord:
 
 
 def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
-    """Return the agents in the order of their first words."""
+    """Return the runs of agents in the order of their first events."""
     found: dict[str, AgentRun] = {}
     for one in records:
         if not one.agent:
@@ -100,9 +95,9 @@ def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
 
 
 def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
-    """Return the lives by their beginnings, each with what was told in it."""
+    """Return the attempts in the order of their start, each with its events."""
     by_attempt: dict[str, AttemptRecord] = {}
-    now: dict[str, AttemptRecord] = {}  # of each agent
+    now: dict[str, AttemptRecord] = {}  # the current attempt of each agent
     for one in records:
         if one.event == "WorkerGroupStarted" and one.agent:
             now[one.agent] = _begin(by_attempt, one)
@@ -115,7 +110,7 @@ def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
     for number, life in enumerate(lives, 1):
         life.number = number
         life.records.sort(key=lambda one: one.at_ms)
-        # A host may come back to the rendezvous while another still ends its workers.
+        # A host may return to the rendezvous while another host still ends its workers.
         life.began_ms = min(max(life.began_ms, over_ms), life.started_ms)
         over_ms = life.ended_ms if life.is_ended else over_ms
     return lives
@@ -128,7 +123,7 @@ def _begin(by_attempt: dict[str, AttemptRecord], one: EventRecord) -> AttemptRec
     life = by_attempt.setdefault(
         attempt, AttemptRecord(0, attempt, set(), began_ms, started_ms, one.at_ms)
     )
-    # The first host that was there has waited longest for its peers.
+    # The first host to arrive has waited longest for its peers.
     life.began_ms = min(life.began_ms, began_ms)
     life.started_ms = max(life.started_ms, started_ms, life.began_ms)
     life.ended_ms = max(life.ended_ms, one.at_ms)
@@ -145,7 +140,7 @@ def _note(life: AttemptRecord, one: EventRecord) -> None:
 
 
 def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None:
-    """Give what ranks told to the lives, by the generation if one is named, else by time."""
+    """Assign events of ranks to attempts, by generation if the event has one, else by time."""
     by_agents = list(lives)
     begun_ms = [life.began_ms for life in by_agents]
     generations: dict[int, AttemptRecord] = {}
@@ -166,7 +161,7 @@ def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None
                 one.milliseconds("took_seconds") if one.event == "CheckpointRestored" else 0
             )
             life.began_ms = life.started_ms = min(life.began_ms, began_ms)
-        # A keeper may commit what a life left when that is over.
+        # The saver daemon may commit checkpoints of an attempt after its end.
         if not life.is_ended and one.event != "CheckpointCommitted":
             life.ended_ms = max(life.ended_ms, one.at_ms)
 
@@ -177,7 +172,7 @@ WENT_BACK = "RolledBack"
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step, and when it was done, in milliseconds since 1970."""
+    """A step and the time of its end, in milliseconds since 1970."""
 
     step: int
     at_ms: int
@@ -185,16 +180,16 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A life that went back to a checkpoint, and on from there.
+    """A return to a checkpoint within an attempt, from which training continued.
 
     Attributes:
-        began_ms: when what was given up began.
-        at_ms: when training went on.
-        step: that it went on from.
-        lost_steps: that were done beyond that.
-        reason: why.
-        host: where it was told.
-        times: how often the run had gone back by then, in all lives.
+        began_ms: Start of the discarded work.
+        at_ms: Time at which training continued.
+        step: Step from which training continued.
+        lost_steps: Discarded steps, all after ``step``.
+        reason: Reason of the return.
+        host: Host that reported it.
+        times: Number of returns in the run so far, over all attempts.
     """
 
     began_ms: int
@@ -209,12 +204,14 @@ class Rewind:
 def walk(
     told: Iterable[EventRecord], began: StepTime, ended_ms: int
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
-    """Return when steps were done, ascending in both, and when the life went back.
+    """Return the times of steps and the rewinds of an attempt.
+
+    Both ascend in the times of steps.
 
     Args:
-        told: what its ranks said, by time; each of them may tell the same.
-        began: what it began from, and when.
-        ended_ms: of its training; what was told later is passed over.
+        told: Events of the ranks, by time. Several ranks may report the same step.
+        began: First step of the attempt and its time.
+        ended_ms: End of its training; later events are ignored.
     """
     points: list[StepTime] = [began]
     returns: list[Rewind] = []
@@ -233,7 +230,7 @@ def walk(
 
 
 def when_done(points: Sequence[StepTime], step: int) -> int:
-    """Return when ``step`` was done: as told, or by interpolation between what was told."""
+    """Return the time at which ``step`` ended, interpolated between known steps."""
     nth = bisect_left(points, step, key=lambda one: one.step)
     if nth in (0, len(points)):
         return points[0 if nth == 0 else -1].at_ms
@@ -243,12 +240,12 @@ def when_done(points: Sequence[StepTime], step: int) -> int:
 
 
 def done_ms(one: EventRecord) -> int:
-    """What follows a step begins when that is done."""
+    """Return the time at which the step of a record ended: the start of the phase that follows."""
     return one.at_ms - (one.milliseconds("took_seconds") if one.event == "PhaseEnded" else 0)
 
 
 def step_of(one: EventRecord | None, default: int) -> int:
-    """Return the step that a record is of."""
+    """Return the step of a record."""
     if one is None:
         return default
     for name in ("global_step", "step"):
@@ -261,14 +258,14 @@ def step_of(one: EventRecord | None, default: int) -> int:
 def _return(
     one: EventRecord, points: Sequence[StepTime], returns: Sequence[Rewind]
 ) -> Rewind | None:
-    """Return what a record says of a return; None if another rank said it, or it says nothing."""
+    """Return the rewind of a record; None if already reported or without a checkpoint."""
     checkpoint = parse_checkpoint(one.text("checkpoint"))
     times = round(one.number("times"))
     if checkpoint is None or times in (past.times for past in returns):
         return None
     step = max(checkpoint.step, points[0].step)
     done = max(step, step_of(one, step + 1) - 1)
-    # The steps up to the broken one were done by now.
+    # By this time, all steps before the broken step had ended.
     known = [past for past in points if past.step < done] + [StepTime(done, one.at_ms)]
     began_ms = when_done(known, step)
     return Rewind(began_ms, one.at_ms, step, done - step, one.text("reason"), one.host, times)
@@ -279,7 +276,7 @@ _SAVING, _EVALUATING = "saving", "evaluating"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of time, from a moment to another, in milliseconds since 1970."""
+    """A span of time, in milliseconds since 1970."""
 
     began_ms: int
     ended_ms: int
@@ -287,22 +284,22 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTimeline:
-    """What one life did.
+    """Timeline of one attempt.
 
     Attributes:
-        life: which.
-        restore: while it loaded a checkpoint; None if it did not.
-        training: from the loop's beginning to its end, whatever ended it; None if there was none.
-        is_over: whether the loop itself ended, by its last step or by an order to stop.
-        failed_ms: when it failed, as far as can be told; None if it did not.
-        hung_ms: since when it had hung; None if it did not hang.
-        first_step_ms: when its first step was done; None if it was not.
-        first_step: what it began from.
-        last_step: the last one that is known to be done.
-        evaluations: inside its training.
-        stalls: times in which its training waited for a save.
-        points: steps and when they were done, where that is known, ascending.
-        returns: when it went back to a checkpoint without ending.
+        life: The attempt.
+        restore: Time of loading a checkpoint; None without a load.
+        training: Time from the start of the loop to its end, for any reason; None without training.
+        is_over: Whether the loop itself ended, after its last step or a stop request.
+        failed_ms: Time of the failure, as far as known; None without a failure.
+        hung_ms: Start of the hang; None without a hang.
+        first_step_ms: End of the first step; None if no step ended.
+        first_step: Step from which the attempt began.
+        last_step: Last step that is known to have ended.
+        evaluations: Evaluations during training.
+        stalls: Times in which training waited for a save.
+        points: Known steps and their times, ascending.
+        returns: Rewinds to a checkpoint without an end of the attempt.
     """
 
     life: AttemptRecord
@@ -320,14 +317,14 @@ class AttemptTimeline:
     returns: tuple[Rewind, ...] = ()
 
     def when_done(self, step: int) -> int:
-        """Return when ``step`` was done: as told, or by interpolation between what was told."""
+        """Return the time at which ``step`` ended, interpolated between known steps."""
         assert self.training is not None, "asked only of a life that trained"  # noqa: S101
         last = StepTime(self.last_step, self.training.ended_ms)
         return when_done([*(one for one in self.points if one.step < last.step), last], step)
 
 
 def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
-    """Return what a life did, as far as it was told."""
+    """Return the timeline of an attempt, as far as its events show it."""
     failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
     until_ms = life.ended_ms if failed_ms is None else failed_ms
     began, over = life.first("TrainingStarted"), life.told(*ENDS)
@@ -360,7 +357,7 @@ def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
 
 
 def _failed_ms(life: AttemptRecord) -> int | None:
-    """When the first sign of the failure was seen; None for a life that did not fail."""
+    """Return the time of the first sign of failure; None if the attempt did not fail."""
     ends = life.told("LifeEnded")
     if not ends:
         told = life.first("WorkerFailed")
@@ -386,7 +383,7 @@ def _walk(
 
 
 def _last_step(life: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
-    """Return the last step that is done and was not given up since."""
+    """Return the last step that ended and was not discarded since."""
     back = returns[-1] if returns else None
     told = life.told(*TELL_STEPS, "LifeEnded", *ENDS)
     since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
@@ -398,7 +395,7 @@ def _phases(life: AttemptRecord, phase: str) -> list[EventRecord]:
 
 
 def _stalls(life: AttemptRecord) -> tuple[Span, ...]:
-    """Return when training waited for a save: as it told, or as each commit did."""
+    """Return the times in which training waited for a save, from its events or from the commits."""
     told = _phases(life, _SAVING)
     if told:
         return tuple(map(_before, told))

@@ -1,19 +1,13 @@
-"""Read event files of all hosts, correct clocks.
+"""Event files of all hosts as records, with corrected clocks.
 
-Times that a clock which was set meanwhile cannot bend (pure).
+A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; its event class documents the fields. A
+last line that was cut short is ignored. Times are whole milliseconds since 1970, so sums are exact.
 
-Each record says, beside the time of day, the seconds of its machine since that was started, which
-nobody can set. All processes of one start of a machine share them, so what they tell differs by
-what went by. The time of day is only asked where on the calendar that lies: what most of them say.
-
-Event files to records: of all lives, all hosts, and with a last line that was cut short.
-
-A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; what each event says is in its class.
-Times are whole milliseconds since 1970 from here on, so that sums are exact.
-
-Which launchers of a run have begun and not said that they end (pure).
-
-The clocks of several hosts, held against each other.
+Each record has the time of day and the seconds since the boot of its machine. No user can set the
+latter, and all processes of one boot share them. Differences between records of one boot are
+therefore differences of boot seconds. The time of day only places the boot on the calendar, by the
+median of the boot's records. The clocks of several hosts are aligned at the rendezvous of each
+attempt.
 """
 
 from __future__ import annotations
@@ -38,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def correct_clock_steps(records: Iterable[EventRecord]) -> list[EventRecord]:
-    """Return the records by time, each as long after another as went by on their machine.
+    """Return the records by time, with differences measured by the boot clock of their machine.
 
-    Those that do not say which machine's seconds they tell keep their time of day.
+    Records without a boot name or boot seconds keep their time of day.
     """
     told = list(records)
     offsets = _offsets_ms(told)
@@ -48,12 +42,12 @@ def correct_clock_steps(records: Iterable[EventRecord]) -> list[EventRecord]:
 
 
 def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int:
-    """Return the present where :func:`steady` would put a record that this process told now.
+    """Return the present on the time scale of :func:`correct_clock_steps`.
 
     Args:
-        records: of the run, as told.
-        clock: of this process.
-        now_ms: its time of day, for a run of which nothing was told on this machine.
+        records: Records of the run, as read.
+        clock: Clock of this process.
+        now_ms: Time of day, used if the run has no record of this machine.
     """
     boot = boot_name()
     offset_ms = _offsets_ms(one for one in records if one.text("boot") == boot).get(boot)
@@ -61,7 +55,7 @@ def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int
 
 
 def _offsets_ms(records: Iterable[EventRecord]) -> Mapping[str, int]:
-    """Return what to add to the milliseconds of each start of a machine."""
+    """Return the offset from boot milliseconds to time of day, for each boot of a machine."""
     found: dict[str, list[int]] = defaultdict(list)
     for one in records:
         if _is_steady(one):
@@ -84,7 +78,7 @@ def _since_boot_ms(one: EventRecord) -> int:
 
 
 ENDS = ("TrainingEnded", "TrainingStopped", "TrainedUntil")
-"""How a rank tells that it trains no more, whatever made it end."""
+"""Events by which a rank reports that it stops training, for any reason."""
 WANTED = frozenset(
     {
         *("AgentStarted", "RunEnded", "RunGivenUp"),
@@ -95,27 +89,27 @@ WANTED = frozenset(
         *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
     }
 )
-"""Events that say something of time; the others are passed over."""
+"""Events that the report uses; all others are skipped."""
 
 AGENT_FILE = "agent.jsonl"
 FILE_BYTES_MAX = 4 << 30
 """Largest event file; 4 GiB are about 20 million events."""
 LINE_BYTES_MAX = 1 << 20
-"""Longest line of an event file; a longer one is no event."""
+"""Longest line of an event file; a longer line is ignored."""
 _NUMBER_MAX = 1 << 53  # beyond, floats skip integers
 _DAY_MS = 86_400_000
-_YEARS_MS = 36525 * _DAY_MS  # a century: what is later than 2070 was not written by a clock
+_YEARS_MS = 36525 * _DAY_MS  # a century: no clock wrote a time after 2070
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One event, as it was told.
+    """One event as it was written.
 
     Attributes:
-        at_ms: when, by the clock of its host.
-        event: name of its class.
-        source: the file that it stands in.
-        fields: everything that it says, as JSON has it.
+        at_ms: Time by the clock of its host.
+        event: Name of the event class.
+        source: Name of the event file.
+        fields: All fields of the JSON object.
     """
 
     at_ms: int
@@ -124,47 +118,47 @@ class EventRecord:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a field that should be a number, ``default`` if it is none that was counted."""
+        """Return a numeric field, or ``default`` if it is no number or beyond 2**53."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return default
         return value if abs(value) <= _NUMBER_MAX else default
 
     def milliseconds(self, name: str) -> int:
-        """Return a length in seconds as milliseconds; what cannot be one counts as none."""
+        """Return a duration field in milliseconds; an invalid duration counts as 0."""
         return round(1000 * min(_YEARS_MS / 1000, max(0.0, self.number(name))))
 
     def text(self, name: str) -> str:
-        """Return a field that should be a text, empty if it is none."""
+        """Return a text field, or an empty text if it is none."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else ""
 
     def words(self, name: str) -> list[str]:
-        """Return a field that should be a list of texts, without what is none."""
+        """Return the texts of a list field; other elements are left out."""
         value = self.fields.get(name)
         return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
     @property
     def host(self) -> str:
-        """The host whose clock it was; empty if nothing says it."""
+        """The host whose clock gave the time; empty if unknown."""
         return self.agent.rpartition(":")[0] or self.text("host")
 
     @property
     def agent(self) -> str:
-        """The agent that told it, ``host:pid``; empty for what ranks tell."""
+        """The agent that wrote the record, ``host:pid``; empty for a record of a rank."""
         return self.text("agent") or (self.text("run") if self.source == AGENT_FILE else "")
 
 
 def read_records(folders: Sequence[Path]) -> list[EventRecord]:
-    """Return the records of all event files in ``folders``, by time, whatever clocks did.
+    """Return the records of all event files in ``folders``, by corrected time.
 
-    Each folder is one of event files, or a run's that has them in ``events``. Lines that are no
-    events are passed over: a process that is killed, or a disk that is full, leaves half a line.
+    Each folder holds event files, or is a run folder with event files in ``events``. Lines that are
+    no events are ignored: a killed process or a full disk leaves half a line.
 
     Raises:
-        RepositoryNotFound: a folder holds no event file.
-        OSError: a file cannot be read.
-        StoreDenied: a file leads out of its folder, or is no plain file.
+        RepositoryNotFound: A folder holds no event file.
+        OSError: A file cannot be read.
+        StoreDenied: A file leads out of its folder, or is no plain file.
     """
     found = [
         record
@@ -176,7 +170,7 @@ def read_records(folders: Sequence[Path]) -> list[EventRecord]:
 
 
 def parse_line(line: str, source: str = "") -> EventRecord | None:
-    """Return the record that a line holds, None if it is none that is wanted."""
+    """Return the record of a line; None if the line is no event of ``WANTED``."""
     fields = parse_fields(line)
     event, at = fields.get("event"), fields.get("at")
     if not isinstance(at, str) or not isinstance(event, str) or event not in WANTED:
@@ -186,7 +180,7 @@ def parse_line(line: str, source: str = "") -> EventRecord | None:
 
 
 def parse_fields(line: str) -> dict[str, Any]:
-    """Return the JSON object that a line holds; empty if the line is none."""
+    """Return the JSON object of a line; empty if the line holds none."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -198,7 +192,7 @@ def event_files(folder: Path) -> list[Path]:
     """Return the event files of a folder, or of the folder ``events`` in it.
 
     Raises:
-        RepositoryNotFound: there are none.
+        RepositoryNotFound: The folder has no event files.
     """
     for place in (folder, folder / "events"):
         files = sorted(place.glob("*.jsonl")) if place.is_dir() else []
@@ -219,18 +213,18 @@ def _read(folder: Path, path: Path) -> Iterator[EventRecord]:
 
 
 def event_lines(folder: Path, path: Path) -> Iterator[str]:
-    """Yield the lines that an event file holds now, without those that are too long for an event.
+    """Yield the lines that an event file holds now, without overlong lines.
 
     Args:
-        folder: the run's folder, as the user named it.
-        path: the file; it lies in the folder or below.
+        folder: Folder of the run, as the user named it.
+        path: The file; it lies in the folder or below.
 
     Raises:
-        OSError: the file cannot be read.
-        StoreDenied: the path leads out of the folder, or is no plain file.
+        OSError: The file cannot be read.
+        StoreDenied: The path leads out of the folder, or is no plain file.
     """
     with open_inside(folder, path, FILE_BYTES_MAX) as file:
-        # A file that grows as fast as it is read would have no end.
+        # Reading to the end of a file that grows as fast as it is read would never stop.
         left = os.fstat(file.fileno()).st_size
         is_cut = False
         while left > 0 and (raw := file.readline(min(left, LINE_BYTES_MAX))):
@@ -256,16 +250,16 @@ _ENDS = ("RunEnded", "RunGivenUp")
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A launcher, as its events tell.
+    """An agent as its events describe it.
 
     Attributes:
-        host: the machine that it runs on.
-        pid: its process there.
-        began_ms: its first word.
-        boot: the start of its machine at which that was; empty where it did not tell.
-        since_boot_ms: how long after that, by seconds that nobody can set.
-        exit_code: what it said at its end; None while it has not.
-        reason: of its end.
+        host: Host of the agent.
+        pid: Process id on that host.
+        began_ms: Time of its first event.
+        boot: Name of the machine's boot at that time; empty if not reported.
+        since_boot_ms: Time of the first event since that boot, by the boot clock.
+        exit_code: Exit code of its end; None while it reported no end.
+        reason: Reason of its end.
     """
 
     host: str
@@ -278,12 +272,12 @@ class Agent:
 
 
 def agents(records: Iterable[EventRecord]) -> list[Agent]:
-    """Return the launchers of a run in the order in which they began.
+    """Return the agents of a run in the order of their start.
 
-    One that was killed never said that it ends: only its host knows whether it lives.
+    A killed agent reported no end, so only its host knows whether its process is alive.
 
     Args:
-        records: by time.
+        records: Records by time.
     """
     found: dict[tuple[str, int], Agent] = {}
     for one in records:
@@ -292,7 +286,7 @@ def agents(records: Iterable[EventRecord]) -> list[Agent]:
             continue
         key = (host, int(number))
         if one.event == "AgentStarted" or key not in found:
-            found.pop(key, None)  # its number was another's once
+            found.pop(key, None)  # a process id can be reused
             boot = one.text("boot") if one.number("monotonic", -1.0) >= 0.0 else ""
             since_boot_ms = one.milliseconds("monotonic")
             found[key] = Agent(*key, one.at_ms, boot=boot, since_boot_ms=since_boot_ms)
@@ -303,14 +297,15 @@ def agents(records: Iterable[EventRecord]) -> list[Agent]:
 
 
 TOLERANCE_MS = 2_000
-"""Hosts begin a life within that; clocks that differ by less are believed."""
+"""Hosts start an attempt within this time; a smaller difference of clocks is not corrected."""
 
 
 def align(records: Sequence[EventRecord]) -> list[EventRecord]:
-    """Return the records with the times of all hosts as the first one's clock has them, by time.
+    """Return the records by time, with the times of all hosts moved to the clock of the first host.
 
-    All hosts of a life leave its rendezvous together. So what their clocks say of that moment
-    differs by their error, the median over all lives. Records of a host that met no other stay.
+    All hosts of an attempt leave its rendezvous together. Their clocks differ at that moment by
+    their error, so the correction is the median over all attempts. Records of a host that met no
+    other host keep their times.
     """
     offsets = offsets_ms(records)
     if not any(offsets.values()):
@@ -320,7 +315,7 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
 
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
-    """Return by how much each host's clock is ahead of the first host's, 0 within the tolerance."""
+    """Return how far each host's clock is ahead of the first host's, 0 within the tolerance."""
     met: dict[str, dict[str, int]] = defaultdict(dict)
     for one in records:
         if one.event == "WorkerGroupStarted" and one.host and one.text("attempt"):

@@ -1,4 +1,4 @@
-"""Where a run's wall clock went: the records of all its lives as one value."""
+"""Goodput report: the wall clock of a run by class, its faults, saves, losses and status."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from resilient.goodput.timeline import TimelineInterval
 
 SILENT_MS = 60_000
-"""An agent tells something every ten seconds; after that long without a word it is not there."""
+"""An agent writes an event every 10 s; without one for this time it counts as down."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedLoss:
-    """A loss that was logged.
+    """A loss that training logged.
 
     Attributes:
-        is_lost: whether its step was rolled back later.
+        is_lost: Whether its step was rolled back later.
     """
 
     life: int
@@ -48,11 +48,11 @@ class LoggedLoss:
 
 @dataclass(frozen=True, slots=True)
 class CommittedCheckpoint:
-    """A checkpoint that was committed.
+    """A committed checkpoint.
 
     Attributes:
-        commit_ms: from capture to manifest.
-        stall_ms: how long training waited for its copy.
+        commit_ms: Time from capture to manifest.
+        stall_ms: Time in which training waited for the copy.
     """
 
     checkpoint: str
@@ -67,15 +67,15 @@ class CommittedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where the run is.
+    """Current status of a run.
 
     Attributes:
-        step: the last that is known to be done.
-        max_steps: of the run, 0 if it did not say.
-        steps_per_second: of the newest steps of this life, 0 if they are not known.
-        told_ms: when anything was told last.
-        exit_code: of the last agent that left; None while one is there, or if it did not say.
-        is_done: whether training came to its end.
+        step: Last step that is known to have ended.
+        max_steps: Steps of the run, 0 if not reported.
+        steps_per_second: Rate of the newest steps of this attempt, 0 if unknown.
+        told_ms: Time of the newest event.
+        exit_code: Exit code of the agent that ended last; None while it runs or if not reported.
+        is_done: Whether training came to its end.
     """
 
     step: int
@@ -88,19 +88,19 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class GoodputReport:
-    """A run's wall clock and what it bought.
+    """Wall clock of a run by class, with its attempts, faults and checkpoints.
 
     Attributes:
-        began_ms: of the wall clock: the first word of anybody.
-        ended_ms: of it.
-        intervals: the wall clock in pieces that touch.
-        doings: what each life did.
-        launches: the agents.
-        faults: what ended lives before their time.
-        repairs: the same by cause.
-        losses: that were logged, by life and step.
-        saved: checkpoints by time.
-        skew_ms: by how much the clock of each host was ahead; empty if all agree.
+        began_ms: Start of the wall clock: the first event of the run.
+        ended_ms: End of the wall clock.
+        intervals: The wall clock in adjacent intervals.
+        doings: Timelines of the attempts.
+        launches: Runs of agents.
+        faults: Events that ended attempts early.
+        repairs: Recovery costs by cause.
+        losses: Logged losses, by attempt and step.
+        saved: Checkpoints by time.
+        skew_ms: Time by which each host's clock was ahead; empty if all agree.
     """
 
     began_ms: int
@@ -117,12 +117,12 @@ class GoodputReport:
 
     @property
     def wall_ms(self) -> int:
-        """From the first word to the end."""
+        """Time from the first event to the end."""
         return self.ended_ms - self.began_ms
 
     @property
     def spent_ms(self) -> dict[TimeClass, int]:
-        """The wall clock by class; the values sum to it."""
+        """The wall clock by class; the values sum to the whole."""
         total = dict.fromkeys(TimeClass, 0)
         for one in self.intervals:
             total[one.spent] += one.length_ms
@@ -130,35 +130,36 @@ class GoodputReport:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall clock that was training whose steps are part of the result."""
+        """The share of the wall clock spent on training steps that are part of the result."""
         return self.spent_ms[TimeClass.TRAINING] / self.wall_ms if self.wall_ms else 0.0
 
     @property
     def lost_steps(self) -> int:
-        """Steps that were done in vain."""
+        """Steps whose work was lost."""
         return sum(one.lost_steps for one in self.faults)
 
     @property
     def risk_steps(self) -> int:
-        """Steps that would be lost if all failed now."""
+        """Steps that would be lost if all hosts failed now."""
         return max(0, self.now.step - max((one.step for one in self._kept), default=0))
 
     @property
     def _kept(self) -> list[CommittedCheckpoint]:
-        """Checkpoints that the newest life could go on from, by what is known here."""
+        """Checkpoints from which the newest attempt could resume, as far as known here."""
         return [one for one in self.saved if one.step <= self.now.step]
 
 
 def build_report(
     told: Sequence[EventRecord], until_ms: int = 0, *, goes_on: bool = True
 ) -> GoodputReport:
-    """Return where the wall clock went.
+    """Build the goodput report of a run from its events.
 
     Args:
-        told: all records of the run, in any order.
-        until_ms: the present, for a run that goes on; 0 ends with the last record. See
+        told: All records of the run, in any order.
+        until_ms: The present, for a running run; 0 ends the report with the last record. See
             :func:`resilient.goodput.event_log.present_ms`.
-        goes_on: whether its launcher may live; of one that is dead nothing went on.
+        goes_on: Whether its agent may be alive. Intervals of a dead agent are not extended to the
+            present.
     """
     by_time = correct_clock_steps(told)
     records = align(by_time)
@@ -191,7 +192,7 @@ def build_report(
 
 
 def _go_on(launches: Sequence[AgentRun], lives: Sequence[AttemptRecord], until_ms: int) -> None:
-    """Carry what has not ended on to the present."""
+    """Extend the last agent run and attempt to the present if they have not ended."""
     for launch in launches[-1:]:
         if launch.exit_code is None:
             launch.ended_ms = max(launch.ended_ms, until_ms)
@@ -217,14 +218,14 @@ def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple
 
 
 def _loss_of(told: EventRecord) -> float | None:
-    """Return the loss that was logged, whatever it is; None for what is no number of ours."""
+    """Return the logged loss, finite or not; None if it is no number."""
     metrics = told.fields.get("metrics")
     value = metrics.get("loss") if isinstance(metrics, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value)
-    except OverflowError:  # JSON's whole numbers have no end
+    except OverflowError:  # JSON integers are unbounded
         return None
 
 
@@ -271,7 +272,7 @@ _RECENT = 20
 
 
 def _rate(one: AttemptTimeline) -> float:
-    """Return steps per second over the last moments that are known."""
+    """Return steps per second over the newest known steps."""
     points = one.points[1:][-_RECENT:]
     if not points:
         return 0.0

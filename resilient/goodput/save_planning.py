@@ -1,9 +1,4 @@
-"""Save-interval planning, `--every` grammar.
-
-What is known of a run's saves, and how often to make them (pure).
-
-How often to save, in the words of ``--every`` and ``save_every`` (pure).
-"""
+"""Save-interval planning from a run's measured costs, and the grammar of ``--every`` (pure)."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.save_interval import SaveInterval
 
 MARGIN_SECONDS = 3.0
-"""What the agent keeps of a deadline for itself, and what a save is given on top of its p95."""
+"""Time before a deadline that the agent reserves for itself, added to the p95 of a save."""
 _NO_LOSS = frozenset({"preemption", "resize"})
 _HOST_LOST = frozenset({"agent_lost", "host_lost", "rendezvous_lost"})
 _MEDIAN, _P95 = 0.5, 0.95
@@ -40,7 +35,7 @@ _MEDIAN, _P95 = 0.5, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long something took, in seconds; None where nothing was measured."""
+    """Durations of an operation, in seconds; None if nothing was measured."""
 
     count: int
     p50: float | None
@@ -58,15 +53,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class SaveCosts:
-    """What a plan is made from.
+    """Measured costs of saves and rates of failures: the input of a plan.
 
     Attributes:
-        saving: from capture to manifest.
-        stalling: how long training waited for a save.
-        promoting: from the near tier to the durable one.
-        step_seconds: what a step takes; 0 if no step was seen.
-        failures: of anything, with the time that they were seen in.
-        host_losses: of whole hosts, likewise.
+        saving: Time from capture to manifest.
+        stalling: Time in which training waited for a save.
+        promoting: Time of a promotion from the near tier to the durable tier.
+        step_seconds: Time of a step; 0 if no step was seen.
+        failures: Failures of any kind, with the observed time.
+        host_losses: Losses of whole hosts, with the observed time.
     """
 
     saving: Times
@@ -79,13 +74,14 @@ class SaveCosts:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """How often a tier should take a save.
+    """Save interval of one tier.
 
     Attributes:
         tier: ``saves``, or ``durable`` for the promotions of a near tier.
-        interval: the best one within bounds.
-        expected: what intervals cost, by name: ``half``, ``best``, ``double``, ``asked``.
-        seconds: the intervals themselves, by the same names.
+        interval: The best interval within its bounds.
+        expected: Expected cost of each interval, by name: ``half``, ``best``, ``double``,
+            ``asked``.
+        seconds: The intervals themselves, by the same names.
     """
 
     tier: str
@@ -95,7 +91,7 @@ class TierPlan:
 
 
 def measure_save_costs(found: GoodputReport, told: Sequence[EventRecord]) -> SaveCosts:
-    """Return what the events of a run say of its saves and failures."""
+    """Return the costs of saves and the rates of failures from the events of a run."""
     spent = found.spent_ms
     worked_ms = spent[TimeClass.TRAINING] + spent[TimeClass.LOST]
     steps = found.now.step + found.lost_steps
@@ -115,12 +111,13 @@ def measure_save_costs(found: GoodputReport, told: Sequence[EventRecord]) -> Sav
 def plan_tiers(
     known: SaveCosts, mtbf_seconds: float | None, asked_seconds: float
 ) -> list[TierPlan]:
-    """Return how often each tier should take a save; nothing where no save was measured.
+    """Return the best save interval of each tier; empty if no save was measured.
 
     Args:
-        known: of the run.
-        mtbf_seconds: M as somebody said it, for both tiers; None takes what was seen.
-        asked_seconds: an interval to say the cost of as well; 0 for none.
+        known: Measured costs of the run.
+        mtbf_seconds: Mean time between failures from the user, for both tiers; None uses the
+            observed one.
+        asked_seconds: Another interval to estimate; 0 for none.
     """
     plans = []
     if known.stalling.p50 is not None:
@@ -139,9 +136,10 @@ def plan_tiers(
 
 
 def stop_seconds(known: SaveCosts) -> float | None:
-    """Return what a notice must leave: to end the step, to save it, and a margin; None unknown.
+    """Return the notice time that a preemption needs, in seconds; None if unknown.
 
-    With a near tier the save goes on to the durable one.
+    The time covers the current step, its save and a margin. With a near tier it includes the
+    promotion to the durable tier.
     """
     if known.saving.p95 is None:
         return None
@@ -168,13 +166,13 @@ _ACCEPTED = "use 500steps, 30s, 5m, 1h or auto, and with it or alone memory=1ste
 
 @dataclass(frozen=True, slots=True)
 class SaveEvery:
-    """How often to save: one of the two, or neither, which leaves it to what saves cost.
+    """Save interval in steps or in seconds; with neither, it follows from the cost of saves.
 
     Attributes:
-        steps: from one save to the next; 0 if that is said otherwise.
-        seconds: of training from one save to the next; 0 if that is said otherwise.
-        memory_steps: from one step that memory holds to the next; 0 for none.
-        says_saves: whether it says anything of saves, and not of memory alone.
+        steps: Steps between saves; 0 if not given in steps.
+        seconds: Training time between saves, in seconds; 0 if not given in time.
+        memory_steps: Steps between two entries of the step cache; 0 for none.
+        says_saves: Whether the text sets the save interval, not the step cache alone.
     """
 
     steps: int = 0
@@ -184,23 +182,23 @@ class SaveEvery:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the interval follows from what saves cost and how often runs fail."""
+        """Whether the interval follows from the cost of saves and the rate of failures."""
         return self.says_saves and not self.steps and not self.seconds
 
 
-# Training asks at each step.
+# Training calls this function at each step.
 @lru_cache
 def parse_every(text: str, where: str) -> SaveEvery:
-    """Return what ``text`` says: ``500steps``, ``30s``, ``5m``, ``1h`` or ``auto``.
+    """Parse a save interval: ``500steps``, ``30s``, ``5m``, ``1h`` or ``auto``.
 
-    Behind a comma, or alone, ``memory=1step`` says how often memory holds a step between saves.
+    ``memory=1step``, alone or after a comma, sets the interval of the step cache.
 
     Args:
-        text: in any case.
-        where: the option or the argument that it was given to, for an error.
+        text: Text in any case.
+        where: Name of the option or argument, for an error.
 
     Raises:
-        ConfigError: it is none of them, or nothing (0).
+        ConfigError: The text matches none of the forms, or a number is 0.
     """
     words = [word.strip() for word in text.lower().split(",")]
     held = [word.removeprefix(_MEMORY) for word in words if word.startswith(_MEMORY)]

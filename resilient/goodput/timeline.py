@@ -1,8 +1,7 @@
-"""Wall clock cut into classes; faults and lost work.
+"""Wall clock of a run cut into classes; faults and lost work.
 
-The wall clock, cut into pieces that each have one class: they touch, and sum to the whole.
-
-What ended lives before their time or threw them back, its cost, and the work done in vain.
+The intervals of a timeline are adjacent, each has one class, and their lengths sum to the whole. A
+fault ended an attempt early or sent it back to a checkpoint. It has a cost and the lost work.
 """
 
 from __future__ import annotations
@@ -21,42 +20,42 @@ if TYPE_CHECKING:
 
 
 class TimeClass(StrEnum):
-    """What a second was spent on."""
+    """Classes of wall-clock time."""
 
     TRAINING = "training"
     """Steps whose work is part of the result."""
     LOST = "lost"
-    """Steps that were rolled back or died with their life, and were or must be done again."""
+    """Steps that were rolled back or not saved before their attempt ended; must be repeated."""
     EVALUATION = "evaluation"
     SAVE_STALL = "save_stall"
     """Training waited for a save."""
     RESTORE = "restore"
-    """Reading and proving a checkpoint."""
+    """Reading and verifying a checkpoint."""
     START = "start"
-    """An agent or its workers started, until training began."""
+    """Start of an agent or of its workers, until training began."""
     RENDEZVOUS = "rendezvous"
     """Waiting for the other hosts."""
     DETECT = "detect"
-    """Nothing moved, and nobody knew yet: from the last sign of a hang to its finding."""
+    """From the last heartbeat before a hang to its detection."""
     TEARDOWN = "teardown"
     """From the first sign of a failure to the end of the last worker."""
     WAIT = "wait"
-    """Between two lives: the decision, and the pause before the next."""
+    """Between two attempts: the decision, and the pause before the next attempt."""
     FINISH = "finish"
-    """After the last step: what is in flight lands, processes end."""
+    """After the last step: saves in flight are committed, processes end."""
     DOWN = "down"
-    """No agent was there."""
+    """No agent was running."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineInterval:
-    """A piece of the wall clock.
+    """An interval of the wall clock.
 
     Attributes:
-        began_ms: milliseconds since 1970.
-        ended_ms: of its end, which is the beginning of the next.
-        spent: its class.
-        life: which life's it is, 0 for none.
+        began_ms: Start, in milliseconds since 1970.
+        ended_ms: End, which is the start of the next interval.
+        spent: Class of the time.
+        life: Number of the attempt, 0 for none.
     """
 
     began_ms: int
@@ -66,16 +65,16 @@ class TimelineInterval:
 
     @property
     def length_ms(self) -> int:
-        """How long it is."""
+        """Length in milliseconds."""
         return self.ended_ms - self.began_ms
 
 
 class Timeline:
-    """A stretch of time that is painted over, piece by piece; every moment has one colour.
+    """A span of time in which each moment has one class; later paint replaces earlier paint.
 
     Args:
-        began_ms: of the whole.
-        ended_ms: of the whole; nothing is painted beyond.
+        began_ms: Start of the whole span.
+        ended_ms: End of the whole span; times beyond are ignored.
     """
 
     def __init__(self, began_ms: int, ended_ms: int) -> None:
@@ -91,7 +90,7 @@ class Timeline:
         life: int = 0,
         only: Collection[TimeClass] = (),
     ) -> None:
-        """Give what lies between two moments a class; ``only`` what has one of those now."""
+        """Set the class between two moments; with ``only``, where the class is one of those."""
         began_ms = max(began_ms, self._cuts[0])
         ended_ms = min(ended_ms, self._ended_ms)
         if began_ms >= ended_ms:
@@ -102,7 +101,7 @@ class Timeline:
                 self._colours[nth] = (spent, life)
 
     def intervals(self) -> tuple[TimelineInterval, ...]:
-        """Return the pieces by time; neighbours differ."""
+        """Return the intervals by time; neighbours differ in class or attempt."""
         found: list[TimelineInterval] = []
         for (began_ms, ended_ms), colour in zip(
             pairwise([*self._cuts, self._ended_ms]), self._colours, strict=True
@@ -114,7 +113,7 @@ class Timeline:
         return tuple(found)
 
     def _cut(self, at_ms: int) -> int:
-        """Return which piece begins at a moment, after cutting there."""
+        """Cut the timeline at a moment and return the index of the interval that begins there."""
         nth = bisect_left(self._cuts, at_ms)
         if at_ms < self._ended_ms and (nth == len(self._cuts) or self._cuts[nth] != at_ms):
             self._cuts.insert(nth, at_ms)
@@ -125,7 +124,7 @@ class Timeline:
 def paint_launches(
     line: Timeline, launches: Sequence[AgentRun], doings: Sequence[AttemptTimeline]
 ) -> None:
-    """Paint what agents did around their lives."""
+    """Paint the time of agents outside their attempts."""
     for launch in launches:
         lives = [one.life for one in doings if launch.agent in one.life.agents]
         line.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
@@ -136,7 +135,7 @@ def paint_launches(
 
 
 def paint_life(line: Timeline, one: AttemptTimeline) -> None:
-    """Paint what a life did, over what its agents did around it."""
+    """Paint the time of an attempt, over that of its agents."""
     life, training = one.life, one.training
     paint = line.paint
     number, ended_ms = life.number, life.ended_ms
@@ -170,7 +169,7 @@ _NAMES = {
     "unreachable": "rendezvous_lost",
 }
 _WITHOUT_A_WORD = ("regrouped", "unreachable")
-"""How a life ends where others are gone that said nothing."""
+"""Ends of an attempt in which other hosts were lost without a report."""
 _LOSSES = (
     ("host_lost", "hosts", "no answer from {}"),
     ("agent_lost", "agents", "the agent of {} is gone, and its host answers"),
@@ -179,20 +178,20 @@ _LOSSES = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ended a life before training was done, or sent it back to a checkpoint.
+    """The end of an attempt before training was done, or a rewind to a checkpoint.
 
     Attributes:
-        life: that ended, or went back.
-        at_ms: when it stopped being of use.
-        cause: in a word: one of the agent's causes (``numbers`` also for one that went back),
-            ``preemption``, ``resize``, ``rendezvous_lost``, ``host_lost``, or ``agent_lost``, also
-            where nobody was left to say it.
-        detail: for a person.
-        host: where it began, if that is known.
-        rank: that failed first, -1 if none did.
-        down_ms: until the next life had done its first step; None if none has.
-        lost_steps: that had been done and were not part of what the next life began from.
-        lost: their spans of time, (from, to, life).
+        life: Number of the attempt that ended or was rewound.
+        at_ms: End of its useful time.
+        cause: One word: a cause that the agent reported (``numbers`` also for a rewind),
+            ``preemption``, ``resize``, ``rendezvous_lost``, ``host_lost`` or ``agent_lost``.
+            ``agent_lost`` also covers an attempt without any report of its end.
+        detail: Description for the user.
+        host: Host of the first failure, if known.
+        rank: Rank that failed first, -1 if none did.
+        down_ms: Time until the first step of the next attempt ended; None if none has.
+        lost_steps: Completed steps after the step from which the next attempt began.
+        lost: Spans of their time, (from, to, attempt).
     """
 
     life: int
@@ -207,7 +206,7 @@ class Fault:
 
     @property
     def lost_ms(self) -> int:
-        """How long what is lost had taken, evaluations and saves among it included."""
+        """Time of the lost work, including evaluations and saves."""
         return sum(ended_ms - began_ms for began_ms, ended_ms, _ in self.lost)
 
 
@@ -216,10 +215,11 @@ class RecoverySummary:
     """All faults of one cause.
 
     Attributes:
-        count: how many.
-        mttr_ms: mean time from the fault to the next life's first step; None if none was mended.
-        lost_steps: steps done in vain.
-        lost_ms: the time they had taken.
+        count: Number of faults.
+        mttr_ms: Mean time from the fault to the first step of the next attempt; None if no attempt
+            recovered.
+        lost_steps: Lost steps.
+        lost_ms: Time of the lost work.
     """
 
     count: int
@@ -229,15 +229,15 @@ class RecoverySummary:
 
 
 def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun]) -> list[Fault]:
-    """Return what ended lives before their time, by time.
+    """Return the faults of a run by time.
 
-    The steps that a life begins below are charged to the end of the life that trained before it,
-    also where that is a rollback into the work of lives that were long over.
+    Steps above the first step of an attempt are charged to the end of the last attempt that trained
+    before it. This holds also for a rollback into the work of attempts that ended long before.
     """
     left = {one.agent: one.exit_code for one in launches}
     useful: list[_Piece] = []
     found: list[Fault] = []
-    since = 0  # the first fault after the last training
+    since = 0  # index of the first fault after the last training
     for nth, one in enumerate(doings):
         if one.training is not None:
             steps, spans = _drop(useful, one.first_step)
@@ -257,7 +257,7 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
 
 
 def _went_back(one: AttemptTimeline) -> list[Fault]:
-    """Return the times that a life gave up work and went on by itself."""
+    """Return the rewinds of an attempt as faults."""
     found = []
     for back in one.returns:
         later = (point.at_ms for point in one.points if point.step > back.step)
@@ -274,7 +274,7 @@ def _went_back(one: AttemptTimeline) -> list[Fault]:
 
 
 def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:
-    """Return what the faults of each cause cost together, the most frequent cause first."""
+    """Return the costs of faults by cause, the most frequent cause first."""
     groups: dict[str, list[Fault]] = defaultdict(list)
     for one in faults:
         groups[one.cause].append(one)
@@ -284,7 +284,7 @@ def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary
 
 
 def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
-    """Paint over the training that was done in vain."""
+    """Paint lost training over the classes below it."""
     for fault in faults:
         for began_ms, ended_ms, life in fault.lost:
             line.paint(began_ms, ended_ms, TimeClass.LOST, life, {TimeClass.TRAINING})
@@ -302,9 +302,9 @@ def _sum_up(faults: Sequence[Fault]) -> RecoverySummary:
 
 @dataclass(slots=True)
 class _Piece:
-    """Steps of a life that are part of the result so far: above its first, up to ``last``.
+    """Steps of an attempt that count in the result so far, from its first step up to ``last``.
 
-    It is open while the time after its last step is of no step that was done: it died there.
+    The piece is open while the time after its last step belongs to no completed step.
     """
 
     doing: AttemptTimeline
@@ -313,7 +313,7 @@ class _Piece:
 
 
 def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-    """Take what was done beyond ``step`` out of the result; return how much that was, and when."""
+    """Remove the work after ``step`` from the result; return its number of steps and its spans."""
     steps, spans = 0, []
     while useful and (useful[-1].last > step or useful[-1].is_open):
         piece = useful[-1]
@@ -339,7 +339,7 @@ def _useful_until(one: AttemptTimeline) -> int:
 def _how_it_ended(
     one: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
 ) -> tuple[str, str, str, int] | None:
-    """Return cause, detail, host and rank of what ended a life; None if it is done or goes on."""
+    """Return cause, detail, host and rank of an attempt's end; None if it is done or running."""
     life = one.life
     ends = life.told("LifeEnded")
     kinds = [end.text("ended") for end in ends]
@@ -363,7 +363,7 @@ def _how_it_ended(
 
 
 def _who_is_gone(life: AttemptRecord) -> tuple[str, str, str, int] | None:
-    """Return cause, detail, host and rank where nodes of a life were lost without a word."""
+    """Return cause, detail, host and rank if the attempt lost nodes without a report."""
     told = life.told("NodesLost")
     for cause, field, said in _LOSSES:
         lost = [one for record in told for one in record.words(field)]
