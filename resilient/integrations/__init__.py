@@ -1,1 +1,1 @@
-"""Other trainers, saving and resuming through us; each module needs its peer installed."""
+"""Integrations with other trainers; each module needs its trainer installed."""

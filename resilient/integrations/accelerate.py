@@ -53,7 +53,7 @@ _LIMITS = frozenset({"keep_last", "save_total_limit", "retention"})
 
 
 class AcceleratorCheckpointer(Checkpointer):
-    """A checkpointer of everything that an Accelerator has prepared.
+    """A checkpointer for everything that an Accelerator has prepared.
 
     Build it after ``accelerator.prepare``, ``register_for_checkpointing`` and the registration of
     hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
@@ -61,22 +61,22 @@ class AcceleratorCheckpointer(Checkpointer):
     A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
     checkpoint holds the files that they write. ``resume`` calls the hooks of
     ``register_load_state_pre_hook`` with a folder of these files, before it loads the models. The
-    models are always loaded as they were, also if a hook removed some from its list.
+    models are always loaded as saved, even if a hook removed some from its list.
 
     ``total_limit`` of a ``ProjectConfiguration`` with ``automatic_checkpoint_naming`` becomes
-    ``keep_last``, unless an option limits the checkpoints. Checkpoints of accelerate in its
-    ``project_dir`` refuse a start at step 0.
+    ``keep_last``, unless an option limits the checkpoints. A start at step 0 is refused if
+    ``project_dir`` holds checkpoints of accelerate.
 
     Args:
-        accelerator: whose models, optimizers, schedulers and registered objects to save.
-        url: the repository.
-        things: more to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+        accelerator: Owner of the models, optimizers, schedulers and registered objects to save.
+        url: URL or path of the repository.
+        things: More objects to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
 
     Attributes:
-        epoch: how often ``batches`` has come to an end.
+        epoch: Number of completed passes of ``batches``.
 
     Raises:
-        ConfigError: the accelerator keeps its state where this cannot take it, or a prepared
+        ConfigError: The accelerator keeps its state out of reach of this class, or a prepared
             loader is a ``StatefulDataLoader``.
     """
 
@@ -92,7 +92,8 @@ class AcceleratorCheckpointer(Checkpointer):
         self._hooked = HookFiles(self._accelerator)
         self._known = _identities(self._accelerator)
         own = {
-            # Hooks come first: models and optimizers are loaded over what a hook has loaded.
+            # Hooks come first: models and optimizers are loaded over the state that a hook has
+            # loaded.
             **({"hooks": Part(self._hooked, optional=True)} if self._hooked.exists() else {}),
             **_prepared(self._accelerator),
             "place": Part(StateField(self._place, self._put_place)),
@@ -102,21 +103,21 @@ class AcceleratorCheckpointer(Checkpointer):
         taken = sorted(set(own) & set(things))
         if taken:
             raise ConfigError(f"`{taken[0]}` is what the accelerator prepared: choose another name")
-        # Random state last, so that nothing that is loaded can draw from the restored streams.
+        # Random state last, so that no other load can draw from the restored streams.
         super().__init__(url, rng=False, **{**things, **self._limit(things), **own})
         if places := _own_saves(self._accelerator):
             self.guard = StartGuard(LOOP, places)
 
     def resume(self, ref: str | None = None) -> int | None:
-        """Load the newest checkpoint that all ranks can prove, and begin this life.
+        """Load the newest checkpoint that all ranks can verify, and begin this attempt.
 
-        As :meth:`resilient.checkpointer.Checkpointer.resume`; random state is back where it was when
-        ``batches`` gives its first batch.
+        It works like :meth:`resilient.checkpointer.Checkpointer.resume`. Random state is restored
+        when ``batches`` yields its first batch.
 
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Raises:
-            ConfigError: also if the accelerator trains on this rank alone, of several.
+            ConfigError: Also if the accelerator trains on this rank alone, of several.
         """
         ranks, mine = read_launch(os.environ).world.size, self._accelerator.num_processes
         if mine != ranks:
@@ -145,12 +146,12 @@ class AcceleratorCheckpointer(Checkpointer):
     ) -> CheckpointId:
         """Save as :meth:`resilient.checkpointer.Checkpointer.save`, between optimizer steps.
 
-        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
-        not exist and older ones are untouched.
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
+        exist and older ones are untouched.
 
         Raises:
-            ConfigError: also in the middle of an accumulation: its gradients would be lost; or
-                something was prepared or registered that this checkpointer does not save.
+            ConfigError: Also in the middle of an accumulation, which would lose its gradients, or
+                if an object was prepared or registered after this checkpointer was made.
         """
         self._require_known("save()")
         if not self._accelerator.sync_gradients:
@@ -163,13 +164,13 @@ class AcceleratorCheckpointer(Checkpointer):
         return super().save(step, metrics=metrics, keep=keep)
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield what is left of this epoch; after a resume, what was trained on is skipped.
+        """Yield the remaining batches of this epoch; after a resume, trained batches are skipped.
 
         Args:
-            loader: what ``accelerator.prepare`` returned; map-style, shuffled or not.
+            loader: A loader that ``accelerator.prepare`` returned; map-style, shuffled or not.
 
         Raises:
-            ConfigError: the loader has no length, as of an IterableDataset without one.
+            ConfigError: The loader has no length, as with an IterableDataset without one.
         """
         skipped = self._taken
         if not _has_length(loader):
@@ -184,7 +185,7 @@ class AcceleratorCheckpointer(Checkpointer):
             left = self._accelerator.skip_first_batches(loader, skipped) if skipped else loader
             for number, batch in enumerate(left):
                 if skipped and not number:
-                    # To find the place, the streams went back to where the epoch began.
+                    # Skipping batches set the streams back to the start of the epoch.
                     self._held.restore()
                 self._taken += 1
                 yield batch
@@ -192,7 +193,7 @@ class AcceleratorCheckpointer(Checkpointer):
 
     @contextmanager
     def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
-        """Return a context of a save, in which the save hooks have been called."""
+        """Return the context of a save, in which the save hooks have been called."""
         with super()._saving(spine):
             if self._hooked.exists():
                 if self._accelerator.num_processes > 1:
@@ -202,7 +203,7 @@ class AcceleratorCheckpointer(Checkpointer):
             yield
 
     def _limit(self, things: Mapping[str, Any]) -> dict[str, int]:
-        """Return the limit of checkpoints that the script gave to accelerate."""
+        """Return the checkpoint limit that the script set on accelerate."""
         project = self._accelerator.project_configuration
         limit = project.total_limit if project.automatic_checkpoint_naming else None
         return {} if limit is None or _LIMITS & set(things) else {"keep_last": limit}
@@ -246,10 +247,10 @@ def _has_length(loader: Any) -> bool:
 
 
 class Order:
-    """Random state that the order of an epoch is drawn from.
+    """Random state that determines the order of an epoch.
 
-    accelerate shuffles by the global streams, by a generator of the loader, or by the number of the
-    epoch and a seed, as it is configured. The loaders that only evaluate have generators too.
+    accelerate shuffles with the global streams, with a generator of the loader, or with the epoch
+    number and a seed, as configured. Loaders that only evaluate have generators too.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -261,7 +262,7 @@ class Order:
         self._resumed: Mapping[str, Any] | None = None
 
     def begin(self, loader: Any, *, is_new: bool) -> None:
-        """Note the state that a new epoch's order is drawn from, or put back that of a resumed."""
+        """Note the random state of a new epoch, or restore that of a resumed epoch."""
         self._generator = getattr(loader, "synchronized_generator", None)
         self._sampler = _seedable_sampler(loader)
         resumed, self._resumed = self._resumed, None
@@ -279,7 +280,7 @@ class Order:
         self._drawn_from = self._now()
 
     def restore_generators(self) -> list[str]:
-        """Put the generators of all prepared loaders back; return names of those that are lost."""
+        """Restore the generators of all prepared loaders; return the names of lost ones."""
         saved = self._resumed.get("generators") if self._resumed is not None else None
         own = self._generators()
         if saved is None or len(saved) != len(own):
@@ -299,7 +300,7 @@ class Order:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold the state until the loader is known."""
+        """Keep the state until the loader is known."""
         self._resumed = state_dict
         self._streams, self._drawn_from = state_dict["streams"], state_dict["drawn_from"]
 
@@ -338,7 +339,7 @@ def _require_supported(accelerator: Any) -> None:
 
 
 def _own_saves(accelerator: Any) -> tuple[str, ...]:
-    """Return the folder in which accelerate names its checkpoints itself, if it does."""
+    """Return the folder in which accelerate names its own checkpoints, if it does."""
     project = accelerator.project_configuration
     if not project.automatic_checkpoint_naming or project.project_dir is None:
         return ()
@@ -353,7 +354,7 @@ def _identities(accelerator: Any) -> dict[str, int]:
 
 
 def _prepared(accelerator: Any) -> dict[str, Any]:
-    """Return what ``accelerator.save_state`` saves, by name; what accelerate wrapped, bare."""
+    """Return the objects that ``accelerator.save_state`` saves, by name and unwrapped."""
     optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]  # noqa: SLF001 - no public way
     schedulers = [getattr(one, "scheduler", one) for one in accelerator._schedulers]  # noqa: SLF001 - no public way
     kinds = {

@@ -1,4 +1,4 @@
-"""State that its owner takes back at a moment of its own."""
+"""State that its owner restores later than it is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class DeferredRandomState:
     """Random state that is restored when ``restore`` is called, not when it is loaded.
 
-    Trainers draw from the global streams between loading and going on: to shuffle, or to skip
+    Trainers draw from the global streams between loading and training, to shuffle or to skip
     batches.
     """
 
@@ -22,15 +22,15 @@ class DeferredRandomState:
         self._held: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the streams are now."""
+        """Return the current state of the streams."""
         return self._state.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold the state."""
+        """Keep the state for ``restore``."""
         self._held = state_dict
 
     def restore(self) -> None:
-        """Put the streams back, if a state was loaded."""
+        """Restore the streams, if a state was loaded."""
         if self._held is not None:
             self._state.load_state_dict(self._held)
 
@@ -39,8 +39,8 @@ class StateField:
     """A Stateful of two functions.
 
     Args:
-        get: returns the state as tensors and plain values.
-        put: takes it back.
+        get: Function that returns the state as tensors and plain values.
+        put: Function that loads the state.
     """
 
     def __init__(
@@ -54,5 +54,5 @@ class StateField:
         return self._get()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load the state."""
         self._put(state_dict)

@@ -1,4 +1,4 @@
-"""Events of the adapters."""
+"""Events of the integrations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from resilient.redaction import shell_quote
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopKept(Event):
-    """A run that a callback had stopped early was started again."""
+    """A run was started again after a callback had stopped it early."""
 
     level: ClassVar[Level] = Level.WARNING
     callback: str
     trained_steps: int
 
     def line(self) -> str:
-        """Name the callback and the command that trains further."""
+        """Name the callback and the command to train further."""
         return (
             f"{self.callback} stopped this run at step {self.trained_steps}: no step is trained; "
             "to train further, start without that callback or with more patience"
@@ -27,7 +27,7 @@ class EarlyStopKept(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPathIgnored(Event):
-    """A trainer was told to load a checkpoint of its own, and the repository has a newer one."""
+    """A trainer was given a checkpoint of its own, but the repository has a newer one."""
 
     level: ClassVar[Level] = Level.WARNING
     path: str
@@ -47,7 +47,7 @@ class CheckpointLossReported(Event):
     lost: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the losses and the command that says more."""
+        """Name the losses and the command for details."""
         return (
             f"training continues from `{self.path}` with loss of {'; '.join(self.lost)}; "
             f"--strict-resume refuses that; resilient ckpt verify {shell_quote(self.path)} says more"
@@ -56,7 +56,7 @@ class CheckpointLossReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateNotKept(Event):
-    """Some state of a trainer is outside its checkpoints."""
+    """Some state of a trainer is not saved in checkpoints."""
 
     level: ClassVar[Level] = Level.WARNING
     names: tuple[str, ...]

@@ -40,8 +40,8 @@ class HookFiles:
     def collect(self) -> None:
         """Call the save hooks and keep the files that they write in memory.
 
-        Collective: every rank. All ranks keep the files of every rank, as in one shared folder;
-        of files with one name the lowest rank's counts.
+        Collective: every rank. All ranks keep the files of every rank, as in one shared folder. Of
+        files with the same name, that of the lowest rank is kept.
         """
         accelerator, weights = self._accelerator, []
         if accelerator.distributed_type != DistributedType.FSDP:
@@ -59,7 +59,7 @@ class HookFiles:
         """Call the load hooks with a folder of the files.
 
         Raises:
-            IntegrityError: a name leads out of the folder.
+            IntegrityError: A name leads out of the folder.
         """
         with tempfile.TemporaryDirectory(prefix="resilient-hooks-") as folder:
             for name, content in zip(state["names"], state["contents"], strict=True):

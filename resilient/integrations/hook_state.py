@@ -1,4 +1,4 @@
-"""Changes that the hooks of a trainer make to the checkpoint that it would write.
+"""Changes that a trainer's hooks make to the checkpoint that the trainer would write.
 
 A trainer gives its hooks a dictionary of all state. The parts of a checkpoint hold that state
 already, so only the changes of the hooks are stored beside them.
@@ -46,12 +46,12 @@ def is_same(one: Any, other: Any) -> bool:
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that hooks added, replaced or removed.
 
-    A tensor that ``before`` holds too is stored as its place there. So a hook that moves or copies
-    the weights inside the checkpoint costs no second copy of them.
+    A tensor that ``before`` also holds is stored as a reference to its position there. A hook that
+    moves or copies the weights inside the checkpoint therefore costs no second copy of them.
 
     Args:
-        before: outline of the checkpoint that the hooks were given.
-        after: the checkpoint that they left.
+        before: Outline of the checkpoint that the hooks were given.
+        after: The checkpoint that they left.
     """
     places: dict[Any, Path] = {}
     _rebuilt(before, (), lambda one, path: _note(places, one, path))
@@ -77,11 +77,11 @@ def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     """Return a checkpoint as the hooks left it when it was saved.
 
     Args:
-        base: the same state without hooks, in memory that the hooks may keep.
-        changes: the result of :func:`changes_of`.
+        base: The same state without hooks, in memory that the hooks may keep.
+        changes: Result of :func:`changes_of`.
 
     Raises:
-        IncompatibleCheckpoint: a tensor that the hooks referred to does not exist in ``base``.
+        IncompatibleCheckpoint: A tensor that the hooks refer to does not exist in ``base``.
     """
     shared = {tuple(path): tuple(place) for path, place in changes["shared"]}
 

@@ -1,4 +1,4 @@
-"""Verdict on a checkpoint of a trainer's own, before that trainer loads it."""
+"""Resumability of a trainer's own checkpoint, checked before the trainer loads it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from resilient.redaction import shell_quote
 
 @dataclass(frozen=True, slots=True)
 class JudgedCheckpoint:
-    """A checkpoint that a trainer was told to load.
+    """The checked checkpoint that a trainer was asked to load.
 
     Attributes:
-        path: path or URL.
-        lost: state that a resume loses, in words.
-        refusal: the error to raise where a run would start from it; None if it may.
+        path: Path or URL.
+        lost: State that a resume loses, in words.
+        refusal: Error to raise if a run would start from it; None if the checkpoint is accepted.
     """
 
     path: str
@@ -33,13 +33,13 @@ class JudgedCheckpoint:
 
 
 def judge_checkpoint(path: str) -> JudgedCheckpoint | None:
-    """Read every byte of a checkpoint and ask the judge; nothing is executed or written.
+    """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
 
     Returns:
-        None if nothing is there or no known tool wrote it: the trainer names that error.
+        None if nothing is there or no known tool wrote it: the trainer reports that error.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: The checkpoint could not be read.
     """
     try:
         verdict = verify_folder(path).verdict

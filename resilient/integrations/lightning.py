@@ -44,24 +44,25 @@ _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class ResilientCheckpoint(Checkpoint):
-    """Makes a Trainer save to a repository and continue from its newest checkpoint.
+    """A callback that saves a Trainer to a repository and resumes its newest checkpoint.
 
-    A checkpoint holds the module, optimizers, schedulers, precision, progress of the loops, states
-    of callbacks, the datamodule, the state of stateful loaders, logged metrics and random state. It
-    also holds what the hooks ``on_save_checkpoint`` of module, callbacks and precision plugin add.
-    The state of hooks must consist of tensors, arrays, plain values and containers of them.
+    A checkpoint holds the module, optimizers, schedulers, precision, progress of the loops and
+    states of callbacks. It also holds the datamodule, the state of stateful loaders, logged metrics
+    and random state. The hooks ``on_save_checkpoint`` of module, callbacks and precision plugin may
+    add to it. The state of hooks must consist of tensors, arrays, plain values and containers of
+    them.
 
-    ``fit(ckpt_path=...)`` counts while the repository holds no checkpoint. The callback judges that
-    file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged file,
-    and reports a loss.
+    ``fit(ckpt_path=...)`` counts while the repository holds no checkpoint. The callback verifies
+    that file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged
+    file and reports a loss.
 
-    A save comes after the validation and the plateau schedules of its step. A run that
+    A save comes after the validation and the plateau schedulers of its step. A run that
     ``EarlyStopping`` stopped stays stopped when it is started again.
 
     Args:
-        url: the repository.
-        every_n_steps: optimizer steps between saves; 0 saves at the ends of epochs alone.
-        things: more to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+        url: URL or path of the repository.
+        every_n_steps: Optimizer steps between saves; 0 saves at the ends of epochs only.
+        things: More objects to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
 
     Raises:
         ConfigError: ``every_n_steps`` is negative.
@@ -83,7 +84,7 @@ class ResilientCheckpoint(Checkpoint):
         self._checkpointer: Checkpointer | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - the seam's
-        """Stand in for methods of the loops, before anything iterates the loader."""
+        """Replace methods of the loops, before any code iterates the loader."""
         if stage != "fit":
             return
         self._remove_seams()
@@ -105,9 +106,10 @@ class ResilientCheckpoint(Checkpoint):
         """Load everything, before the loader draws the order of its first epoch.
 
         Raises:
-            ConfigError: the strategy keeps its state where no part reaches it, or a name is taken.
-            IntegrityError: the repository is empty, and ``ckpt_path`` names a damaged checkpoint.
-            IncompatibleCheckpoint: it lost a part, and ``--strict-resume`` refuses that.
+            ConfigError: The strategy keeps its state out of reach of the parts, or a name is taken.
+            IntegrityError: The repository is empty, and ``ckpt_path`` names a damaged checkpoint.
+            IncompatibleCheckpoint: ``ckpt_path`` lost a part, and ``--strict-resume`` refuses a
+                loss.
         """
         strategy = type(trainer.strategy).__name__
         if strategy not in _KNOWN_STRATEGIES:
@@ -144,17 +146,17 @@ class ResilientCheckpoint(Checkpoint):
                 )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Show that a step begins, or goes on with another batch."""
+        """Send a heartbeat: a step begins, or continues with another batch."""
         if self._beat is not None:
             self._beat.begin_step()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Show that an evaluation gets on."""
+        """Send a heartbeat: an evaluation makes progress."""
         if self._beat is not None:
             self._beat.between()
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Show that a step is over."""
+        """Send a heartbeat: a step has ended."""
         if self._beat is not None:
             self._beat.between()
 
@@ -165,11 +167,11 @@ class ResilientCheckpoint(Checkpoint):
             self._checkpointer.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Give the loops their own methods back."""
+        """Restore the methods of the loops."""
         self._remove_seams()
 
     def _report_start(self, trainer: Any, resume: _Resume) -> None:
-        """Report an early stop that stays, and a checkpoint of Lightning that is not loaded."""
+        """Report an early stop that stays, and a checkpoint of Lightning that is ignored."""
         checkpointer, connector = self._checkpointer, trainer._checkpoint_connector  # noqa: SLF001
         if checkpointer is None:
             return
@@ -184,16 +186,16 @@ class ResilientCheckpoint(Checkpoint):
     def _load_theirs(
         self, trainer: Any, original: Callable[..., None], path: Any = None, *rest: Any, **how: Any
     ) -> None:
-        """Judge a checkpoint of Lightning before it is loaded; leave a refused one unread."""
+        """Verify a checkpoint of Lightning before it is loaded; do not read a refused one."""
         self._judged = judge_checkpoint(str(path)) if path else None
         if self._judged is None or self._judged.refusal is None:
             original(path, *rest, **how)
             return
-        # Only the repository shows whether the run would start from it: see `on_fit_start`.
+        # `on_fit_start` raises the refusal only if the repository holds no checkpoint.
         trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way
 
     def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
-        """Note what an iterator is made from, or make the same one for a resumed epoch."""
+        """Note the random state of a new iterator, or make a resumed epoch's iterator again."""
         loop, resume = trainer.fit_loop, self._resume
         before = loop._data_fetcher  # noqa: SLF001 - no public way
         if resume is not None and resume.is_within_epoch and before is None:
@@ -207,7 +209,7 @@ class ResilientCheckpoint(Checkpoint):
             self._order.iterated = point
 
     def _begin_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
-        """Put metrics and, between epochs, random state back as late as the loop allows."""
+        """Restore metrics and, between epochs, random state as late as the loop allows."""
         resume = self._resume
         if resume is not None:
             resume.restore_metrics()
@@ -217,7 +219,7 @@ class ResilientCheckpoint(Checkpoint):
         original()
 
     def _begin_batches(self, trainer: Any, original: Callable[[Any], None], fetcher: Any) -> None:
-        """Pass over the batches that were trained, or note what a new epoch is drawn from."""
+        """Skip trained batches, or note the random state of a new epoch."""
         loaders = loaders_of(trainer)
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -225,7 +227,7 @@ class ResilientCheckpoint(Checkpoint):
                 self._order.begin_again(loaders, fetcher, is_new=resume.was_iterated)
                 for _ in range(resume.trained_batches):
                     next(fetcher)
-                # The loop adds the batches that were trained by itself.
+                # The loop itself adds the trained batches.
                 fetcher.fetched = 0
             original(fetcher)
             self._restore_random(trainer)
@@ -236,18 +238,19 @@ class ResilientCheckpoint(Checkpoint):
         self._order.fetched.note(loaders)
 
     def _end_batch(self, trainer: Any, original: Callable[[Any], None], fetcher: Any) -> None:
-        """Save every n optimizer steps, after the validation and the schedules of the step."""
+        """Save every n optimizer steps, after the validation and the schedulers of the step."""
         epoch = trainer.fit_loop.epoch_loop
         if epoch.restarting and epoch._skip_next_val:  # noqa: SLF001 - no public way
-            # The step was saved after all that Lightning does here, and it would do it again.
+            # The step was saved after this work, and Lightning would repeat it.
             epoch._skip_next_val = False  # noqa: SLF001 - no public way
             return
         self._run_and_save(trainer, partial(original, fetcher), is_epoch_over=False)
 
     def _end_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
-        """Save at the end of an epoch, after its schedules."""
+        """Save at the end of an epoch, after its schedulers."""
         if self._is_resumed_epoch:
-            # Lightning leaves plateau schedules out here, as it has no metrics. They came back.
+            # Lightning skips plateau schedulers here because it lost its metrics; they were
+            # restored.
             trainer.fit_loop._restarting = False  # noqa: SLF001 - no public way
             self._is_resumed_epoch = False
         self._run_and_save(trainer, original, is_epoch_over=True)
@@ -263,7 +266,7 @@ class ResilientCheckpoint(Checkpoint):
         self._save_if_due(trainer, is_epoch_over=is_epoch_over)
 
     def _save_if_due(self, trainer: Any, *, is_epoch_over: bool) -> None:
-        """Save a new step; several optimizers leap over numbers."""
+        """Save a new step; several optimizers can skip step numbers."""
         step, saved = trainer.global_step, self._saved_step
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         is_due = self._every and not is_last and step // self._every > saved // self._every
@@ -303,12 +306,12 @@ class ResilientCheckpoint(Checkpoint):
 
 
 class _EpochOrder:
-    """Random state that the order of this epoch was drawn from, and of the loaders' generators.
+    """Random state that determined the order of this epoch, and the generators of the loaders.
 
     Attributes:
-        iterated: when the loader was iterated.
-        fetched: before the first batch was fetched.
-        trainer: the trainer whose loaders have the generators.
+        iterated: State when the loader was iterated.
+        fetched: State before the first batch was fetched.
+        trainer: Trainer of the loaders that own the generators.
     """
 
     def __init__(self) -> None:
@@ -328,7 +331,7 @@ class _EpochOrder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state; a checkpoint of release 0.1 has the first moment alone."""
+        """Load the state; a checkpoint of release 0.1 has only the first moment."""
         self.iterated.load_state_dict(
             state.get("iterated", {"streams": state["streams"], "generators": None})
         )
@@ -337,12 +340,12 @@ class _EpochOrder:
         self._now = state.get("now")
 
     def begin_again(self, loaders: list[Any], fetcher: Any, *, is_new: bool) -> None:
-        """Draw the order of a resumed epoch as it was drawn first.
+        """Draw the order of a resumed epoch again.
 
         Args:
-            loaders: loaders of the epoch.
-            fetcher: the iterator over them.
-            is_new: the fetcher was iterated before the checkpoint was loaded.
+            loaders: Loaders of the epoch.
+            fetcher: Iterator over them.
+            is_new: Whether the fetcher was iterated before the checkpoint was loaded.
         """
         if is_new or self.iterated.generators is not None:
             self.iterated.restore(loaders)
@@ -350,14 +353,14 @@ class _EpochOrder:
         self.fetched.restore(loaders)
 
     def restore_generators(self, trainer: Any) -> None:
-        """Put the generators of all loaders back to their state at the save."""
+        """Restore the generators of all loaders to their state at the save."""
         now, self._now = self._now, None
         if now is not None:
             set_generators(loaders_of(trainer, with_validation=True), now)
 
 
 class _Callbacks:
-    """States of a trainer's callbacks, which are kept until the hooks have been called."""
+    """States of a trainer's callbacks, kept until the hooks have been called."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -373,17 +376,17 @@ class _Callbacks:
 
 
 class _Resume:
-    """Progress of the loops, and their way back into the epoch of a checkpoint.
+    """Progress of the loops, and the resume position within the epoch of a checkpoint.
 
     Args:
-        trainer: the trainer that resumes.
-        metrics: logged metrics, which the trainer resets once more before it trains.
-        was_iterated: the loader was iterated before the checkpoint was loaded.
+        trainer: The trainer that resumes.
+        metrics: Logged metrics, which the trainer resets once more before it trains.
+        was_iterated: Whether the loader was iterated before the checkpoint was loaded.
 
     Attributes:
-        is_within_epoch: batches of the epoch are left.
-        trained_batches: batches of the epoch that were trained.
-        stopped_by: the callback that had stopped the run early, else empty.
+        is_within_epoch: Whether batches of the epoch are left.
+        trained_batches: Number of trained batches of the epoch.
+        stopped_by: Callback that had stopped the run early, else empty.
     """
 
     def __init__(self, trainer: Any, metrics: LoggedMetrics, *, was_iterated: bool) -> None:
@@ -398,20 +401,20 @@ class _Resume:
         self._reloaded_epoch: float | None = None
 
     def progress(self) -> dict[str, Any]:
-        """Return what the states of the loops leave out."""
+        """Return the progress that the states of the loops leave out."""
         return {
             "stopped_by": stopping_callback(self._trainer),
             "reloaded_epoch": self._loop._last_train_dl_reload_epoch,  # noqa: SLF001 - no public way
         }
 
     def put_progress(self, state: Mapping[str, Any]) -> None:
-        """Take it, and stop a run that had stopped early."""
+        """Load the progress, and stop a run that had stopped early."""
         self.stopped_by = state["stopped_by"]
         self._trainer.should_stop = bool(self.stopped_by)
         self._reloaded_epoch = state["reloaded_epoch"]
 
     def begin(self) -> None:
-        """Find the place in the epoch; all parts have been loaded."""
+        """Find the position in the epoch, after all parts have been loaded."""
         loop, batches = self._loop, self._loop.epoch_loop.batch_progress
         epochs = loop.epoch_progress
         is_over = batches.is_last_batch or epochs.current.completed == epochs.current.ready
@@ -426,7 +429,7 @@ class _Resume:
             loop._resuming_from_checkpoint = False  # noqa: SLF001 - no public way
 
     def load_loaders(self) -> None:
-        """Give stateful loaders their state where Lightning has not."""
+        """Load the states of stateful loaders where Lightning did not."""
         loop = self._loop
         states, combined = loop._combined_loader_states_to_load, loop._combined_loader  # noqa: SLF001
         if states and combined is not None:
@@ -435,7 +438,7 @@ class _Resume:
             iter(loop._data_fetcher)  # noqa: SLF001 - no public way
 
     def restore_metrics(self) -> None:
-        """Give back logged metrics, and the epoch in which loaders were made."""
+        """Restore logged metrics, and the epoch in which the loaders were made."""
         self._metrics.restore(is_within_epoch=self.is_within_epoch)
         if self._reloaded_epoch is not None:
             self._loop._last_train_dl_reload_epoch = self._reloaded_epoch  # noqa: SLF001 - no public way

@@ -61,7 +61,7 @@ class HookState:
         """Call the hooks as Lightning does when it loads; every part must have been loaded.
 
         Args:
-            callback_states: states of callbacks by their keys, which callbacks take here.
+            callback_states: States of callbacks by their keys; callbacks load them here.
         """
         checkpoint: dict[str, Any] = {"callbacks": dict(callback_states)}
         if self._loaded is not None:
@@ -91,13 +91,13 @@ class HookState:
 
 
 class LoggedMetrics:
-    """Values that the module logged, and what was accumulated of this epoch.
+    """Values that the module logged, and the sums of this epoch.
 
-    Lightning starts them anew at a resume: the mean of an epoch is then that of its rest, and a
-    schedule that watches a metric has none.
+    Lightning resets them at a resume: the mean of an epoch then covers only its remaining batches,
+    and a scheduler that watches a metric has no value.
 
     Args:
-        trainer: the trainer whose module logs.
+        trainer: Trainer of the module that logs.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -129,7 +129,7 @@ class LoggedMetrics:
         """Give the trainer its values back, after its own reset.
 
         Args:
-            is_within_epoch: the sums of the epoch go on.
+            is_within_epoch: Whether the sums of the epoch continue.
         """
         state, self._loaded = self._loaded, None
         if state is None:
@@ -160,7 +160,7 @@ class LoggedMetrics:
         return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
 
     def _adding_to(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Return ``update``, which first puts the saved sum of a key back."""
+        """Return ``update`` wrapped to restore the saved sum of a key first."""
 
         def added(key: str, value: Any, batch_size: int) -> None:
             saved, results = self._pending.pop(key, None), self._results()
@@ -183,7 +183,7 @@ def stopping_callback(trainer: Any) -> str:
 
 
 def _epoch(trainer: Any) -> int:
-    """Return the epoch that was trained last, also when its end was counted already."""
+    """Return the epoch that was trained last, even if its end was already counted."""
     return int(trainer.fit_loop.epoch_progress.current.ready) - 1
 
 

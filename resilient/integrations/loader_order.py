@@ -1,4 +1,4 @@
-"""Random state that the order of a data loader's epoch was drawn from.
+"""Random state that determines the order of a data loader's epoch.
 
 A loader draws twice for an epoch. It draws the seed of its workers when it is iterated, and its
 sampler draws the order when the first batch is fetched. Other code may draw in between.
@@ -22,7 +22,7 @@ _SEEDED = ("SeedableRandomSampler",)
 
 
 def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
-    """Return the generators that loaders and their samplers have of their own, each once."""
+    """Return the generators that loaders and their samplers own, each once."""
     import torch
 
     found: dict[int, torch.Generator] = {}
@@ -41,8 +41,8 @@ class RandomPoint:
     """Random state at one moment: the global streams, and generators of loaders.
 
     Attributes:
-        streams: state of the global streams; None before the first ``note``.
-        generators: state of each generator; None where the loaders were not known.
+        streams: State of the global streams; None before the first ``note``.
+        generators: State of each generator; None if the loaders were not known.
     """
 
     def __init__(self) -> None:
@@ -50,24 +50,24 @@ class RandomPoint:
         self.generators: list[torch.Tensor] | None = None
 
     def note(self, loaders: Iterable[Any] | None) -> None:
-        """Keep the state as it is now."""
+        """Keep the current state."""
         self.streams = RandomState().state_dict()
         self.generators = (
             None if loaders is None else [one.get_state() for one in generators_of(loaders)]
         )
 
     def restore(self, loaders: Iterable[Any]) -> None:
-        """Put the state back, if there is one.
+        """Restore the state, if there is one.
 
         Raises:
-            IncompatibleCheckpoint: the loaders have another number of generators.
+            IncompatibleCheckpoint: The loaders have another number of generators.
         """
         self.restore_streams()
         if self.generators is not None:
             set_generators(loaders, self.generators)
 
     def restore_streams(self) -> None:
-        """Put the global streams back, if there is a state."""
+        """Restore the global streams, if there is a state."""
         if self.streams is not None:
             RandomState().load_state_dict(self.streams)
 
@@ -76,15 +76,15 @@ class RandomPoint:
         return {"streams": self.streams, "generators": self.generators}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state, without putting it back."""
+        """Keep the state for ``restore``."""
         self.streams, self.generators = state["streams"], state["generators"]
 
 
 def set_generators(loaders: Iterable[Any], states: list[torch.Tensor]) -> None:
-    """Put the generators of loaders back.
+    """Restore the generators of loaders.
 
     Raises:
-        IncompatibleCheckpoint: the loaders have another number of generators.
+        IncompatibleCheckpoint: The loaders have another number of generators.
     """
     generators = generators_of(loaders)
     if len(generators) != len(states):

@@ -7,9 +7,9 @@
     trainer.train()                       # starting is resuming
 
 The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
-``load_best_model_at_end``). The repository takes the place of the checkpoints in ``output_dir``,
-which the trainer would write with pickle. No event of a callback is early enough to tell the loop
-its place, so the callback stands in for the methods of its trainer that write and read checkpoints.
+``load_best_model_at_end``). The repository replaces the checkpoints in ``output_dir``, which the
+trainer would write with pickle. No callback event comes early enough to set the position of the
+loop. The callback therefore replaces the methods of its trainer that write and read checkpoints.
 """
 
 from __future__ import annotations
@@ -57,25 +57,26 @@ _MARK = "the repository"
 
 
 class ResilientCallback(TrainerCallback):
-    """Makes a Trainer save to a repository and continue from its newest checkpoint.
+    """A callback that saves a Trainer to a repository and resumes its newest checkpoint.
 
-    A checkpoint holds the model, optimizer, scheduler, gradient scaler, the trainer's state with
-    its position in the data, stateful callbacks, objects that were registered with the trainer's
-    accelerator, the sums for its log, and random state. A second ``train()`` of the same trainer
-    continues from the end of the first.
+    A checkpoint holds the model, optimizer, scheduler, gradient scaler and random state. It also
+    holds the trainer's state with its position in the data, stateful callbacks, and the sums for
+    its log. Objects that were registered with the trainer's accelerator are saved too. A second
+    ``train()`` of the same trainer continues from the end of the first.
 
     Stateful callbacks get their state back without ``restore_callback_states_from_checkpoint``.
     Their settings stay those that the script gives. A run that an ``EarlyStoppingCallback`` stopped
     stays stopped when it is started again.
 
     Args:
-        trainer: the trainer that this will be a callback of.
-        url: the repository; another folder than ``output_dir``, where the trainer deletes files.
-        options: those of :class:`resilient.checkpointer.Checkpointer`; ``keep_last`` is the trainer's
-            ``save_total_limit`` unless that, it or ``retention`` is given.
+        trainer: The trainer that gets this callback.
+        url: URL or path of the repository; not ``output_dir``, where the trainer deletes files.
+        options: Options of :class:`resilient.checkpointer.Checkpointer`. ``keep_last`` defaults to
+            the trainer's ``save_total_limit``, unless ``keep_last``, ``save_total_limit`` or
+            ``retention`` is given.
 
     Raises:
-        ConfigError: this release of Transformers is not known, the trainer uses DeepSpeed, or the
+        ConfigError: This release of Transformers is unknown, the trainer uses DeepSpeed, or the
             repository is ``output_dir``.
     """
 
@@ -113,10 +114,10 @@ class ResilientCallback(TrainerCallback):
     def init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
     ) -> tuple[int, int]:
-        """Make everything that has state, load it, and say where to go on: epoch and batches.
+        """Create and load all state; return the epoch and the number of batches to skip.
 
         Raises:
-            ConfigError: the trainer was told to resume from elsewhere, or it searches
+            ConfigError: The trainer was told to resume from elsewhere, or it searches
                 hyperparameters.
         """
         trainer = self._trainer
@@ -150,13 +151,13 @@ class ResilientCallback(TrainerCallback):
         return epoch, 0 if trainer.args.ignore_data_skip else batches
 
     def _tell_limits(self) -> None:
-        """Name what the trainer would do with its own checkpoints, and does not do here."""
+        """Report a setting for the trainer's own checkpoints that has no effect here."""
         if self._trainer.args.push_to_hub and self._checkpointer is not None:
             reason = "push_to_hub uploads the model at the end alone"
             self._checkpointer.emit(StateNotKept(("checkpoints on the hub",), reason))
 
     def _restore_callbacks(self) -> None:
-        """Give callbacks their state, and find the one that had stopped the run early."""
+        """Restore callbacks, and find the callback that had stopped the run early."""
         trainer, checkpointer = self._trainer, self._checkpointer
         had_stopped = self._callbacks.had_stopped(trainer.state)
         if trainer.args.restore_callback_states_from_checkpoint:
@@ -170,12 +171,12 @@ class ResilientCallback(TrainerCallback):
             checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))
 
     def prepare_for_training(self, _max_steps: int, loader: Any, _resume: Any) -> tuple[Any, Any]:
-        """Return what was prepared before it was loaded."""
+        """Return the objects that were prepared before they were loaded."""
         self._trainer.callback_handler.train_dataloader = loader
         return self._prepared, loader
 
     def run_epoch(self, **how: Any) -> None:
-        """Train an epoch, or the rest of it; nothing after the last step or an early stop."""
+        """Train an epoch or its remaining batches; none after the last step or an early stop."""
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and how["epoch"] == how["epochs_trained"]
@@ -194,7 +195,7 @@ class ResilientCallback(TrainerCallback):
         )
 
     def _end_epoch(self, how: Mapping[str, Any]) -> None:
-        """Do what the trainer does after the last step of an epoch, which was saved before it."""
+        """Do the trainer's work after the last step of an epoch; the step was saved before it."""
         trainer = self._trainer
         self._rng.restore()
         handler = trainer.callback_handler
@@ -213,7 +214,7 @@ class ResilientCallback(TrainerCallback):
     def maybe_log_save_evaluate(
         self, loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
-        """Log, evaluate and save; the end of an epoch logs the numbers of its last step again."""
+        """Log, evaluate and save; the end of an epoch logs the values of its last step again."""
         self._place.measured = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         self._theirs["_maybe_log_save_evaluate"](
             loss, grad_norm, *rest, learning_rate=learning_rate
@@ -226,22 +227,22 @@ class ResilientCallback(TrainerCallback):
     def evaluate(
         self, trial: Any, ignored_keys: Any, *rest: Any, skip_scheduler: bool = False
     ) -> Any:
-        """Evaluate; the evaluation before the first step belongs to the run's first start."""
+        """Evaluate; skip the evaluation before the first step after a resume."""
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         if skip_scheduler and has_resumed:
             return None
         return self._theirs["_evaluate"](trial, ignored_keys, *rest, skip_scheduler=skip_scheduler)
 
     def load_rng_state(self, _checkpoint: str | None) -> None:
-        """Put random state back; the trainer asks after it has skipped batches."""
+        """Restore random state; the trainer calls this after it has skipped batches."""
         self._rng.restore()
 
     def save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ARG002 - the trainer's
-        """Save this step to the repository, unless it is there; within a step, after the step."""
+        """Save this step to the repository once; within a step, wait until the step ends."""
         trainer, checkpointer = self._trainer, self._checkpointer
         state = trainer.state
         if self._is_in_step:
-            # Other callbacks save when they get a signal: the gradients of a step are not kept.
+            # Other callbacks save when they get a signal; the gradients of a step are not saved.
             self._is_save_due = True
             return
         if checkpointer is None or state.global_step == self._saved_step:
@@ -250,7 +251,7 @@ class ResilientCallback(TrainerCallback):
         self._callbacks.export(state)
         self._place.note(trainer)
         if state.best_global_step == state.global_step:
-            # Before it is saved: who goes on from here knows that this is the best.
+            # Set before the save: a resumed run must know that this checkpoint is the best.
             self._best = CheckpointId(checkpointer.generation, state.global_step)
             state.best_model_checkpoint = str(self._best)
         keep = [self._best] if self._best else []
@@ -263,36 +264,36 @@ class ResilientCallback(TrainerCallback):
             self._checkpointer.load(self._best, "model")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Give the trainer back what it had accumulated for its log, if there is more to come."""
+        """Restore the sums for the trainer's log, if more steps follow."""
         if self._gathered is not None and state.global_step < state.max_steps:
             trainer, gathered = self._trainer, self._gathered
             trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Refuse a log that no checkpoint can hold, now and not at the next save.
+        """Refuse a log entry that no checkpoint can hold, before the next save.
 
         Raises:
-            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
+            UnsavableState: A value is neither a number nor text, nor a dict or list of them.
         """
         if state.log_history:
             state.log_history[-1] = plain_log(state.log_history[-1])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Show that a step begins, with its batches loaded."""
+        """Send a heartbeat: a step begins, with its batches loaded."""
         self._is_in_step = True
         if self._beat is not None:
             self._beat.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Show that a step is over, also where the optimizer left it out."""
+        """Send a heartbeat: a step has ended, even if the optimizer skipped it."""
         control.should_save = control.should_save or self._is_save_due
         self._is_in_step = self._is_save_due = False
         if self._beat is not None:
             self._beat.between()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Show that an evaluation gets on."""
+        """Send a heartbeat: an evaluation makes progress."""
         if self._beat is not None:
             self._beat.between()
 
@@ -325,7 +326,7 @@ class ResilientCallback(TrainerCallback):
         }
 
     def _kept(self) -> dict[str, Any]:
-        """Return the options, with the trainer's own wish for how many to keep."""
+        """Return the options, with the trainer's own limit on the number of checkpoints."""
         limit = self._trainer.args.save_total_limit
         own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)
         return {**self._options, **({"keep_last": limit} if own else {})}
@@ -348,7 +349,7 @@ class ResilientCallback(TrainerCallback):
         return {"loss": trainer._tr_loss.clone(), "logged": trainer._globalstep_last_logged}  # noqa: SLF001 - its log's
 
     def _put_log(self, state: Mapping[str, Any]) -> None:
-        # The trainer starts afresh once more before it begins: kept until then.
+        # The trainer resets its log once more before it trains: kept until then.
         self._gathered = state
 
 
@@ -370,12 +371,13 @@ def _check(trainer: Any, url: str) -> None:
 
 
 class _StatefulCallbacks:
-    """States of a trainer's stateful callbacks, and the settings that they began with.
+    """States of a trainer's stateful callbacks, and their initial settings.
 
-    A callback exports settings and state together. What differs from the beginning is state.
+    A callback exports settings and state together. Values that differ from the initial ones are
+    state.
 
     Args:
-        trainer: the trainer whose callbacks these are.
+        trainer: The trainer of the callbacks.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -410,15 +412,15 @@ class _StatefulCallbacks:
 
     @staticmethod
     def had_stopped(state: TrainerState) -> bool:
-        """Return true if the loop was told to stop when the state was saved."""
+        """Return true if the loop had a stop request when the state was saved."""
         saved: Any = state.stateful_callbacks
         control = saved.get("TrainerControl", {})
         return bool(control.get("args", {}).get("should_training_stop"))
 
     def restore(self, state: TrainerState) -> tuple[str, ...]:
-        """Give callbacks their state back, in place, and return the names of those that are gone.
+        """Restore callbacks in place, and return the names of callbacks that no longer exist.
 
-        Flags of TrainerControl last for one event, except the end of an epoch.
+        Flags of TrainerControl last for one event, except at the end of an epoch.
         """
         saved: Any = state.stateful_callbacks
         live = self._exportable()
@@ -451,11 +453,11 @@ class _StatefulCallbacks:
 
 
 class _Place:
-    """Position in the data, and random state that the order of the epoch was drawn from.
+    """Position in the data, and the random state that determined the order of the epoch.
 
     Attributes:
-        is_ended: callbacks were told of the end of the epoch.
-        measured: gradient norm and learning rate of the last step.
+        is_ended: Whether the callbacks had the event of the epoch's end.
+        measured: Gradient norm and learning rate of the last step.
     """
 
     def __init__(self) -> None:
@@ -468,11 +470,11 @@ class _Place:
         self._loaded: dict[str, int] = {}
 
     def begin(self, how: Mapping[str, Any], *, is_resumed: bool) -> None:
-        """Note what an epoch is drawn from, or put that of a resumed epoch back.
+        """Note the random state of a new epoch, or restore that of a resumed epoch.
 
         Args:
-            how: arguments of the trainer's own ``_run_epoch``.
-            is_resumed: batches of this epoch were trained before.
+            how: Arguments of the trainer's own ``_run_epoch``.
+            is_resumed: Whether batches of this epoch were trained before.
         """
         self._epoch, self._batches_per_epoch = how["epoch"], how["steps_in_epoch"]
         self.is_ended = False
@@ -483,7 +485,7 @@ class _Place:
             self._drawn_from.note(loaders)
 
     def note(self, trainer: Any) -> None:
-        """Note the progress of the epoch. An epoch that a callback ends early has none left."""
+        """Note the progress of the epoch; none is left of an epoch that a callback ends early."""
         done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
         if trainer.control.should_epoch_stop:
             done = self._batches_per_epoch
@@ -495,12 +497,12 @@ class _Place:
         }
 
     def found(self, trainer: Any, step: int, updates: int) -> tuple[int, int]:
-        """Return the epoch and its batches that a resumed loop passes over.
+        """Return the epoch and the number of its batches that a resumed loop skips.
 
         Args:
-            trainer: the trainer that resumes.
-            step: the step that was resumed.
-            updates: optimizer steps of an epoch.
+            trainer: The trainer that resumes.
+            step: The resumed step.
+            updates: Optimizer steps per epoch.
         """
         at = self._loaded
         if at.get("step") != step:
@@ -519,7 +521,7 @@ class _Place:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it."""
+        """Load the position and the random state."""
         self._loaded, self.measured = state["at"], state["measured"]
         self._drawn_from.load_state_dict(state["drawn_from"])
 
@@ -543,7 +545,7 @@ def _registered(accelerator: Any) -> dict[str, Part]:
 
 
 def _measured(state: Any) -> dict[str, float]:
-    """Return the numbers that were logged for this step."""
+    """Return the numeric values that were logged for this step."""
     found: dict[str, float] = {}
     for entry in map(plain_log, state.log_history):
         if entry.get("step") == state.global_step:
