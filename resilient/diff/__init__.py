@@ -1,1 +1,1 @@
-"""Two checkpoints side by side: of any layout, any world size, anywhere, in constant memory."""
+"""Comparison of two checkpoints of any layout and world size, in constant memory."""

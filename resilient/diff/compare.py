@@ -1,9 +1,4 @@
-"""Compare two checkpoints block by block.
-
-How far two tensors are from each other, block by block (pure).
-
-Two checkpoints held against each other, tensors in blocks of a few MiB.
-"""
+"""Comparison of two checkpoints, with tensors in blocks of a few MiB."""
 
 from __future__ import annotations
 
@@ -49,11 +44,11 @@ if TYPE_CHECKING:
 
 
 class DifferenceMeter:
-    """Adds up what blocks of two tensors say.
+    """Accumulator of the differences between two tensors, block by block.
 
     Args:
-        before: dtype of the first, a name of safetensors.
-        after: dtype of the second.
+        before: Dtype of the first tensor, a name of safetensors.
+        after: Dtype of the second tensor.
     """
 
     def __init__(self, before: str, after: str) -> None:
@@ -68,11 +63,11 @@ class DifferenceMeter:
         self._is_whole = before == after and not is_float(before) and not before.startswith("C")
 
     def add(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> None:
-        """Take in the same elements of both, as little-endian bytes with a row for each."""
+        """Add the same elements of both tensors, as little-endian bytes with a row for each."""
         self._elements += len(before)
         changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
         self._changed += changed or 0
-        # Most of what is compared is the same; its norms count all the same.
+        # Most blocks are equal, but their norms count too.
         one = values(before, self._dtypes[0])
         other = one if changed == 0 else values(after, self._dtypes[1])
         if changed is None:
@@ -95,11 +90,11 @@ class DifferenceMeter:
             self._max_ulp = max(self._max_ulp, self._gap(ranks, before, after, numbers))
 
     def result(self) -> Measures:
-        """Return what was added up."""
+        """Return the accumulated measures."""
         one, other = (math.sqrt(square) for square in self._squares)
         cosine = None
         if 0 < one < math.inf and 0 < other < math.inf:
-            # The root of the product, so that what is equal has an angle of nothing.
+            # The root of the product, so that equal tensors get an angle of exactly zero.
             cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / other))
             cosine = 1.0 if not self._changed else cosine
         relative = math.sqrt(self._apart) / one if one else None if self._apart else 0.0
@@ -132,13 +127,13 @@ class DifferenceMeter:
         after: NDArray[np.uint8],
         numbers: NDArray[np.bool_] | None,
     ) -> int:
-        """Return the largest distance of what ``read`` makes of both, where both are numbers."""
+        """Return the largest distance of the results of ``read``, where both are numbers."""
         one, other = (read(side, self._dtypes[0]) for side in (before, after))
         return gap(one, other) if numbers is None else gap(one[numbers], other[numbers])
 
 
 def _unequal(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> int:
-    """Return how many elements have two values; a complex one has two numbers."""
+    """Return the number of elements with two values; a complex element has two numbers."""
     differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
     return int(differ.reshape(elements, -1).any(axis=1).sum()) if elements else 0
 
@@ -149,7 +144,7 @@ _Reading = tuple["_Block", Future[NDArray[np.uint8]], Future[NDArray[np.uint8]]]
 
 
 def nobody(done: int, of: int) -> None:
-    """Take no note of progress."""
+    """Ignore progress."""
 
 
 def compare(
@@ -159,18 +154,19 @@ def compare(
     wanted: Callable[[str], bool] = lambda _: True,
     told: Callable[[int, int], None] = nobody,
 ) -> Comparison:
-    """Return what is different, and how far apart.
+    """Compare two checkpoints.
 
-    Crash: reads only. Memory is bounded by blocks, read ahead on both sides, and the headers.
+    Crash: reads only. Memory is bounded by the blocks that are read ahead on both sides, and the
+    headers.
 
     Args:
-        before: one checkpoint.
-        after: the other.
-        wanted: says of a tensor by its name, the part before it, whether it is compared.
-        told: called with bytes compared and bytes in all.
+        before: One checkpoint.
+        after: The other.
+        wanted: Function that decides by a tensor's name, prefixed with its part, to compare it.
+        told: Function called with the bytes compared and the total bytes.
 
     Raises:
-        StoreError: one of them could not be read.
+        StoreError: A checkpoint could not be read.
     """
     pairs, notes = matched(before, after)
     pairs = [one for one in pairs if wanted(one.name)]
@@ -208,10 +204,10 @@ def _told(side: str, *notes: Sequence[str]) -> list[str]:
 def _opaque(
     before: CheckpointView, after: CheckpointView, fields: Sequence[FieldChange]
 ) -> tuple[tuple[OpaqueChange, ...], tuple[Sequence[str], Sequence[str]]]:
-    """Return what is not understood and differs, and what of it each side could not read.
+    """Return the opaque changes, and the opaque content that each side could not read.
 
-    Two layouts keep things of their own, which nobody could hold against each other. What a field
-    tells already is not told again. Of other numbers of ranks the files of ranks are others.
+    Two layouts have content of their own that is not comparable. A difference that a field shows is
+    not reported again. Files of single ranks differ if the numbers of ranks do.
     """
     if before.layout != after.layout:
         return (), ((), ())
@@ -229,14 +225,14 @@ def _opaque(
 
 
 def _severity(change: TensorChange) -> tuple[float, str]:
-    """Sort what cannot be told first, what is no number, the most different, and what is equal."""
+    """Return a sort key: unreadable, then unequal NaN or infinities, most different, equal."""
     found = change.measures
     if found is None:
         return -float("inf"), change.name
     if change.is_equal:
         return 1.0, change.name
     if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
-        # Farther than any number.
+        # larger than any finite distance
         return -1e301, change.name
     return -(found.relative if found.relative is not None else 1e300), change.name
 
@@ -263,7 +259,7 @@ def _fields(
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Say whether two values are the same; NaN is the same as NaN."""
+    """Return True if two values are the same; NaN equals NaN."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         pairs = zip(one, other, strict=False)
         return len(one) == len(other) and all(_is_same(*pair) for pair in pairs)
@@ -277,9 +273,9 @@ def _is_same(one: object, other: object) -> bool:
 def _without_tied(
     pairs: Sequence[Pair], sides: tuple[CheckpointView, CheckpointView]
 ) -> tuple[list[Pair], tuple[str, ...]]:
-    """Take out what one side alone has, if it is a second copy of what both have.
+    """Remove tensors of one side that are a second copy of a tensor that both sides have.
 
-    Weights that a model uses twice are written once by some tools, twice by others.
+    Some tools write tied weights once, others twice.
     """
     held: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for pair in pairs:
@@ -299,7 +295,7 @@ def _without_tied(
 
 
 def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bool:
-    """Say whether a tensor of the model has the very bits of another one like it on its side."""
+    """Return True if a model tensor has exactly the bits of a similar one on its side."""
     if alone.part != MODEL or not alone.pieces or not alone.elements:
         return False
     if any(one.pieces == alone.pieces for one in alike):
@@ -310,7 +306,7 @@ def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bo
 def _are_equal(side: CheckpointView, one: Tensor, other: Tensor) -> bool:
     try:
         first, second = (Elements(side.folder, side.listing, each) for each in (one, other))
-        # Most are not, and a few elements show it.
+        # Most differ, and a few elements show it.
         steps = [(0, min(_PROBED, one.elements))]
         steps += [(at, _count(one, at)) for at in range(0, one.elements, BLOCK_ELEMENTS)]
         return all(
@@ -337,7 +333,7 @@ class _Block:
 
 
 class _Tensors:
-    """Measures pairs of tensors; while one block is measured, the next is read on both sides."""
+    """Comparison of pairs of tensors; the next block is read while one is measured."""
 
     def __init__(
         self, before: CheckpointView, after: CheckpointView, told: Callable[[int, int], None]
@@ -352,7 +348,7 @@ class _Tensors:
         of = sum(one.size_bytes for _, one, _ in pairs)
         done = 0
         waiting: deque[_Reading] = deque()
-        # One thread for each side: its blocks are read in order, and by nobody else.
+        # One thread for each side reads its blocks in order; no other thread reads that side.
         with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
             for block in self._blocks(pairs):
                 one = left.submit(block.before.read, block.start, block.count)
@@ -384,7 +380,7 @@ class _Tensors:
     def _measure(
         self, block: _Block, one: Future[NDArray[np.uint8]], other: Future[NDArray[np.uint8]]
     ) -> int:
-        """Take in a block that was read, and return how many bytes it had on the first side."""
+        """Add a block that was read, and return its number of bytes on the first side."""
         try:
             read = one.result(), other.result()
         except Unreadable as error:
@@ -407,7 +403,7 @@ class _Tensors:
 
 
 def _incomparable(one: Tensor, other: Tensor) -> str:
-    """Return why two tensors have no distance, or nothing."""
+    """Return the reason why two tensors have no distance; empty if they have one."""
     is_number = one.elements == other.elements == 1
     if one.shape != other.shape and not is_number:
         return "the shapes differ"

@@ -1,11 +1,8 @@
-"""Digests of opaque values.
+"""Digests of opaque values, of storage bytes and of whole files.
 
-Digests of what a pickle holds, of the bytes that its tensors lie in, and of whole files.
-
-A value is digested as it was written, in one form: the order of a dict and of a set is none. What
-it would call is a name and its arguments; nothing is called.
-
-The plain values of our own documents (docs/format.md) as values, without torch (pure).
+A value is digested as written, in one canonical form: the order of a dict and of a set does not
+count. A call in a pickle is digested as its name and arguments; nothing is called. The plain values
+of native documents (docs/format.md) are read without torch.
 """
 
 from __future__ import annotations
@@ -35,16 +32,16 @@ _BLOCK_BYTES = 4 << 20
 _DEPTH_MAX = 128
 _VALUES_MAX = 1_000_000
 _READ_TIMES_MAX = 4
-"""Members of a hostile zip may lie over each other: no file is read more often than this."""
+"""Members of a hostile zip may overlap: no file is read more often than this."""
 _SETS = {f"{home}.{kind}" for home in ("builtins", "__builtin__") for kind in ("set", "frozenset")}
 
 
 class Digests:
-    """Digests of one checkpoint's files and of what is in them; each storage is read once.
+    """Digests of one checkpoint's files and of their content; each storage is read once.
 
     Args:
-        folder: where its files are.
-        listing: their sizes.
+        folder: Folder of the files.
+        listing: Sizes of the files.
     """
 
     def __init__(self, folder: Folder, listing: DirectoryListing) -> None:
@@ -56,8 +53,8 @@ class Digests:
         """Return the digest of a range of a file.
 
         Raises:
-            Unreadable: it was read too often, or ends too early.
-            StoreError: it could not be read.
+            Unreadable: The file was read too often, or ends too early.
+            StoreError: The file could not be read.
         """
         key = (name, start, size_bytes)
         if key in self._stored:
@@ -76,21 +73,21 @@ class Digests:
         return self._stored[key]
 
     def of_file(self, name: str) -> bytes:
-        """Return the digest of a whole file; for what is raised see :meth:`of_range`."""
+        """Return the digest of a whole file; for errors see :meth:`of_range`."""
         return self.of_range(name, 0, self._listing.sizes[name])
 
     def of_value(self, value: Any, archive: Archive | None = None) -> bytes:
         """Return the digest of a value of a pickle, with the bytes of its tensors.
 
         Raises:
-            Unreadable: it is deeper or has more than any state, or its bytes are not there.
-            StoreError: they could not be read.
+            Unreadable: The value is deeper or larger than any state, or its bytes are missing.
+            StoreError: The bytes could not be read.
         """
         return _Walk(self, self._folder, archive).of(value, 0)
 
 
 class _Walk:
-    """Digests one value; what the pickle shares is digested once."""
+    """Digest of one value; shared objects of the pickle are digested once."""
 
     def __init__(self, digests: Digests, folder: Folder, archive: Archive | None) -> None:
         self._digests, self._folder, self._archive = digests, folder, archive
@@ -130,7 +127,7 @@ class _Walk:
         return _hashed(type(value).__name__, *held)
 
     def _of_stored(self, stored: StorageRef | None) -> bytes:
-        """Return the digest of the bytes of a storage; of what has none, that it has none."""
+        """Return the digest of the bytes of a storage; a constant digest without bytes."""
         archive = self._archive
         if stored is None or archive is None:
             return _hashed("nothing")
@@ -150,7 +147,7 @@ def _is_set(made: PickledCall) -> bool:
 
 
 def _plain(value: Any) -> bytes:
-    """Return a value without others in it as bytes; no number is too long for it."""
+    """Return a plain value as bytes, for integers of any length."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes | bytearray):
@@ -175,7 +172,7 @@ _ARRAYS = {"$numpy", "$array"}
 
 @dataclass(frozen=True, slots=True)
 class TensorPlaceholder:
-    """A tensor that a document names."""
+    """A tensor that a document refers to."""
 
     name: str
 
@@ -188,10 +185,10 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
 
 
 def value_of(tree: Any, depth: int = 0) -> Any:
-    """Return what a tree stands for; tensors as :class:`Held`, keys of dicts as texts.
+    """Return the value of a tree; tensors as :class:`TensorPlaceholder`, keys of dicts as texts.
 
     Raises:
-        ValueError: it nests deeper than any state.
+        ValueError: The tree is deeper than any state.
     """
     if depth > DEPTH_MAX:
         raise ValueError(f"values in values, more than {DEPTH_MAX} deep")
@@ -218,7 +215,7 @@ def _tagged(tag: str, raw: Any, depth: int) -> Any:
 
 
 def plain_leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield plain values with their paths; lists of plain values count as one; no tensors."""
+    """Yield plain values with their paths; a list of plain values counts as one; no tensors."""
     if depth > DEPTH_MAX:
         return
     if isinstance(value, list | tuple) and not any(map(_is_more, value)):

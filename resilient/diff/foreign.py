@@ -1,16 +1,8 @@
-"""Another tool's checkpoint as one side.
+"""View of another tool's checkpoint, for comparison.
 
-Plain values out of what a pickle of another tool holds, and whose they are (pure).
-
-What no reader of a checkpoint understands, so that it can be held against another by its bytes.
-
-Tensors, fields and random states are compared as what they are. All the rest of a checkpoint is
-named here with a digest: a file that nobody opens, and of a pickle each value that no field tells,
-such as an array of NumPy, a set, or a tensor that is sparse.
-
-A checkpoint that another tool wrote, as what another can be held against.
-
-Everything is read as data, as :mod:`resilient.layouts` does: nothing is unpickled.
+Everything is read as data, as in :mod:`resilient.layouts`: nothing is unpickled. Tensors, fields
+and random states are compared by value. All other content gets a digest: files that no reader
+opens, and values of a pickle that are no field, such as a NumPy array, a set or a sparse tensor.
 """
 
 from __future__ import annotations
@@ -53,45 +45,45 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 LEAVES_MAX, DEPTH_MAX = 200_000, 32
-"""Plain values of one file, and how deep they may lie."""
+"""Limits on the plain values of one file and on their depth."""
 _SHOWN_TEXT_MAX = 200
 _KEPT = ("_last_lr", "_step_count")
-"""Of a schedule, though private."""
+"""Private attributes of a schedule that are fields."""
 
 
 def place_of(path: str) -> tuple[str, str]:
-    """Return the section and the name of a value by its path; no section: it is not shown."""
+    """Return the section and the name of a value by its path; no section if it is no field."""
     _, found, rest = path.rpartition("param_groups.")
     if found:
         return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
-    # Numbers of one parameter are state, which tensors are compared for.
+    # Values of one parameter are state, which is compared as tensors.
     is_state = re.search(r"(?:^|\.)state\.", path)
     return ("", "") if is_state else (TRAINER, path)
 
 
 def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield plain values with their paths out of what a pickle holds."""
+    """Yield the plain values of a pickle with their paths."""
     for path, one in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
         if is_shown(path):
             yield path, one
 
 
 def is_shown(path: str) -> bool:
-    """Say whether a value is one that is told by its name: what is private to a class is not."""
+    """Return True if a value is a field: values private to a class are not."""
     return bool(path) and (not path.startswith("_") or path in _KEPT)
 
 
 def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0) -> Any:
-    """Return a value of a pickle with what it would have called made plain, as far as it goes.
+    """Return a value of a pickle with its calls replaced by plain values, as far as possible.
 
     Args:
-        value: what the pickle holds; it may be in it many times, and is walked each time.
-        archive: where tensors are.
-        left: how many values may still be walked; counted down.
-        depth: of lists and dicts around it.
+        value: Content of the pickle; shared objects are walked each time they occur.
+        archive: Archive with the tensors.
+        left: Number of values that may still be walked; counted down.
+        depth: Number of enclosing lists and dicts.
 
     Raises:
-        Unreadable: there are more values than any configuration has.
+        Unreadable: The pickle has more values than any configuration.
     """
     left[0] -= 1
     if left[0] < 0:
@@ -105,13 +97,13 @@ def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0)
     if isinstance(value, list | tuple):
         return [_plain(one, archive, left, depth + 1) for one in value]
     if isinstance(value, TensorRef):
-        # Tensors are compared as such; a number that is kept as one is a number.
+        # Tensors are compared separately; a tensor without axes is a number.
         return archive.number(value) if archive and not value.shape else {}
     return _leaf(value)
 
 
 def _leaf(value: Any) -> Any:
-    """Return a value without others in it; of a class, the one argument that it was made of."""
+    """Return a plain value; for a call its single argument, else its name."""
     if isinstance(value, PickledCall):
         args = value.args if isinstance(value.args, tuple) else ()
         return args[0] if len(args) == 1 and isinstance(args[0], str | int) else value.kind
@@ -123,22 +115,22 @@ def _leaf(value: Any) -> Any:
 _DOCUMENTS = re.compile(
     r"config\.json|trainer_state\.json|.*\.index\.json|latest|latest_universal|zero_to_fp32\.py"
 )
-"""Told as fields, or only where the rest lies."""
+"""Files that are compared as fields, or that only point to others."""
 _CUT = re.compile(r"(?:^|\.)(?:dp_world_size|mp_world_size|ds_config|param_shapes)(?:\.|$)")
 _OF_A_RANK = re.compile(r"optim_states\.pt$|rank_0*[1-9]\d*_")
 
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """What readers of a side have told of it in other ways.
+    """Content of a view that is compared in other ways than by digest.
 
     Attributes:
-        prefix: of the engine's files, which names a step.
-        indexes: distributed checkpoints in it, by their folders.
-        fields: by file, and by value of a distributed checkpoint, whether a plain value at a path
-            is a field; a file that is not here has none.
-        names: by file, the names in it that are told in another way, as states of generators are,
-            or that say nothing of a run.
+        prefix: Folder of the engine's files, named after a step.
+        indexes: Distributed checkpoints by their folders.
+        fields: Predicate by file, and by value of a distributed checkpoint: whether a plain value
+            at a path is a field. A file without a predicate has no fields.
+        names: By file, names that are compared in another way, as states of generators, or that do
+            not describe the run.
     """
 
     prefix: str
@@ -150,16 +142,16 @@ class Understood:
 def opaque_in(
     folder: Folder, listing: DirectoryListing, tensors: Iterable[Tensor], known: Understood
 ) -> tuple[dict[str, Opaque], list[str]]:
-    """Return what no reader understands by its place, and what could not even be read.
+    """Return the digests of opaque content by place, and notes on what could not be read.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        tensors: those that are compared as tensors.
-        known: what else is.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        tensors: Tensors that are compared as tensors.
+        known: Other content that is compared.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     reader = _Reader(folder, listing, tensors, known)
     found: dict[str, Opaque] = {}
@@ -178,7 +170,7 @@ def _label(name: str, prefix: str) -> str:
 
 
 class _Reader:
-    """Digests of one side; remembers what it could not read."""
+    """Reader of digests for one view; it notes what it could not read."""
 
     def __init__(
         self,
@@ -193,7 +185,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def of_file(self, name: str) -> list[tuple[str, bytes]]:
-        """Return paths in a file with digests; of a file that nobody opens there is one."""
+        """Return the paths in a file with digests; one digest for a file that no reader opens."""
         try:
             return list(self._of_file(name))
         except Unreadable as error:
@@ -225,7 +217,7 @@ class _Reader:
             return None
 
     def _value(self, index: Index, name: str) -> Iterator[tuple[str, bytes]]:
-        """Yield what is not told of a value of a distributed checkpoint, which is in a slice."""
+        """Yield digests for a value of a distributed checkpoint, which is stored in a slice."""
         slices = index.slices.get(name, ())
         if len(slices) == 1:
             one = slices[0]
@@ -250,7 +242,7 @@ class _Reader:
 
 
 class _Walk:
-    """Finds in a pickle what is told neither as a field nor as a tensor."""
+    """Search of a pickle for values that are neither fields nor tensors."""
 
     def __init__(
         self,
@@ -262,7 +254,7 @@ class _Walk:
         self._archive, self._digests, self._places, self._told = archive, digests, places, told
 
     def of(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
-        """Yield paths with digests; what has no parts that are told is told as one."""
+        """Yield paths with digests; a value none of whose parts is a field gets a single digest."""
         if isinstance(value, PickledCall) and isinstance(value.state, dict):
             if self._told(path) or depth == 0 or value.args or value.items:
                 made = (value.name, value.args, value.items)
@@ -276,7 +268,7 @@ class _Walk:
             yield path, self._digest(value)
 
     def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
-        """Say whether parts are more than a row of plain values, which is told as one."""
+        """Return True unless the parts are a plain list, which counts as one value."""
         return not all(key.isdecimal() and _is_plain(one) for key, one in parts)
 
     def _is_told(self, value: Any, path: str) -> bool:
@@ -315,7 +307,7 @@ def _is_plain(value: Any) -> bool:
 
 
 VALUES_MAX = 5_000
-"""Values of one distributed checkpoint that are looked at; each is a file of its own in there."""
+"""Largest number of values read from one distributed checkpoint; each needs a read of its own."""
 _STATE, _HISTORY = "trainer_state.json", "log_history"
 _RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
 _WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")
@@ -323,7 +315,7 @@ _ARGUMENTS = "training_args.bin"
 _SCHEDULES = ("scheduler.pt", "scheduler.bin")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _OF_THE_PROCESS = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
-"""What arguments keep that is nobody's argument."""
+"""Attributes of the arguments that describe the process and are no arguments."""
 _OF_ACCELERATE = {
     "random_state": "python", "numpy_random_seed": "numpy", "torch_manual_seed": "cpu",
     "torch_cuda_manual_seed": "cuda",
@@ -331,15 +323,15 @@ _OF_ACCELERATE = {
 
 
 def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) -> CheckpointView:
-    """Return one side.
+    """Return the view of another tool's checkpoint.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        contents: what :func:`resilient.layouts.detect.read_layout` said of it.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        contents: Result of :func:`resilient.layouts.detect.read_layout`.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     near = ReadAhead(folder, listing)
     reader = _TheirsReader(near, listing, contents)
@@ -366,18 +358,18 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
 
 
 class _TheirsReader:
-    """Reads what is not in the summary of a checkpoint; remembers what it could not."""
+    """Reader of content that the summary of a checkpoint lacks; it notes what it could not read."""
 
     def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:
         self._folder, self._listing, self._contents = folder, listing, contents
-        # That it holds weights alone is no reason not to compare them.
+        # Weights without an optimizer can still be compared.
         broken = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
         self.notes = [f"{one.place}: {one.what}" for one in broken]
         self.history: tuple[Any, ...] = ()
         self._streams: dict[str, frozenset[str]] = {}
 
     def opaque(self, tensors: Iterable[Tensor]) -> tuple[dict[str, Opaque], list[str]]:
-        """Return what was not understood, with digests, and what of it could not be read."""
+        """Return the digests of opaque content, and notes on what could not be read."""
         alone = self._listing.sizes if self._listing.is_file else ()
         told: dict[str, Callable[[str], bool]] = {
             **dict.fromkeys(alone, _is_field),
@@ -395,7 +387,7 @@ class _TheirsReader:
         return opaque_in(self._folder, self._listing, tensors, known)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-        """Return all tensors, each whole, and the order of the parameters if it is told."""
+        """Return all tensors, each whole, and the order of the parameters if known."""
         prefix = self._engine()
         if prefix is None:
             return self._contents.tensors, self._named_order()
@@ -436,7 +428,7 @@ class _TheirsReader:
         return tuple(names)
 
     def _indexes(self) -> list[str]:
-        """Return the folders of distributed checkpoints in it."""
+        """Return the folders of the distributed checkpoints in the folder."""
         return [one.removesuffix(INDEX) for one in sorted(self._listing.sizes) if _is_index(one)]
 
     def _values(self, prefix: str) -> dict[str, Any]:
@@ -480,7 +472,7 @@ class _TheirsReader:
         return {name: one for name, one in told.items() if name not in _OF_THE_PROCESS}
 
     def _loose(self) -> Iterator[tuple[str, Any]]:
-        """Yield values that lie beside tensors, by a path that says whose they are."""
+        """Yield values beside tensors, by a path that shows their owner."""
         for name in _OPTIMIZERS:
             yield from _groups(self._leaves(name))
         for prefix in self._indexes():
@@ -492,7 +484,7 @@ class _TheirsReader:
             yield from self._leaves(next(iter(self._listing.sizes)))
 
     def _shares(self) -> list[str]:
-        """Return the first rank's share of an engine's optimizer; its groups are those of all."""
+        """Return the first rank's optimizer file of an engine; its groups are those of all."""
         if self._engine() is None:
             return []
         return sorted(one for one in self._listing.sizes if one.endswith("_optim_states.pt"))[:1]
@@ -505,7 +497,7 @@ class _TheirsReader:
     def _walked(
         self, name: str, value: Any, path: str, archive: Archive | None = None
     ) -> list[tuple[str, Any]]:
-        """Return the plain values in one; none if they are too many, which is told."""
+        """Return the plain values of one value; none, with a note, if there are too many."""
         try:
             return list(to_plain({path: value} if path else value, archive))
         except Unreadable as error:
@@ -535,7 +527,7 @@ class _TheirsReader:
             yield f"cuda {number}", of_philox(self._bytes(archive, one))
 
     def _bytes(self, archive: Archive, tensor: Any) -> bytes:
-        """Return the bytes of a small tensor; none if it is no tensor, or is damaged."""
+        """Return the bytes of a small tensor; empty if it is no tensor, or is damaged."""
         pieces = archive.pieces(tensor) if isinstance(tensor, TensorRef) else ()
         if not pieces:
             return b""
@@ -577,7 +569,7 @@ def _is_index(name: str) -> bool:
 
 
 def _groups(leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield what parameter groups are told; beside them an engine keeps how it cut everything."""
+    """Yield the options of parameter groups; other values of an engine describe its partitions."""
     return ((path, one) for path, one in leaves if "param_groups." in path)
 
 
@@ -592,7 +584,7 @@ def _is_group(path: str) -> bool:
 def _streams(
     value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
 ) -> frozenset[str]:
-    """Return the names in a file of random states that were understood, each wholly."""
+    """Return the names in a file of random states that were fully understood."""
     unread = {kind.partition(" ")[0] for kind, one in states if one is None}
     kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
     return frozenset(
@@ -601,7 +593,7 @@ def _streams(
 
 
 def _numpy(value: Any) -> RngState | None:
-    """Return NumPy's state out of ``get_state()``: name, words, position, and a cached normal."""
+    """Return NumPy's state from ``get_state()``: name, words, position, and a cached normal."""
     if not isinstance(value, list | tuple) or len(value) != 5:  # noqa: PLR2004
         return None
     _, key, position, has_gauss, gauss = value

@@ -1,12 +1,8 @@
-"""Read every byte of a foreign checkpoint.
+"""Verification of a foreign checkpoint: every byte is read for its checksum and its numbers.
 
-Pages of zeros within a tensor: what a loss of power leaves of a file in writing (pure).
-
-A file system that had given a file its length, and not yet all of its bytes, reads the others as
-zeros, in whole pages. Such a hole begins or ends where a page of the file does, and there no row of
-a tensor begins but by chance; rows that are zero on purpose end with themselves.
-
-Every byte of a checkpoint that another tool wrote: its checksums, and its numbers.
+After a power loss a file can have its full length but not all of its bytes. The missing bytes read
+as zeros, in whole pages. Such a hole begins or ends at a page of the file, where a row of a tensor
+begins only by chance. Rows that are zero on purpose end with themselves.
 """
 
 from __future__ import annotations
@@ -45,16 +41,16 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 _PARTS = (1, 2, 3, 4, 6, 8)
-"""Into so many equal ones a row is cut on purpose, as one of queries, keys and values is."""
+"""Numbers of equal parts in which a row may be split on purpose, as for queries and keys."""
 
 
 class ZeroPageScan:
-    """Looks for a hole in one tensor whose bytes lie in one piece of a file.
+    """Search for a hole in one tensor whose bytes are in one piece of a file.
 
     Args:
-        start: where in the file they begin, in bytes.
-        item_bytes: of an element.
-        row: elements between two beginnings of rows.
+        start: Offset of the tensor in the file, in bytes.
+        item_bytes: Bytes per element.
+        row: Elements per row.
     """
 
     def __init__(self, start: int, item_bytes: int, row: int) -> None:
@@ -67,15 +63,15 @@ class ZeroPageScan:
 
     @property
     def hole(self) -> tuple[int, int] | None:
-        """Its first byte in the file and its length; None where zeros cut rows elsewhere too."""
+        """Offset of the hole in the file and its length; None if zeros also cut rows elsewhere."""
         return None if self._is_usual else self._first
 
     def look(self, first: int, is_zero: NDArray[np.bool_]) -> None:
-        """Look at a block of elements.
+        """Scan a block of elements.
 
         Args:
-            first: the element of the tensor that the block begins with.
-            is_zero: of each element.
+            first: Index in the tensor of the first element of the block.
+            is_zero: Flag for each element.
         """
         least = PAGE_BYTES // self._item_bytes
         if self._is_usual or np.count_nonzero(is_zero) < least:
@@ -83,7 +79,7 @@ class ZeroPageScan:
         edges: NDArray[Any] = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
         pairs = edges.reshape(-1, 2)
         for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= least].tolist():
-            # A run that goes on beyond the block has no edge there.
+            # A run of zeros that continues beyond the block has no edge there.
             own = [one for one in (begin, end) if 0 < one < is_zero.size]
             cuts = [first + one for one in own if self._cuts_a_row(first + one)]
             if any(map(self._is_at_page, cuts)):
@@ -91,51 +87,51 @@ class ZeroPageScan:
                 self._first = self._first or (at, (end - begin) * self._item_bytes)
             elif cuts:
                 self._is_usual = True
-            # What is zero in several rows from the same column on was made so.
+            # Zeros that begin at the same column in several rows are there on purpose.
             columns = {one % self._row for one in cuts}
             self._is_usual |= not columns.isdisjoint(self._columns)
             self._columns |= columns
 
     def _cuts_a_row(self, element: int) -> bool:
-        """Say whether an element is within a row, and not where a half of it or so begins."""
+        """Return True if an element is within a row, and not at the start of an equal part."""
         column = element % self._row
         return all(column * parts % self._row for parts in _PARTS)
 
     def _is_at_page(self, element: int) -> bool:
-        """Say whether a page of the file begins at an element, or within it or the one before."""
+        """Return True if a page of the file begins at an element, in it or in the one before."""
         behind = (self._start + element * self._item_bytes) % PAGE_BYTES
         return min(behind, PAGE_BYTES - behind) < self._item_bytes
 
 
 _NAMED_MAX = 16
-"""Tensors that are named."""
+"""Largest number of tensors that are named."""
 
 
 def verify_foreign(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> tuple[Problem, ...]:
-    """Return what is wrong with the bytes; what headers say is in ``contents`` already.
+    """Return the problems of the bytes; problems of the headers are in ``contents`` already.
 
-    Reads everything: checksums of files of torch and of slices, and all numbers of weights and
-    of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, nor those
-    of a page of it that cuts a row, and infinite ones are told. A number far beyond the scale of
-    its tensor is told too, and a file that is that of an older step beside it.
+    Reads everything: checksums of files of torch and of slices, and all numbers of weights and of
+    the optimizer. These are problems: NaN, negative squares, a file of zeros only, and a page of
+    zeros that cuts a row. Also reported are infinite numbers, numbers far beyond the scale of their
+    tensor, and files that equal those of an older step beside them.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        contents: what :func:`resilient.layouts.detect.read_layout` said of it.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        contents: Result of :func:`resilient.layouts.detect.read_layout`.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     found = [*check_bytes(folder, listing), *_dangers(folder, listing)]
-    # That it holds weights alone is no damage of theirs.
+    # Weights without an optimizer are not damaged.
     told = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
     broken = [*(one for one in found if one.what != BEHIND), *told]
     spoiled = {one.place for one in broken}
     near = ReadAhead(folder, listing)
-    # Numbers of a file that is damaged anyway say nothing of what was saved.
+    # Numbers of a damaged file do not show what was saved.
     tensors = [
         one
         for one in contents.tensors
@@ -146,7 +142,7 @@ def verify_foreign(
 
 
 def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
-    """Yield what would run code, or lead elsewhere, in whoever loads it the usual way."""
+    """Yield content that runs code or leads out of the folder when loaded the usual way."""
     for one in scan(folder, listing):
         if one.risk is Risk.DANGER:
             is_fatal = one.file not in listing.outside
@@ -155,7 +151,7 @@ def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """How many elements of a tensor are of a kind."""
+    """Counts of the kinds of elements of a tensor."""
 
     nans: int = 0
     infinite: int = 0
@@ -175,7 +171,7 @@ def _odd_numbers(
     found = list(islice(_each(near, listing, tensors, spared, steps), _NAMED_MAX))
     yield from found
     if len(found) == _NAMED_MAX:
-        return  # not all were looked at
+        return  # not all tensors were scanned
     yield from _out_of_step(steps)
     weights = {name: None for one in tensors if one.part == MODEL for name in one.files}
     for name in weights:
@@ -190,10 +186,10 @@ def _each(
     spared: set[str],
     steps: dict[Tensor, float],
 ) -> Iterator[Problem]:
-    """Yield what is wrong with each tensor; note files with more than zeros, and all steps."""
+    """Yield the problems of each tensor; note files with nonzero numbers, and all steps."""
     for one in tensors:
         if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
-            spared.update(one.files)  # it was not looked at
+            spared.update(one.files)  # not scanned
             continue
         try:
             counts = _counted(near, listing, one)
@@ -202,7 +198,7 @@ def _each(
             yield Problem(one.files[0], f"`{one.name[:80]}`: {error}", is_fatal=True)
             continue
         if counts.nonzero:
-            # Of one that is cut over files nobody counted each piece: all of them pass.
+            # The pieces of a tensor that is split over files were not counted one by one: all pass.
             spared.update(one.files)
         if one.part == OPTIMIZER and one.name.endswith(".step") and one.elements == 1:
             steps[one] = counts.first
@@ -214,7 +210,7 @@ def _each(
 def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
     """Yield the first parameter that was updated more or less often than most.
 
-    It may be so: one that got no gradient, or was set free later, is behind.
+    It is no error: a parameter without a gradient, or one that was unfrozen later, is behind.
     """
     if len(set(steps.values())) > 1:
         most, _ = Counter(steps.values()).most_common(1)[0]
@@ -224,7 +220,7 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
 
 
 def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
-    """Return what is wrong with a tensor's numbers."""
+    """Return the problem of a tensor's numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     if counts.nans or counts.infinite:
         what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
@@ -246,24 +242,24 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
 
 _WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
 _SQUARES = ("exp_avg_sq", "square_avg")
-"""Of which an optimizer takes the root: of a negative one it is NaN."""
+"""Moments whose root an optimizer takes; the root of a negative number is NaN."""
 _ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
 _ZEROS_BYTES = 4096
 _SCALES_MAX = 1e15
 _BEYOND = "a flipped bit makes that, and a step spoils all weights"
 _MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
-"""The most negative number of a dtype stands in masks."""
+"""Largest magnitudes by dtype: masks use the most negative number of a dtype."""
 _HOLE = "a loss of power takes bytes like that"
 
 
 def _is_beyond(counts: _Counts, dtype: str) -> bool:
-    """Return True for a largest number that no training reaches, and that no mask is made of."""
+    """Return True for a largest number that no training reaches and no mask uses."""
     is_mask = counts.top >= _MASKS.get(dtype, np.inf)
     return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
 
 
 def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts:
-    """Return how many elements are NaN, infinite, negative, and not zero."""
+    """Count NaN, infinite, negative and nonzero elements of a tensor."""
     elements = Elements(near, listing, tensor)
     nans = infinite = negative = nonzero = 0
     first, pages, scale = 0.0, _pages(tensor), _Scale()
@@ -285,13 +281,13 @@ def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts
 
 
 class _Scale:
-    """Largest of some numbers, and the mean of all others."""
+    """Largest magnitude of some numbers, and the mean of all others."""
 
     def __init__(self) -> None:
         self._top, self._sum, self._count = 0.0, 0.0, 0
 
     def look(self, numbers: Any) -> None:
-        """Take some more numbers."""
+        """Add numbers."""
         sizes = np.abs(numbers).ravel()
         if sizes.size and not np.isfinite(sizes.max()):
             sizes = sizes[np.isfinite(sizes)]
@@ -303,12 +299,12 @@ class _Scale:
         self._count += sizes.size
 
     def result(self) -> tuple[float, float]:
-        """Return the largest number and the mean of the others; zeros where there are no others."""
+        """Return the largest magnitude and the mean of the others; zeros if there are no others."""
         return (self._top, self._sum / (self._count - 1)) if self._count > 1 else (0.0, 0.0)
 
 
 def _pages(tensor: Tensor) -> ZeroPageScan | None:
-    """Return what looks for holes in a tensor that lies as it is in a file without checksums."""
+    """Return a scan for holes if the tensor is in one piece of a file without checksums."""
     piece = tensor.pieces[0]
     is_plain = (
         piece.form is StorageFormat.BYTES and piece.file.endswith(SAFE) and not tensor.pieces[1:]

@@ -1,4 +1,4 @@
-"""A checkpoint as what another can be held against, and what is found when it is."""
+"""Views of checkpoints, and the changes between two of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 CONFIG, MODEL_CONFIG, SOFTWARE = "config", "model_config", "software"
 TRAINER, SCHEDULE, GROUPS, DATA = "trainer", "schedule", "groups", "data"
 SECTIONS = (CONFIG, MODEL_CONFIG, SOFTWARE, TRAINER, SCHEDULE, GROUPS, DATA)
-"""What fields are told apart by, in the order in which they are shown."""
+"""Sections of fields, in the order of display."""
 
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """A generator's state.
+    """State of a random generator.
 
     Attributes:
-        words: the block of a Mersenne Twister, little-endian u32; empty of any other generator.
-        position: how many words of the block were drawn; of Philox its offset.
-        rest: whatever else makes a difference to what comes next, such as a cached normal.
-        seed: of Philox.
+        words: Block of a Mersenne Twister, little-endian u32; empty for any other generator.
+        position: Number of drawn words of the block; for Philox its offset.
+        rest: Other state that affects the next draws, such as a cached normal.
+        seed: Seed of Philox.
     """
 
     words: bytes
@@ -38,24 +38,25 @@ class RngState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One of two checkpoints.
+    """One of two checkpoints to compare.
 
     Attributes:
-        url: where it is, without secrets.
-        layout: the short name of whose it is; of our own ``resilient``.
-        name: what it is called there.
-        step: optimizer steps that were made.
-        world: how many ranks wrote it.
-        folder: where its files are read.
-        listing: its files.
-        tensors: all of them, each whole.
-        fields: plain values by section and by name.
-        random: states of generators, by rank and kind.
-        rates: learning rates that it goes on with.
-        order: names of the parameters by their position in the optimizer, where that is known.
-        history: what was logged, in order.
-        notes: what of it cannot be compared, and why.
-        opaque: returns what no reader understands, by its place, and what could not be read of it.
+        url: Its URL, without secrets.
+        layout: Short name of its layout; ``resilient`` for a native checkpoint.
+        name: Its name in the folder or repository.
+        step: Number of optimizer steps.
+        world: Number of ranks that wrote it.
+        folder: Folder from which its files are read.
+        listing: Its files.
+        tensors: All tensors, each whole.
+        fields: Plain values by section and by name.
+        random: States of generators, by rank and kind.
+        rates: Learning rates with which training would continue.
+        order: Names of the parameters by their position in the optimizer, if known.
+        history: Log entries, in order.
+        notes: Content that cannot be compared, with reasons.
+        opaque: Function that returns the digests of opaque content by place, and what could not be
+            read.
     """
 
     url: str
@@ -77,7 +78,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What is told of it alone: its digest, and whether another number of ranks makes another."""
+    """Digest of opaque content; ``is_cut`` if the content depends on the number of ranks."""
 
     digest: bytes
     is_cut: bool = False
@@ -85,7 +86,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueChange:
-    """What no reader understands and is not the same, byte for byte; ``is_in`` as of a field."""
+    """Opaque content that differs byte for byte; ``is_in`` as for a field."""
 
     place: str
     is_in: str = "both"
@@ -93,7 +94,7 @@ class OpaqueChange:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field that is not the same; ``is_in`` says of which side it is where one lacks it."""
+    """A field that differs; ``is_in`` names the side that has it if the other lacks it."""
 
     section: str
     name: str
@@ -104,14 +105,14 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class RandomChange:
-    """Generators of one kind on one rank.
+    """Comparison of the generators of one kind on one rank.
 
     Attributes:
-        rank: whose.
+        rank: Rank of the generators.
         kind: ``python``, ``numpy``, ``cpu`` or ``cuda 0``.
-        same: whether the next draws are the same; None where one side has none.
-        draws: how many words the second is ahead of the first in one stream (negative: behind);
-            None where it is not the same stream, or farther than was looked.
+        same: Whether the next draws are the same; None if one side has no generator.
+        draws: Words by which the second is ahead of the first in one stream (negative: behind).
+            None if the streams differ, or the distance exceeds the search limit.
         is_in: ``both``, ``a`` or ``b``.
     """
 
@@ -124,21 +125,21 @@ class RandomChange:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """How far two tensors are from each other.
+    """Distances between two tensors.
 
-    Differences are of values; where both have one dtype, equality is of bits. What is no finite
-    number on either side is left out of distances and counted.
+    Differences are of values; if both have one dtype, equality is of bits. Elements that are not
+    finite on either side are counted, and left out of the distances.
 
     Attributes:
-        elements: how many there are.
-        changed: elements that are not the same: other bits, or with two dtypes another value.
-        max_abs: largest distance.
-        relative: L2 norm of the difference over that of the first; None from zero.
-        cosine: between the two; None if one is zero.
-        max_ulp: largest distance in representable numbers; None of integers and of two dtypes.
+        elements: Number of elements.
+        changed: Elements that differ: in bits, or with two dtypes in value.
+        max_abs: Largest absolute difference.
+        relative: L2 norm of the difference divided by that of the first; None if the first is zero.
+        cosine: Cosine similarity; None if one tensor is zero.
+        max_ulp: Largest distance in representable numbers; None for integers and for two dtypes.
         norms: L2 norm of each.
-        nans: how many elements of each are no number.
-        infinite: how many elements of each are infinite.
+        nans: Number of NaN elements of each.
+        infinite: Number of infinite elements of each.
     """
 
     elements: int
@@ -154,16 +155,16 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class TensorChange:
-    """One tensor on both sides.
+    """Comparison of one tensor that both sides have.
 
     Attributes:
-        name: without what wrappers put before it.
+        name: Name without prefixes of wrappers.
         part: model, optimizer or other.
-        shapes: on each side.
-        dtypes: on each side.
-        measures: None where shapes differ, or bytes cannot be read.
-        is_equal: whether every bit is the same; None where it is not known.
-        why: why there are no measures.
+        shapes: Shape on each side.
+        dtypes: Dtype on each side.
+        measures: Distances; None if shapes differ or bytes cannot be read.
+        is_equal: Whether every bit is the same; None if unknown.
+        why: Reason for the lack of measures.
     """
 
     name: str
@@ -177,18 +178,18 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was found.
+    """Result of comparing two checkpoints.
 
     Attributes:
-        fields: those that are not the same.
-        same_fields: how many are, by section.
-        history: entries of each log, and how many of the first ones are the same.
-        random: every generator of either side.
-        tensors: every tensor of both sides, the most different first.
-        only: names of tensors that one side has, with their part; first ``a``'s, then ``b``'s.
-        tied: tensors that one side keeps under a second name as well.
-        notes: what could not be compared, and why.
-        opaque: what no reader understands, and is not the same byte for byte.
+        fields: Fields that differ.
+        same_fields: Number of equal fields, by section.
+        history: Number of entries of each log, and number of equal first entries.
+        random: Every generator of either side.
+        tensors: Every tensor of both sides, the most different first.
+        only: Tensors that only one side has; first those of ``a``, then those of ``b``.
+        tied: Tensors that one side stores under a second name as well.
+        notes: Content that could not be compared, with reasons.
+        opaque: Opaque content that differs byte for byte.
     """
 
     before: CheckpointView
@@ -205,10 +206,10 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether anything is not the same, or could not be seen to be.
+        """True if anything differs, or could not be compared.
 
-        Two layouts have fields of their own, and tensors that are neither weights nor moments:
-        what only one of them speaks of is no difference.
+        Two layouts have fields of their own, and tensors that are neither weights nor moments.
+        Content that only one of the layouts can hold is no difference.
         """
         ours = self.before.layout == self.after.layout
         return (

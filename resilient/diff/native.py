@@ -1,6 +1,6 @@
-"""A checkpoint of our own, as what another can be held against.
+"""View of a native checkpoint, for comparison.
 
-Tensors are read by ranges and not proved: whether a file is what was written is for ``verify``.
+Tensors are read by ranges and not verified; ``verify`` checks if a file is as written.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class StoredFiles:
     """The files that a manifest lists, as a folder.
 
     Args:
-        store: the repository.
-        manifest: of the checkpoint.
+        store: Store of the repository.
+        manifest: Manifest of the checkpoint.
     """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
@@ -64,14 +64,14 @@ class StoredFiles:
 
 
 def open_native(store: Store, manifest: Manifest) -> CheckpointView:
-    """Return one side.
+    """Return the view of a native checkpoint.
 
     Args:
-        store: the repository.
-        manifest: of the checkpoint.
+        store: Store of the repository.
+        manifest: Manifest of the checkpoint.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     files = StoredFiles(store, manifest)
     listing = files.list()
@@ -100,7 +100,7 @@ def open_native(store: Store, manifest: Manifest) -> CheckpointView:
 
 
 class _Reader:
-    """Reads the documents of a checkpoint, and the few tensors that are random states."""
+    """Reader of a checkpoint's documents, and of the few tensors that are random states."""
 
     def __init__(self, folder: ReadAhead, listing: DirectoryListing, manifest: Manifest) -> None:
         self._folder, self._listing, self._manifest = folder, listing, manifest
@@ -137,7 +137,7 @@ class _Reader:
                         yield (int(match[1]), kind), state
 
     def opaque(self, trees: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Opaque]:
-        """Return what is told neither as a field nor as a tensor: rests of states, by part."""
+        """Return state that is neither a field nor a tensor, by part."""
         digests = Digests(self._folder, self._listing)
         found: dict[str, Opaque] = {}
         for name, tree in trees.items():
@@ -151,7 +151,7 @@ class _Reader:
         return found
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the states of generators that are not known; of a tensor its bytes."""
+        """Return the states of unknown generators; for a tensor its bytes."""
         unread = {kind.partition(" ")[0] for kind, it in self._states(tree) if it is None}
         return {
             key: self._words(it) if isinstance(it, TensorPlaceholder) else it
@@ -186,7 +186,7 @@ class _Reader:
 
 
 def _kind(name: str, tree: Any) -> str:
-    """Return what a part is: of the optimizer and the random state by what is in it, and name."""
+    """Return the kind of a part, from its content and name."""
     if isinstance(tree, dict) and {"state", "param_groups"} <= tree.keys():
         return OPTIMIZER
     if _RANDOM.fullmatch(name) or not isinstance(tree, dict) or not tree:
@@ -197,7 +197,7 @@ def _kind(name: str, tree: Any) -> str:
 def _tensors(
     manifest: Manifest, trees: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> Iterator[Tensor]:
-    """Yield every tensor under each of the names that it has; random states are told apart."""
+    """Yield every tensor under each of its names, except random states."""
     models = [name for name, kind in kinds.items() if kind == MODEL]
     by_name = {one.name: one for one in manifest.tensors}
     for entry in manifest.tensors:
@@ -211,7 +211,7 @@ def _tensors(
 
 
 def _named(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> str:
-    """Return a tensor's name as torch spells it; of several models each keeps the part's name."""
+    """Return a tensor's name as torch spells it; with several models the part's name stays."""
     path = entry.name.removeprefix(f"{entry.part}/")
     dotted = ".".join(one.replace("~1", "/").replace("~0", "~") for one in path.split("/"))
     several = [name for name, kind in kinds.items() if kind == OPTIMIZER]
@@ -253,7 +253,7 @@ def _fields(
         elif name == _STATE_OF_TRAINER and isinstance(tree, dict):
             found[TRAINER].update(plain_leaves({**tree, _HISTORY: {}}))
         elif name == MODEL_CONFIG:
-            # A Trainer keeps it as a part of that name.
+            # A Trainer has a part of this name.
             found[MODEL_CONFIG].update(plain_leaves(tree))
         else:
             found[TRAINER].update(plain_leaves({name: tree}))
@@ -262,7 +262,7 @@ def _fields(
 
 
 def _groups(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what each parameter group is told, by ``0.lr``; the names of its parameters apart."""
+    """Yield the options of each parameter group, as ``0.lr``, without parameter names."""
     optimizers = [name for name, kind in kinds.items() if kind == OPTIMIZER]
     for name in optimizers:
         head = "" if len(optimizers) == 1 else f"{name}."

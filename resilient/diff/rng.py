@@ -1,9 +1,11 @@
-"""States of random generators in one form, and how many draws lie between two (pure).
+"""States of random generators in one form, and the number of draws between two (pure).
 
-Sources: MT19937 of Matsumoto and Nishimura as CPython and NumPy keep it (624 words and a
-position); ``at::CPUGeneratorImplState`` of torch (5056 bytes: seed u64, words left u32, seeded u32,
-next u64, 624 words of u64, then cached normals); Philox of ``at::CUDAGeneratorImpl`` (seed u64,
-offset u64).
+Sources:
+
+* MT19937 of Matsumoto and Nishimura as CPython and NumPy store it: 624 words and a position.
+* ``at::CPUGeneratorImplState`` of torch, 5056 bytes: seed u64, words left u32, seeded u32, next
+  u64, 624 words of u64, then cached normals.
+* Philox of ``at::CUDAGeneratorImpl``: seed u64, offset u64.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 WORDS = 624
 AHEAD_WORDS_MAX = 4_000_000
-"""How far one stream is followed to meet the other: some tenths of a second."""
+"""Words for which one stream is followed to meet the other: some tenths of a second."""
 _TORCH_BYTES = 5056
 _TORCH_HEAD = struct.Struct("<QIIQ")
 _TORCH_NORMALS = struct.Struct("<3di4xf?3x")
@@ -28,7 +30,7 @@ _PHILOX = struct.Struct("<QQ")
 
 
 def of_python(value: Any) -> RngState | None:
-    """Return the state in ``random.getstate()``: version, 624 words with the position, a normal."""
+    """Return the state of ``random.getstate()``: version, 624 words with the position, a normal."""
     if not isinstance(value, list | tuple) or len(value) != 3:  # noqa: PLR2004
         return None
     words, cached = value[1], value[2]
@@ -56,7 +58,7 @@ def of_torch(data: bytes) -> RngState | None:
         data, _TORCH_HEAD.size + 8 * WORDS
     )
     cached = (normals if is_valid else None, single if is_single else None)
-    # With one word left the block is made anew at the next draw, whatever `next` says.
+    # With one word left the next draw makes a new block, whatever `next` is.
     position = WORDS if left == 1 else int(following)
     return RngState(wide.astype("<u4").tobytes(), position, repr(cached).encode())
 
@@ -72,7 +74,7 @@ def of_philox(data: bytes) -> RngState | None:
 def compare(
     before: Mapping[tuple[int, str], RngState], after: Mapping[tuple[int, str], RngState]
 ) -> tuple[RandomChange, ...]:
-    """Return what became of each generator."""
+    """Compare each generator of both sides."""
     found = []
     for rank, kind in sorted({*before, *after}):
         one, other = before.get((rank, kind)), after.get((rank, kind))
@@ -87,7 +89,7 @@ def compare(
 def draws_between(before: RngState, after: RngState) -> int | None:
     """Return by how many words ``after`` is ahead in the stream of ``before``; negative: behind.
 
-    None: it is another stream, or they are farther apart than :data:`AHEAD_WORDS_MAX`.
+    None if the streams differ, or are farther apart than :data:`AHEAD_WORDS_MAX`.
     """
     if not before.words or not after.words:
         same = before.seed is not None and before.seed == after.seed
@@ -102,14 +104,14 @@ def draws_between(before: RngState, after: RngState) -> int | None:
 
 
 def _normal(state: RngState) -> RngState:
-    """Return a state with the block made anew that is used up, as the next draw would."""
+    """Return a state whose used-up block is replaced by the next, as the next draw would do."""
     if state.words and state.position >= WORDS:
         return RngState(_following(state.words), 0, state.rest)
     return state
 
 
 def _blocks_to(words: bytes, goal: bytes) -> int | None:
-    """Return how often the block has to be made anew to be ``goal``."""
+    """Return the number of new blocks until the block equals ``goal``; None if too many."""
     if words == goal:
         return 0
     generator = _generator(words)

@@ -1,4 +1,4 @@
-"""The tensors of any checkpoint as files of safetensors, streamed: none of them is ever held."""
+"""Export of the tensors of any checkpoint as safetensors files, streamed block by block."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def write_parts(
 ) -> dict[str, Path]:
     """Write ``model.safetensors``, and ``optimizer.safetensors`` if there are moments.
 
-    A tensor that lies in pieces, whatever cut it, is whole in the file, under its name.
+    A tensor in pieces is written whole under its name.
 
-    Crash: the files are short; the folder is the caller's to give a name when they are done.
+    Crash: the files are short; the caller gives the folder its final name after this returns.
 
     Args:
-        side: the checkpoint; its bytes were proved.
-        folder: is there, and empty.
-        told: called with bytes written and bytes in all.
+        side: The checkpoint; its bytes were verified.
+        folder: An existing, empty folder.
+        told: Function called with the bytes written and the total bytes.
 
     Returns:
         The file of each part.
 
     Raises:
-        Unreadable: a tensor is of a kind that safetensors has not, or cannot be read.
-        StoreError: it could not be read.
+        Unreadable: A tensor has a dtype that safetensors lacks, or cannot be read.
+        StoreError: A file could not be read.
     """
     chosen = {part: _of_part(side, part) for part in PARTS}
     of_bytes = sum(one.size_bytes for some in chosen.values() for one in some.values())
@@ -62,10 +62,10 @@ def write_parts(
 
 
 def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
-    """Return the tensors of a part by name; of one that stands there twice the first.
+    """Return the tensors of a part by name; of two with one name the first.
 
-    Names are those of the module: without what wraps it, and without the key under which a script
-    gave its state to torch's DCP, which joins both.
+    Names are those of the module. Wrappers are removed, and the key under which a script passed its
+    state to torch's DCP, which prefixes each name with it.
     """
     found: dict[str, Tensor] = {}
     chosen = [one for one in side.tensors if one.part == part]
@@ -80,9 +80,9 @@ def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
 
 
 def _head(side: CheckpointView, tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the header: length u64, then JSON, padded with spaces to eight bytes.
+    """Return the header: length u64, then JSON, padded with spaces to 8 bytes.
 
-    Source: the format's own page, https://github.com/huggingface/safetensors.
+    Source: https://github.com/huggingface/safetensors.
     """
     metadata = {"format": "pt"} if side.step is None else {"format": "pt", "step": str(side.step)}
     fields: dict[str, Any] = {"__metadata__": metadata}

@@ -1,7 +1,7 @@
-"""Files of a checkpoint that are byte for byte those of an older step beside it.
+"""Files of a checkpoint that equal those of an older step beside it, byte for byte.
 
-Configurations, tokenizers, arguments, scalers and frozen weights are alike in all steps. Weights
-that are trained, their moments, and the random state of a run with dropout are not.
+Configurations, tokenizers, arguments, scalers and frozen weights are the same in all steps. Trained
+weights, their moments, and the random state of a run with dropout change with each step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STALE = "it is byte for byte that of "
 _BLOCK_BYTES = 1 << 20
 _LAYOUTS = ("accelerate", "hf-trainer")
-"""Layouts of which it is known which files a step changes."""
+"""Layouts for which it is known which files a step changes."""
 _SCALER = "scaler.pt"
 _RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
 _LOSES = {
@@ -37,18 +37,18 @@ _LOSES = {
 }
 _NARROW = ("F16", "BF16")
 _RATE_MIN = 1e-5
-"""A lower rate may leave every weight of 16 bits as it was."""
+"""A lower rate may leave every 16-bit weight unchanged."""
 
 
 def stale_copies(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> Iterator[Problem]:
-    """Yield the files that are those of an older step, though every step changes them.
+    """Yield the files that equal those of an older step although every step changes them.
 
     Args:
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         listing: Its files.
-        contents: What it holds.
+        contents: Its contents.
 
     Raises:
         StoreError: A file could not be read.
@@ -107,7 +107,7 @@ def _owner(name: str) -> str:
 
 
 def _of_random(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
-    """Return the files of random states, if dropout draws from those that are saved."""
+    """Return the files of random states, if dropout draws from the saved states."""
     names = [one for one in listing.sizes if _RANDOM.fullmatch(one)]
     try:
         config = read_json(folder, listing, CONFIG) if names else {}

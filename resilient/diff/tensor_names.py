@@ -1,9 +1,9 @@
-"""Which tensor of one checkpoint is which of another, whatever wrappers put before its name (pure).
+"""Matching of tensor names between two checkpoints, across wrappers (pure).
 
-Model parameters are matched by name, once a prefix that a wrapper, a loop or a script added is
-taken away on each side: the one that makes most names meet. State of optimizers is matched by the
-name of its parameter. Where one side numbers its parameters, as torch does, and the other names
-them, numbers become names only if an order of names is known and every shape fits.
+Model parameters are matched by name. On each side a prefix that a wrapper, a loop or a script added
+is removed first: the prefix that makes most names match. Optimizer state is matched by the name of
+its parameter. One side may number its parameters, as torch does, and the other name them. Numbers
+then become names only if an order of names is known and every shape fits.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WRAPPERS = {
 _STATE = re.compile(r"(?:[^ ]*?\.)?state\.(.+)\.([^.]+)")
 _FIRSTS_MAX = 4
 Key = tuple[str, str, str]
-"""Part, name of the tensor or of its parameter, and of an optimizer what it is of it."""
+"""Part, name of the tensor or of its parameter, and for an optimizer the slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One tensor on both sides; None where a side has none."""
+    """One tensor on both sides; None for a side without it."""
 
     name: str
     before: Tensor | None
@@ -41,7 +41,7 @@ class Pair:
 
 
 def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], list[str]]:
-    """Return which tensor is which, and what has to be said of how that was found."""
+    """Return the pairs of tensors, and notes on the matching."""
     one, other = _models(before), _models(after)
     cuts = _prefixes(one, other)
     notes: list[str] = []
@@ -52,7 +52,7 @@ def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], 
 
 
 def bare(name: str) -> str:
-    """Return a name without the modules that wrap others."""
+    """Return a name without the modules of wrappers."""
     parts = [one for one in name.split(".") if one not in _WRAPPERS]
     return ".".join(parts) or name
 
@@ -63,7 +63,7 @@ def _shown(key: Key) -> str:
 
 
 def _natural(key: Key) -> tuple[str, list[tuple[int, str]], str]:
-    """Sort h.2 before h.10."""
+    """Return a sort key that puts h.2 before h.10."""
     words = re.split(r"(\d+)", key[1])
     return key[0], [(int(one), "") if one.isdecimal() else (-1, one) for one in words], key[2]
 
@@ -73,7 +73,7 @@ def _models(side: CheckpointView) -> dict[str, Tensor]:
 
 
 def _prefixes(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return what to take away in front of the names of each side, so that most of them meet."""
+    """Return the prefix to remove on each side so that most names match."""
     if not one or not other or one.keys() == other.keys():
         return "", ""
     best, most = ("", ""), -1
@@ -88,7 +88,7 @@ def _prefixes(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[s
 
 
 def _candidates(names: Mapping[str, Tensor]) -> list[str]:
-    """Return prefixes: nothing, the commonest first words, and what all names share."""
+    """Return candidate prefixes: none, the most common first words, and the shared prefix."""
     firsts = Counter(name.partition(".")[0] for name in names if "." in name)
     found = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
     shared = _shared(names)
@@ -113,7 +113,7 @@ def _keyed(side: CheckpointView, prefix: str) -> dict[Key, Tensor]:
     found: dict[Key, Tensor] = {}
     for one in side.tensors:
         key = _key(one, prefix)
-        # Two that a prefix made one keep their own names.
+        # Two tensors that would get the same key keep their own names.
         found[(one.part, one.name, "") if key in found else key] = one
     return found
 
@@ -134,7 +134,7 @@ def _by_name(
     cuts: tuple[str, str],
     notes: list[str],
 ) -> list[dict[Key, Tensor]]:
-    """Return the same with numbers of parameters replaced by names, if one side has names."""
+    """Return the keys with parameter numbers replaced by names, if one side has names."""
     numbered = [_numbers(one) for one in keys]
     if bool(numbered[0]) == bool(numbered[1]):
         return keys
@@ -165,7 +165,7 @@ def _numbers(keys: Mapping[Key, Tensor]) -> bool:
 def _fits(
     numbered: Mapping[Key, Tensor], named: Mapping[Key, Tensor], order: Sequence[str]
 ) -> bool:
-    """Say whether each number's state has the shapes of the state of the name in its place."""
+    """Return True if each number's state has the shapes of the name at its position."""
     found = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
     if not found or max(int(name) for _, name, _ in found) >= len(order):
         return False

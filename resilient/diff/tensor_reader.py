@@ -1,4 +1,4 @@
-"""Elements of tensors out of the pieces that they lie in, a few MiB at a time."""
+"""Reader for tensor elements from their pieces, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 BLOCK_ELEMENTS = 1 << 20
-"""What is read at once of a tensor: 4 MiB of F32."""
+"""Elements of a tensor that are read at once: 4 MiB of F32."""
 AHEAD_BYTES = 2 << 20
 _KEPT_MAX = 16
 _HOLE_BYTES = 256 << 10
 _STRIDED_BYTES_MAX = 64 << 20
-"""What is not laid out row-major is read in one; more of it than this is not."""
+"""A piece that is not row-major is read at once; a larger one is refused."""
 _BITS = 8
 _PIECES_MAX = 10_000
 _EXPANDED_MAX = 64
-"""A view may show the same bytes many times; beyond this nobody made it to be read."""
+"""A view may repeat the same bytes; more repetitions than this are refused as hostile."""
 
 
 class ReadAhead:
-    """A folder whose small reads come out of blocks that were read whole; for one thread.
+    """A folder that serves small reads from whole blocks; for one thread.
 
-    Tensors lie one behind the other, and headers before what they speak of: a store that is asked
-    for each by itself would answer ten thousand times.
+    Tensors are adjacent in a file, and headers come before them. Separate reads would cost ten
+    thousand requests to a store.
 
     Args:
-        folder: where the bytes are.
+        folder: Folder of the files.
         sizes: bytes of each file.
     """
 
@@ -50,7 +50,7 @@ class ReadAhead:
         self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     def list(self) -> DirectoryListing:
-        """Return what was there when the reading began."""
+        """Return the listing from when reading began."""
         return self._listing
 
     def read(self, name: str, start: int, length: int) -> bytes:
@@ -74,15 +74,15 @@ class ReadAhead:
 
 
 class Elements:
-    """The elements of one tensor, row-major, whatever it was cut into.
+    """Elements of one tensor in row-major order, from any pieces.
 
     Args:
-        folder: where its files are.
-        listing: their sizes.
-        tensor: which one.
+        folder: Folder of the files.
+        listing: Sizes of the files.
+        tensor: The tensor to read.
 
     Raises:
-        Unreadable: its pieces do not make it whole, or its tool keeps it in a way of its own.
+        Unreadable: The pieces do not cover the tensor, or its tool stores it in another form.
     """
 
     def __init__(self, folder: Folder, listing: DirectoryListing, tensor: Tensor) -> None:
@@ -109,8 +109,8 @@ class Elements:
         """Return ``count`` elements from ``start`` as bytes, little-endian, one row for each.
 
         Raises:
-            Unreadable: a file is damaged or ends too early.
-            StoreError: it could not be read.
+            Unreadable: A file is damaged or ends too early.
+            StoreError: A file could not be read.
         """
         found = np.empty((count, self.item_bytes), np.uint8)
         place = 0
@@ -124,7 +124,7 @@ class Elements:
         return found
 
     def _fill(self, room: NDArray[np.uint8], box: Region, number: int, shared: Region) -> None:
-        """Copy what a piece has of a box to its place in it."""
+        """Copy the part of a piece that is in a box to its place."""
         piece = self._settled.get(number)
         if piece is None:
             given = self._tensor.pieces[number]
@@ -140,7 +140,7 @@ class Elements:
             room[_within(box, part)] = self._shaped(data, piece, part.lengths, strides[:-1])
 
     def _whole(self, number: int, piece: Piece) -> NDArray[np.uint8]:
-        """Return a piece that is not row-major, from memory once it was read."""
+        """Return a piece that is not row-major, from memory after its first read."""
         if number not in self._strided:
             strides = piece.strides or ()
             pairs = zip(piece.region.lengths, strides, strict=True)
@@ -166,7 +166,7 @@ class Elements:
     def _shaped(
         self, data: bytes, piece: Piece, lengths: Sequence[int], strides: Sequence[int]
     ) -> NDArray[np.uint8]:
-        """Return bytes as an array of elements; the strides are in elements of what was read."""
+        """Return bytes as an array of elements; the strides are in elements of the bytes."""
         flat = np.frombuffer(data, np.uint8)
         steps = (*(one * self.item_bytes for one in strides), 1)
         shape = (*lengths, self.item_bytes)
@@ -175,7 +175,7 @@ class Elements:
 
 
 def _is_row_major(piece: Piece) -> bool:
-    """Say whether neighbours along each axis are where they are in a tensor on its own."""
+    """Return True if the elements of a piece are adjacent as in a contiguous tensor."""
     lengths, strides = piece.region.lengths, piece.strides
     if strides is None:
         return True
@@ -184,7 +184,7 @@ def _is_row_major(piece: Piece) -> bool:
 
 
 def _within(outer: Region, inner: Region) -> tuple[slice, ...]:
-    """Return where a box is in another."""
+    """Return the position of a box within another."""
     return tuple(
         slice(offset - base, offset - base + length)
         for offset, base, length in zip(inner.offsets, outer.offsets, inner.lengths, strict=True)

@@ -1,10 +1,6 @@
-"""Numbers of any dtype, summaries, histograms.
+"""Statistics of tensors of any dtype: values, distances, summaries and histograms.
 
-Bytes of any dtype as numbers, and how many representable numbers lie between two (pure).
-
-What one tensor looks like: a few numbers about all of its elements, and the first of them.
-
-How the numbers of a tensor are spread: counted in one pass, in memory that does not grow.
+All are computed block by block in one pass, in bounded memory.
 """
 
 from __future__ import annotations
@@ -31,39 +27,39 @@ PLAIN: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
 }  # fmt: skip
-"""The dtypes that NumPy has, by their names in safetensors."""
+"""The dtypes of NumPy, by their names in safetensors."""
 _COMPLEX = {"C64": "F32", "C128": "F64", "C32": "F16"}
 _NARROW = {
     "F8_E4M3": (4, 7, False), "F8_E5M2": (5, 15, True),
     "F8_E4M3FNUZ": (4, 8, False), "F8_E5M2FNUZ": (5, 16, False),
 }  # fmt: skip
-"""Bits of the exponent, its bias, and whether its highest value is for what is not finite."""
+"""Bits of the exponent, its bias, and whether its highest value encodes infinity and NaN."""
 _FLOATS = {"F64", "F32", "F16", "BF16", *_NARROW, "F8_E8M0"}
 _SCALE_BIAS, _SCALE_NAN = 127, 255
 _WORD_BYTES = 8
 
 
 def is_float(dtype: str) -> bool:
-    """Say whether distances in representable numbers make sense."""
+    """Return True if distances in representable numbers make sense."""
     return dtype in _FLOATS
 
 
 def is_complex(dtype: str) -> bool:
-    """Say whether an element is a pair of numbers."""
+    """Return True if an element is a pair of numbers."""
     return dtype in _COMPLEX
 
 
 def is_known(dtype: str) -> bool:
-    """Say whether :func:`values` can read it."""
+    """Return True if :func:`values` can read the dtype."""
     return dtype in PLAIN or dtype in _FLOATS or dtype in _COMPLEX or dtype == "BOOL"
 
 
 def native(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return elements in the smallest dtype of NumPy that holds them; complex ones as pairs.
+    """Return elements in the smallest NumPy dtype that holds them; complex ones as pairs.
 
     Args:
-        raw: little-endian bytes, one row for each element.
-        dtype: a name of safetensors.
+        raw: Little-endian bytes, one row for each element.
+        dtype: A name of safetensors.
     """
     data = np.ascontiguousarray(raw)
     if dtype in _COMPLEX:
@@ -79,30 +75,27 @@ def native(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
 
 
 def values(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
-    """Return elements as numbers of double precision; integers beyond 2^53 are rounded."""
-    # A signalling NaN is a NaN, and no reason to warn.
+    """Return elements in double precision; integers beyond 2^53 are rounded."""
+    # A signalling NaN counts as NaN and needs no warning.
     with np.errstate(invalid="ignore"):
         return native(raw, dtype).astype(np.float64)
 
 
 def ranks(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return the place of each float among all representable ones; both zeros share theirs.
-
-    Source: floats compared as sign and magnitude, Dawson, "Comparing Floating Point Numbers".
-    """
+    """Return the rank of each float among all representable ones; both zeros share a rank."""
     width = raw.shape[-1]
     data = np.ascontiguousarray(raw).reshape(-1)
     if dtype == "F8_E8M0":
         return data
     bits: NDArray[Any] = data.view(f"<i{width}")
-    sign: NDArray[Any] = bits >> (8 * width - 1)  # minus one for what is negative
+    sign: NDArray[Any] = bits >> (8 * width - 1)  # -1 for negative numbers
     size: NDArray[Any] = bits & ((1 << (8 * width - 1)) - 1)
     found: NDArray[Any] = (size ^ sign) - sign
     return found
 
 
 def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
-    """Return how many elements have other bits."""
+    """Return the number of elements whose bits differ."""
     width = before.shape[-1]
     word = min(width, _WORD_BYTES)
     one, other = (
@@ -113,13 +106,13 @@ def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
 
 
 def gap(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return the largest distance of two arrays of whole numbers, exactly."""
+    """Return the exact largest distance between two arrays of integers."""
     if not one.size:
         return 0
     low, high = np.minimum(one, other), np.maximum(one, other)
     if one.dtype.itemsize < _WORD_BYTES:
         return int(np.subtract(high, low, dtype=np.int64).max())
-    # Modulo 2^64 the difference is right, even where it has no place in int64.
+    # Modulo 2^64 the difference is right, even if it does not fit in int64.
     return int((high.view(np.uint64) - low.view(np.uint64)).max())
 
 
@@ -127,7 +120,7 @@ _made: dict[str, NDArray[np.float32]] = {}
 
 
 def _tables() -> Mapping[str, NDArray[np.float32]]:
-    """Return the 256 values of each format of eight bits."""
+    """Return the 256 values of each 8-bit format."""
     if not _made:
         _made.update({name: _table(partial(_narrow, name)) for name in _NARROW})
         _made["F8_E8M0"] = _table(_scale)
@@ -143,7 +136,7 @@ def _scale(byte: int) -> float:
 
 
 def _narrow(name: str, byte: int) -> float:
-    """Return what a byte means: OCP 8-bit Floating Point (2023), and the FNUZ formats of ONNX."""
+    """Return the value of a byte: OCP 8-bit Floating Point (2023), and the FNUZ formats of ONNX."""
     exponent_bits, bias, has_infinity = _NARROW[name]
     mantissa_bits = 7 - exponent_bits
     sign = -1.0 if byte >> 7 else 1.0
@@ -166,18 +159,18 @@ _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A tensor in numbers; of what is finite, and None where nothing is.
+    """Summary statistics of a tensor's finite elements; None if no element is finite.
 
     Attributes:
-        low: the smallest element.
-        high: the largest.
-        mean: of all.
-        deviation: standard deviation of all, as of a whole population.
-        norm: L2.
-        zeros: how many are zero.
-        nans: how many are no number.
-        infinite: how many are infinite.
-        first: the first elements, row-major; of complex ones both parts.
+        low: Smallest element.
+        high: Largest element.
+        mean: Mean.
+        deviation: Population standard deviation.
+        norm: L2 norm.
+        zeros: Number of zeros.
+        nans: Number of NaN elements.
+        infinite: Number of infinite elements.
+        first: First elements in row-major order; both parts of complex ones.
     """
 
     low: float | None
@@ -197,8 +190,8 @@ def blocks(
     """Yield the elements of a tensor, row-major, as little-endian bytes with a row for each.
 
     Raises:
-        Unreadable: it cannot be read by ranges, or is damaged.
-        StoreError: it could not be read.
+        Unreadable: The tensor cannot be read by ranges, or is damaged.
+        StoreError: A file could not be read.
     """
     elements = Elements(side.folder, side.listing, tensor)
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
@@ -210,20 +203,20 @@ def blocks(
 def summarize(
     side: CheckpointView, tensor: Tensor, first: int, told: Callable[[int, int], None]
 ) -> Summary | None:
-    """Return what a tensor looks like; None of a dtype whose numbers are not known.
+    """Return summary statistics of a tensor; None for a dtype that is not known.
 
     The mean and the deviation are merged from those of blocks (Chan, Golub and LeVeque, 1979), so
-    that numbers far from zero lose nothing.
+    that numbers far from zero lose no precision.
 
     Args:
-        side: the checkpoint.
-        tensor: one of its tensors.
-        first: how many elements to show.
-        told: called with bytes read and bytes in all.
+        side: The checkpoint.
+        tensor: One of its tensors.
+        first: Number of first elements to return.
+        told: Function called with the bytes read and the total bytes.
 
     Raises:
-        Unreadable: it cannot be read by ranges, or is damaged.
-        StoreError: it could not be read.
+        Unreadable: The tensor cannot be read by ranges, or is damaged.
+        StoreError: A file could not be read.
     """
     if not is_known(tensor.dtype):
         return None
@@ -243,7 +236,7 @@ def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...
 
 
 class SummaryAccumulator:
-    """Adds up numbers, block by block."""
+    """Accumulator of summary statistics, block by block."""
 
     def __init__(self) -> None:
         self._zeros = self._nans = self._infinite = self._count = 0
@@ -251,7 +244,7 @@ class SummaryAccumulator:
         self._mean = self._spread = self._squares = 0.0
 
     def add(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take in numbers, and return those that are finite."""
+        """Add numbers, and return the finite ones."""
         self._nans += int(np.isnan(found).sum())
         self._infinite += int(np.isinf(found).sum())
         self._zeros += int((found == 0).sum())
@@ -271,7 +264,7 @@ class SummaryAccumulator:
         return finite
 
     def result(self, head: tuple[Any, ...] = ()) -> Summary:
-        """Return what was added up; ``head`` are the first elements."""
+        """Return the summary; ``head`` are the first elements."""
         counts = (self._zeros, self._nans, self._infinite, head)
         if not self._count:
             return Summary(None, None, None, None, None, *counts)
@@ -285,10 +278,7 @@ def as_numpy(block: NDArray[np.uint8], dtype: str) -> bytes:
 
 
 def npy_head(tensor: Tensor) -> bytes:
-    """Return the head of NumPy's file, version 1.0: magic, length u16, a dict, padded to 64.
-
-    Source: ``numpy.lib.format``. The dtype is the tensor's, or F32 for those that NumPy lacks.
-    """
+    """Return the header of a NumPy file, version 1.0: magic, length u16, a dict, padded to 64."""
     descr = "|b1" if tensor.dtype == "BOOL" else np.dtype(PLAIN.get(tensor.dtype, "<f4")).str
     text = repr({"descr": descr, "fortran_order": False, "shape": tensor.shape})
     fill = -(len(_NPY_MAGIC) + 2 + len(text) + 1) % 64
@@ -298,22 +288,22 @@ def npy_head(tensor: Tensor) -> bytes:
 
 CELLS_MAX = 4096
 BLOCKS_MAX = 64
-"""Of a larger tensor so many blocks are looked at, evenly spread: 64 million elements."""
+"""Number of blocks sampled from a larger tensor, evenly spread: 64 million elements."""
 _DEEPEST = -1074
 """The exponent of the smallest number of double precision."""
 _FINEST_BITS = 40
 _FAR_BITS = 60
-"""A cell's number has at most 41 bits: farther apart, all of a sign share one cell."""
+"""A bin number has at most 41 bits: beyond this shift, all numbers of one sign share a bin."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramBins:
-    """Counts in cells of equal width, a power of two; their edges are multiples of it.
+    """Counts in bins of equal width, a power of two; their edges are multiples of it.
 
     Attributes:
-        exponent: of the width.
-        first: the lowest cell begins at so many widths.
-        counts: how many numbers each cell has, rising.
+        exponent: Exponent of the width.
+        first: Lower edge of the first bin, in widths.
+        counts: Numbers per bin, ascending.
     """
 
     exponent: int
@@ -321,18 +311,18 @@ class HistogramBins:
     counts: tuple[int, ...]
 
     def edge(self, nth: int) -> float:
-        """Return where a cell begins."""
+        """Return the lower edge of a bin."""
         return math.ldexp(float(self.first + nth), self.exponent)
 
     def coarser(self, exponent: int) -> HistogramBins:
-        """Return the same in wider cells; not one number changes its side of an edge."""
+        """Return the histogram with wider bins; no number crosses an edge."""
         if not self.counts or exponent <= self.exponent:
             return self
         first, counts = _merged(self.first, np.array(self.counts), exponent - self.exponent)
         return HistogramBins(exponent, first, tuple(counts.tolist()))
 
     def at_most(self, cells: int) -> HistogramBins:
-        """Return the same in as many cells as a picture has room for."""
+        """Return the histogram with at most ``cells`` bins."""
         found = self
         while len(found.counts) > cells:
             found = found.coarser(found.exponent + 1)
@@ -341,14 +331,14 @@ class HistogramBins:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A tensor's numbers.
+    """Histogram of a tensor.
 
     Attributes:
-        elements: how many it has.
-        seen: how many were looked at; fewer than all of a very large one.
-        summary: of those, in numbers.
-        bars: of what is finite, by value.
-        powers: the same without zeros: how many lie from each power of two to the next.
+        elements: Number of elements.
+        seen: Number of counted elements; fewer than all for a very large tensor.
+        summary: Summary statistics of the counted elements.
+        bars: Finite elements by value.
+        powers: Nonzero finite elements by power of two: exponent and count.
     """
 
     elements: int
@@ -364,17 +354,17 @@ def histogram(
     told: Callable[[int, int], None] = lambda *_: None,
     blocks_max: int = BLOCKS_MAX,
 ) -> Histogram | None:
-    """Return how the numbers of a tensor are spread; None of a dtype that is not known.
+    """Return the histogram of a tensor; None for a dtype that is not known.
 
     Args:
-        side: the checkpoint.
-        tensor: one of its tensors.
-        told: called with bytes read and bytes in all.
-        blocks_max: how many blocks to look at, of a million elements each.
+        side: The checkpoint.
+        tensor: One of its tensors.
+        told: Function called with the blocks read and the total blocks.
+        blocks_max: Largest number of blocks to read, of a million elements each.
 
     Raises:
-        Unreadable: it cannot be read by ranges, or is damaged.
-        StoreError: it could not be read.
+        Unreadable: The tensor cannot be read by ranges, or is damaged.
+        StoreError: A file could not be read.
     """
     if not is_known(tensor.dtype):
         return None
@@ -395,13 +385,13 @@ def histogram(
 
 
 def alike(found: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
-    """Return the values of several tensors in cells of one width."""
+    """Return the histograms of several tensors with bins of one width."""
     widest = max((one.bars.exponent for one in found if one.bars.counts), default=0)
     return tuple(one.bars.coarser(widest) for one in found)
 
 
 def _starts(elements: int, blocks_max: int) -> Iterator[int]:
-    """Yield where blocks begin: all of them, or as many as may be, from the first to the last."""
+    """Yield the starts of all blocks, or of ``blocks_max`` blocks from the first to the last."""
     blocks = -(-elements // BLOCK_ELEMENTS)
     if blocks <= blocks_max:
         yield from range(0, elements, BLOCK_ELEMENTS)
@@ -416,10 +406,10 @@ def _count_powers(powers: NDArray[np.int64], finite: NDArray[np.float64]) -> Non
 
 
 class HistogramAccumulator:
-    """Counts numbers in cells that grow with their range; the order of the blocks says nothing.
+    """Histogram whose bins grow with the range of numbers; the order of blocks does not matter.
 
     Args:
-        is_whole: whether they are whole numbers, which no cell is narrower than.
+        is_whole: Whether the numbers are integers, which limits the bin width to 1 or more.
     """
 
     def __init__(self, *, is_whole: bool) -> None:
@@ -429,7 +419,7 @@ class HistogramAccumulator:
         self._first, self._counts = 0, np.zeros(0, np.int64)
 
     def add(self, finite: NDArray[np.float64]) -> None:
-        """Take in numbers, all of them finite."""
+        """Add finite numbers."""
         if not finite.size:
             return
         self._low = min(self._low, float(finite.min()))
@@ -440,7 +430,7 @@ class HistogramAccumulator:
             self._first, self._counts = _merged(self._first, self._counts, grown)
         self._exponent = exponent
         cells = np.floor(np.ldexp(finite, -exponent)).astype(np.int64)
-        # What is too small for a quotient of its own is below zero all the same.
+        # A negative number whose quotient underflows to zero still belongs below zero.
         cells -= (finite < 0) & (cells == 0)
         first = int(cells.min())
         self._join(first, np.bincount(cells - first))
@@ -462,10 +452,10 @@ class HistogramAccumulator:
 
 
 def _exponent_of(low: float, high: float, least: int) -> int:
-    """Return the least exponent whose cells are few enough from one number to the other."""
+    """Return the least exponent with few enough bins from one number to the other."""
     largest = max(abs(low), abs(high))
     if largest == 0:
-        return least  # zero is at the edge of a cell of any width
+        return least  # zero is on the edge of a bin of any width
     exponent = max(least, math.frexp(largest)[1] - _FINEST_BITS)
     while _cell(high, exponent) - _cell(low, exponent) >= CELLS_MAX:
         exponent += 1
@@ -478,7 +468,7 @@ def _cell(value: float, exponent: int) -> int:
 
 
 def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDArray[np.int64]]:
-    """Return cells that are ``2 ** bits`` times as wide."""
+    """Return bins that are ``2 ** bits`` times as wide."""
     numbers = (first + np.arange(len(counts), dtype=np.int64)) >> min(bits, _FAR_BITS)
     merged = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
     np.add.at(merged, numbers - numbers[0], counts)

@@ -1,4 +1,4 @@
-"""The facts of another tool's checkpoint, the proof of its bytes, and the judge's verdict."""
+"""Full verification of another tool's checkpoint: contents, problems of its bytes, resumability."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFolder:
-    """A checkpoint of another tool of which every byte was read.
+    """A checkpoint of another tool after every byte was read.
 
     Attributes:
-        url: Its place.
-        listing: Its files.
-        contents: Its facts, and all problems.
-        verdict: The judge's answer.
+        url: URL of the folder.
+        listing: Files of the checkpoint.
+        contents: Contents, with all problems.
+        verdict: Result of the resumability check.
     """
 
     url: str
@@ -36,16 +36,16 @@ class VerifiedFolder:
 
 
 def verify_folder(place: str | Folder, others: Alternatives | None = None) -> VerifiedFolder:
-    """Read every byte of a checkpoint and ask the judge; nothing is executed or written.
+    """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
 
     Args:
-        place: A path or URL, or an open folder.
+        place: Path, URL or open folder.
         others: Other ways to continue the run.
 
     Raises:
-        KeyNotFound: Nothing is there.
+        KeyNotFound: The folder is empty or missing.
         UnknownLayout: No known tool wrote it.
-        StoreError: It could not be read.
+        StoreError: A file could not be read.
     """
     folder = open_folder(place) if isinstance(place, str) else place
     listing = folder.list()
