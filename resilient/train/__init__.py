@@ -1,1 +1,1 @@
-"""The trainer, with the names the field already knows."""
+"""Trainer with the names that the field already knows."""

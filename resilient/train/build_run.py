@@ -1,8 +1,6 @@
-"""Build and restore a run.
+"""Construction and restore of a run, and its default callbacks.
 
-Put a run together, then restore it: everything exists before anything is loaded.
-
-Which callbacks a trainer has before anybody gives it one.
+All objects exist before anything is loaded.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ if TYPE_CHECKING:
     from resilient.train.state import TrainerState
     from resilient.train.trainer_hooks import TrainerHooks
 
-# The parts of ours, in the order in which they are loaded.
+# Names of the trainer's parts, in loading order.
 RESERVED = (
     *("model", "optimizer", "scheduler", "scaler"),
     *PARTS,
@@ -91,7 +89,7 @@ def build_run(
     """Return a run at its very beginning. Collective.
 
     Raises:
-        ConfigError: the arguments do not fit the model or the data.
+        ConfigError: The arguments do not fit the model or the data.
     """
     args, session = hooks.args, hooks.session
     session.gang.begin_training()
@@ -114,7 +112,7 @@ def build_run(
         **_measured(meters, watch, best, leaves),
         **sidecar_parts(hooks.model, saved_processing(hooks.processing_class, hooks.data_collator)),
         **registered,
-        # Last, so that nothing that is loaded can draw from the restored streams.
+        # Last, so that loading another part cannot draw from the restored streams.
         "rng_state": Part(RandomState(), scope="rank"),
     }
     return TrainingRun(
@@ -147,7 +145,7 @@ def _saver_for(
     parts: dict[str, Part],
     best: BestCheckpoint,
 ) -> HoldingSaver:
-    """Return what saves the parts. Collective."""
+    """Return the saver of the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
     teller = CheckpointInfoBuilder(strategy.name)
@@ -166,7 +164,7 @@ def _saver_for(
 
 
 def _wrap(hooks: TrainerHooks) -> Strategy:
-    """Make the model what is trained, and return how it is parallel. Collective."""
+    """Wrap the model for training and return its parallel strategy. Collective."""
     args, session = hooks.args, hooks.session
     hooks.require_counting()
     hooks.strategy = strategy_for(args, session.device, session.world.size, hooks.model)
@@ -176,7 +174,7 @@ def _wrap(hooks: TrainerHooks) -> Strategy:
 
 
 def _place_in_data(hooks: TrainerHooks) -> tuple[DataCursor, BatchLayout]:
-    """Return the start of the data and how it is cut, and give the hooks a sampler on them."""
+    """Return the start and the layout of the data, and set the trainer's sampler."""
     hooks.require_eval_data()
     world = hooks.session.data_world
     if is_stream(hooks.train_dataset):
@@ -196,10 +194,10 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[DataCursor, BatchLayout]:
 
 
 def _loader_of(hooks: TrainerHooks) -> Any:
-    """Return the train loader, at the position of the run; tell it if ours is not what was made.
+    """Return the train loader at the run's position; report it if the loader was rebuilt.
 
     Raises:
-        ConfigError: an override made one that has no such position.
+        ConfigError: An override made a loader that has no such position.
     """
     made, sampler = hooks.get_train_dataloader(), hooks.train_sampler
     assert sampler is not None, "a run has a place in its data"  # noqa: S101
@@ -210,7 +208,7 @@ def _loader_of(hooks: TrainerHooks) -> Any:
 
 
 def _counter_for(hooks: TrainerHooks, state: TrainerState) -> UsageCounter:
-    """Return what counts for a trainer: tokens if it is told to, operations if it can."""
+    """Return the counter: of tokens if requested, of operations if the model reports them."""
     args, session = hooks.args, hooks.session
     tokens_of = None
     if args.include_num_input_tokens_seen != "no":
@@ -224,13 +222,13 @@ def _counter_for(hooks: TrainerHooks, state: TrainerState) -> UsageCounter:
 
 
 def _meters_for(hooks: TrainerHooks) -> tuple[Meters, LossGuard]:
-    """Return what measures the losses, and what judges them.
+    """Return the meters and the guard of the losses.
 
     Raises:
-        ConfigError: training is to go back, and in this data or without checkpoints it cannot.
+        ConfigError: Rollback is requested, but the data or missing checkpoints prevent it.
     """
     args, session = hooks.args, hooks.session
-    # What a step's loss is with canonical reduction, each rank knows without the others.
+    # With canonical reduction each rank knows the step's loss without the others.
     ranks = 1 if is_canonical(args) else session.world.size
     watch = watch_for(args, hooks.train_dataset, session.device, ranks)
     return Meters(session.device, ranks, filters=args.logging_nan_inf_filter), watch
@@ -239,7 +237,7 @@ def _meters_for(hooks: TrainerHooks) -> tuple[Meters, LossGuard]:
 def _measured(
     meters: Meters, watch: LossGuard, best: BestCheckpoint, leaves: CanonicalPasses | None
 ) -> dict[str, Part]:
-    """Return the parts of what was measured; of a canonical step all ranks know the same."""
+    """Return the parts with measurements; in a canonical step all ranks have the same."""
     losses = {"losses": Part(watch, optional=True)} if watch.is_on else {}
     if leaves is None:
         return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}
@@ -248,7 +246,7 @@ def _measured(
 
 
 def _ledger_for(hooks: TrainerHooks) -> Ledger:
-    """Return a ledger that hears of the orders that this run's samples come in."""
+    """Return a ledger that records the sample orders of this run."""
     session = hooks.session
     ledger = Ledger(is_kept=session.world.is_coordinator, ranks=session.data_world.size)
     if hooks.train_sampler is not None:
@@ -257,17 +255,18 @@ def _ledger_for(hooks: TrainerHooks) -> Ledger:
 
 
 def deal_of(hooks: TrainerHooks) -> BatchLayout:
-    """Return how the data is cut now, which may change in the middle of a run."""
+    """Return the current batch layout, which may change during a run."""
     assert hooks.train_sampler is not None, "a run has a place in its data"  # noqa: S101
     return hooks.train_sampler.deal
 
 
 def _stepping(updates: OptimizerStepper, scheduler: LRScheduler) -> dict[str, Part]:
-    """Return the parts that count with each step."""
+    """Return the parts that advance with each step."""
     scaler = updates.scaler
     return {
         "scheduler": Part(ScheduleState(scheduler)),
-        # A run that goes over to fp16 has none, nor has Transformers on a CPU: it begins anew.
+        # Optional: a run that switches to fp16, or a Transformers run on a CPU, has no saved
+        # scaler.
         **({"scaler": Part(cast("Stateful", scaler), optional=True)} if scaler else {}),
     }
 
@@ -280,7 +279,7 @@ def restore(
     *,
     wanted: str | bool | None,
 ) -> None:
-    """Load where the last life got to, and plan the rest of the run from there. Collective."""
+    """Load the last attempt's state, and plan the rest of the run from there. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
     more = {name: run.saver.parts[name] for name in registered}
     launch = session.gang.launch
@@ -294,21 +293,21 @@ def restore(
     require_origin(run.cursor.origin, digest, session.repository)
     asked = hooks.args.per_device_train_batch_size
     if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:
-        # What fitted in the last life fits in this one, and makes the same bits.
+        # The last attempt's batch size fits again, and gives the same bits.
         set_batch(run, hooks, state.train_batch_size)
     callbacks.context["shelf"] = saved_models(session, run.saver)
     if callbacks.gone and session.world.is_coordinator:
         run.saver.emit(CallbacksGone(callbacks.gone))
     had_no_step_left = state.global_step >= state.max_steps
     recompute_schedule(run, hooks, state, callbacks, keeps_plan=True)
-    # A run that had no step left is not finished when it is given more; one that a callback
+    # A run without steps left is not finished when it is given more; a run that a callback
     # ended stays ended.
     if had_no_step_left and state.global_step < state.max_steps:
         callbacks.control.should_training_stop = False
 
 
 def set_batch(run: TrainingRun, hooks: TrainerHooks, batch: int) -> None:
-    """Cut what is left of the data into micro-batches of ``batch`` samples."""
+    """Cut the rest of the data into micro-batches of ``batch`` samples."""
     run.deal = replace(run.deal, batch=batch)
     if hooks.train_sampler is not None:
         hooks.train_sampler.deal = run.deal
@@ -321,7 +320,7 @@ def cut_batches(
     callbacks: CallbackHandler,
     batch: int,
 ) -> None:
-    """Go on with smaller micro-batches, and plan the rest of the run for them."""
+    """Continue with smaller micro-batches, and plan the rest of the run for them."""
     set_batch(run, hooks, batch)
     recompute_schedule(run, hooks, state, callbacks)
 
@@ -334,16 +333,15 @@ def recompute_schedule(
     *,
     keeps_plan: bool = False,
 ) -> None:
-    """Plan the rest of the run from where it is; a schedule of ours goes on over its new length.
+    """Plan the rest of the run from its position; our own schedule is stretched to its length.
 
     Args:
-        run: restored.
-        hooks: makes a schedule of another length.
-        state: gets the length of the run.
-        callbacks: are given what is trained.
-        keeps_plan: whether the plan of the checkpoint stays if nothing that it follows from
-            changed. A plan that is made again would give the steps of an epoch that a callback
-            cut short to a later one.
+        run: The restored run.
+        hooks: Trainer, which makes a schedule of another length.
+        state: Gets the length of the run.
+        callbacks: Get the trained objects.
+        keeps_plan: Keep the checkpoint's plan if none of its inputs changed. A new plan would
+            move the steps of an epoch that a callback cut short to a later epoch.
     """
     cursor = run.cursor
     if not (keeps_plan and step_count.is_current(cursor.planned, hooks.args, run.deal)):
@@ -352,7 +350,7 @@ def recompute_schedule(
         cursor.planned = step_count.planned_run(hooks.args, run.deal, place, state.global_step)
     assert cursor.planned is not None  # noqa: S101 - for mypy
     planned, epochs = cursor.planned["steps"], cursor.planned["epochs"]
-    # The schedule that was saved, and the one that was made for this life's arguments.
+    # The saved schedule's length, and that of the schedule made for this attempt's arguments.
     if {planned} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
         old, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned, run.optimizer)
@@ -372,7 +370,7 @@ def recompute_schedule(
 
 
 def _wish(session: Session, *, wanted: str | bool | None) -> str:
-    """Return how the user wants to resume; the word of the script goes before the launcher's.
+    """Return the user's choice of a checkpoint; the script overrides the launcher.
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
@@ -384,10 +382,10 @@ def _wish(session: Session, *, wanted: str | bool | None) -> str:
 
 
 def _reference(session: Session, settled: str) -> str:
-    """Return which checkpoint of the repository the settled reference names.
+    """Return the checkpoint of the repository that the settled reference names.
 
     Raises:
-        ConfigError: The script named a path that leads elsewhere.
+        ConfigError: The script named a path outside of the repository.
     """
     if settled in ("auto", "never", session.gang.launch.resume):
         return settled
@@ -395,10 +393,10 @@ def _reference(session: Session, settled: str) -> str:
 
 
 def _name_at(path: str, repository: str) -> str:
-    """Return the checkpoint's name in ``path``, or in a bare name.
+    """Return the checkpoint name in ``path``, or a bare name unchanged.
 
     Raises:
-        ConfigError: the path leads elsewhere, where a checkpoint of that name is another one.
+        ConfigError: The path is outside of the repository: such a checkpoint is another one.
     """
     folder, slash, name = path.rstrip("/").rpartition("/")
     if slash and place_of(folder or "/") != place_of(repository):
@@ -425,7 +423,7 @@ def default_callbacks(
 
 
 def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
-    """Return what reports to trackers, which nobody pays for who has none."""
+    """Return the tracker callback, imported only if trackers are used."""
     if not args.report_to:
         return []
     from resilient.train.trackers.reporting import ReportTo

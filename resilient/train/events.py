@@ -1,4 +1,4 @@
-"""What the trainer tells: events of its own, and where all events of a process go."""
+"""Events of the trainer, and the sinks for all events of a process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class MetricsLogged(Event):
     metrics: Mapping[str, Any]
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers themselves: logged every few steps, they are not copied one by one."""
+        """Return the numbers themselves: they are logged often, so they are not copied."""
         return {"metrics": self.metrics}
 
     def line(self) -> str:
-        """Show the numbers."""
+        """Format the numbers."""
         return "  ".join(
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.metrics.items()
@@ -41,13 +41,13 @@ class MetricsLogged(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsChanged(Event):
-    """The run goes on with other arguments than the life that saved."""
+    """The run continues with other arguments than the attempt that saved."""
 
     level: ClassVar[Level] = Level.WARNING
     changes: Mapping[str, Change]
 
     def line(self) -> str:
-        """Name each argument with both values and what follows, one to a line."""
+        """Format each argument with both values and the consequence, one per line."""
         shown = (f"\n  {one.shown(name)}" for name, one in self.changes.items())
         return f"arguments differ from the checkpoint's:{''.join(shown)}"
 
@@ -69,7 +69,7 @@ class CallbacksGone(Event):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokensAligned(Event):
-    """The model's configuration took over special tokens of the processing class."""
+    """The model's configuration took special tokens from the processing class."""
 
     level: ClassVar[Level] = Level.WARNING
     tokens: Mapping[str, int]
@@ -82,7 +82,7 @@ class SpecialTokensAligned(Event):
 
 @dataclass(frozen=True, slots=True)
 class ColumnsUnused(Event):
-    """A batch holds what the model's forward does not take, so it is not given."""
+    """A batch has columns that the model's forward does not take, so they are dropped."""
 
     columns: tuple[str, ...]
 
@@ -93,50 +93,50 @@ class ColumnsUnused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticMismatchFound(Event):
-    """Hosts compute other bits than each other, and training goes on all the same."""
+    """Hosts compute different bits, and training continues anyway."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say which, and what that means."""
+        """Format the difference and its meaning."""
         return f"{self.reason}: the bits of this run depend on which host computes what"
 
 
 @dataclass(frozen=True, slots=True)
 class TokensNotCounted(Event):
-    """The tokens of a batch cannot be counted as they should."""
+    """The tokens of a batch cannot be counted as requested."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say why."""
+        """Format the reason."""
         return f"`include_num_input_tokens_seen` cannot count a batch: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFreed(Event):
-    """Memory was nearly used up, and what could be freed was."""
+    """Memory was nearly full, and the part that could be freed was freed."""
 
     before: float
     after: float
 
     def line(self) -> str:
-        """Say the shares of memory."""
+        """Format the shares of memory."""
         return f"freed memory: {self.before:.0%} of it was used, now {self.after:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizeReduced(Event):
-    """A rank ran out of memory, so all go on with a smaller batch."""
+    """A rank ran out of memory, so all ranks continue with a smaller batch."""
 
     level: ClassVar[Level] = Level.WARNING
     old: int
     new: int
 
     def line(self) -> str:
-        """Say both sizes."""
+        """Format both sizes."""
         return (
             f"out of memory with {self.old} samples per device: the step is made anew with "
             f"{self.new}, and none is left out or repeated"
@@ -145,7 +145,7 @@ class BatchSizeReduced(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
-    """The loop begins, or goes on."""
+    """The loop begins or continues."""
 
     global_step: int
     max_steps: int
@@ -156,7 +156,7 @@ class TrainingStarted(Event):
     trainable_parameters: int
 
     def line(self) -> str:
-        """Say how much is to do."""
+        """Format the amount of work."""
         return (
             f"training steps {self.global_step} to {self.max_steps}: {self.samples} samples, "
             f"{self.global_batch} per step on {self.world_size} ranks, "
@@ -166,7 +166,7 @@ class TrainingStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepEnded(Event):
-    """The first step of a life is done: whatever ended the life before is made good."""
+    """The first step of an attempt is done: the run has recovered from its last interruption."""
 
     level: ClassVar[Level] = Level.DEBUG
     global_step: int
@@ -174,7 +174,7 @@ class FirstStepEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnded(Event):
-    """Something other than a step held training up: ``saving``, ``evaluating``."""
+    """Work other than a step held training up: ``saving``, ``evaluating``."""
 
     level: ClassVar[Level] = Level.DEBUG
     phase: str
@@ -184,7 +184,7 @@ class PhaseEnded(Event):
 def timing(
     phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
 ) -> Timed:
-    """Return what tells how long training was held up inside, also if it is left by an error."""
+    """Return a context that reports how long training was held up inside, even on an error."""
 
     def over(took_seconds: float) -> None:
         if took_seconds >= at_least_seconds:
@@ -202,7 +202,7 @@ class TrainingEnded(Event):
     took_seconds: float
 
     def line(self) -> str:
-        """Say where training ended."""
+        """Format the end of training."""
         return (
             f"trained to step {self.global_step}, loss {self.training_loss:.4g}, "
             f"{self.took_seconds:.1f} s"
@@ -211,39 +211,39 @@ class TrainingEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingStopped(Event):
-    """All ranks stopped after the same step, because somebody asked."""
+    """All ranks stopped after the same step, on request."""
 
     level: ClassVar[Level] = Level.WARNING
     global_step: int
     reason: str
 
     def line(self) -> str:
-        """Say why and where."""
+        """Format the reason and the step."""
         return f"asked to stop ({self.reason}): stopped after step {self.global_step}"
 
 
 @dataclass(frozen=True, slots=True)
 class UntilStepReached(Event):
-    """This launch was to train to a step before the last (``--until-step``), and has."""
+    """This agent run reached the step at which it was to end (``--until-step``)."""
 
     global_step: int
 
     def line(self) -> str:
-        """Say where, and how it goes on."""
+        """Format the step."""
         return f"step {self.global_step} is saved, and this launch was to end there"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRolledBack(Event):
-    """The loss broke: training went back, and the data since then is left out.
+    """The loss broke: training went back, and the data since then is skipped.
 
     Attributes:
-        reason: what was wrong with the loss.
-        global_step: the step that was not made.
-        checkpoint: what training went back to.
-        skipped: where the data was left and is taken up again: epoch, samples, epoch, samples.
-        times: how often the run has gone back, this time included.
-        limit: how often it may.
+        reason: Fault of the loss.
+        global_step: Step that was not made.
+        checkpoint: Checkpoint that training went back to.
+        skipped: Start and end of the skipped data: epoch, samples, epoch, samples.
+        times: Number of rollbacks of the run, this one included.
+        limit: Maximum number of rollbacks.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -255,7 +255,7 @@ class TrainingRolledBack(Event):
     limit: int
 
     def line(self) -> str:
-        """Say why, how far back, and which data is left out."""
+        """Format the reason, the checkpoint and the skipped data."""
         epoch, samples, to_epoch, to_samples = self.skipped
         place = f"{samples} to {to_samples} of epoch {epoch}"
         if epoch != to_epoch:
@@ -268,12 +268,12 @@ class TrainingRolledBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class FinalSavePlanned(Event):
-    """How far the save of a stop is to get in the time that is left.
+    """Destination of a stop's last save, chosen by the remaining time.
 
     Attributes:
-        tier: of :class:`resilient.train.saver.SaveDestination`.
-        left_seconds: until this process must be gone.
-        save_p95_seconds: what this life's saves took until they were durable; None before the
+        tier: Name of a :class:`resilient.train.saver.SaveDestination`.
+        left_seconds: Time until this process must exit.
+        save_p95_seconds: Time until this attempt's saves were durable (p95); None before the
             first.
     """
 
@@ -283,7 +283,7 @@ class FinalSavePlanned(Event):
     save_p95_seconds: float | None
 
     def line(self) -> str:
-        """Say what is chosen, and by which numbers."""
+        """Format the choice and its numbers."""
         took = self.save_p95_seconds
         known = "not measured yet" if took is None else f"{took:.2f} s (p95)"
         tier = _TIERS[self.tier]
@@ -300,13 +300,13 @@ _TIERS = {
 
 @dataclass(frozen=True, slots=True)
 class SaveRetried(Event):
-    """The save before failed and training went on."""
+    """The previous save failed and training went on."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say what was lost."""
+        """Format the loss."""
         return f"went on without a checkpoint: {self.reason}"
 
 
@@ -319,12 +319,12 @@ class BestModelMissing(Event):
     reason: str
 
     def line(self) -> str:
-        """Say why, and which weights there are instead."""
+        """Format the reason."""
         return f"the best model was not loaded: {self.reason}"
 
 
 class _AroundBars:
-    """A stream that writes above tqdm's bars instead of through them."""
+    """Stream that writes above tqdm's bars instead of through them."""
 
     def write(self, text: str) -> int:
         """Write ``text`` to stderr."""
@@ -346,9 +346,9 @@ def metric_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
 
 
 def open_emitter(clock: Clock, world: World, output: Path, events: Path, threshold: int) -> Emitter:
-    """Return this process's emitter: the console, a file of events, rank zero's log.jsonl.
+    """Return this process's emitter: the console, an event file, and rank 0's log.jsonl.
 
-    The console shows what is at least as loud as ``threshold``.
+    The console shows events of at least the level ``threshold``.
     """
     sinks = [
         console(threshold, cast("TextIO", _AroundBars())),

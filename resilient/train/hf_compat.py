@@ -1,11 +1,7 @@
-"""Accelerator facade; HF overrides that are refused.
+"""Accelerator facade for scripts of Transformers, and the refusal of overrides never called.
 
-What scripts ask `trainer.accelerator` in Transformers: each the real thing, or refused.
-
-Methods of Transformers' Trainer that scripts override: what is called here, and what is not.
-
-An override that nothing calls would be ignored without a word, so it is refused. All methods of
-the Trainer of the pinned version are in one of the three lists, and a test holds them against it.
+An override that no code calls would be ignored silently, so it is refused. All methods of the
+pinned Transformers version's Trainer are in one of the three lists; a test compares them.
 """
 
 from __future__ import annotations
@@ -46,10 +42,10 @@ _SYNC = "micro-batches are joined in one fixed order, all at the end of the step
 
 
 class Accelerator:
-    """Answers for the trainer as the accelerator of Hugging Face would.
+    """Facade with the accelerator methods of Hugging Face that scripts use.
 
     Args:
-        trainer: whose step it is.
+        trainer: Trainer that owns the step.
     """
 
     def __init__(self, trainer: LossHooks) -> None:
@@ -59,11 +55,11 @@ class Accelerator:
         """Back-propagate the loss of a micro-batch, as ``training_step`` does.
 
         Args:
-            loss: divided by the micro-batches of its step already, if it has to be.
-            **options: ``scale_wrt_gas`` may be there, and says what is done anyway.
+            loss: Loss, already divided by the micro-batches of its step if that is needed.
+            **options: Only a false ``scale_wrt_gas`` is accepted: the default behavior.
 
         Raises:
-            ConfigError: there are others.
+            ConfigError: Another option is given.
         """
         asked = sorted(set(options) - {"scale_wrt_gas"})
         if asked or options.get("scale_wrt_gas"):
@@ -75,29 +71,29 @@ class Accelerator:
         self._trainer.make_backward(loss)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass in the precision of the run."""
+        """Return the context of a forward pass in the run's precision."""
         return self._trainer.precision.autocast()
 
     def unwrap_model(self, model: nn.Module, **_options: bool) -> nn.Module:
-        """Return the model without what a strategy or a compiler put around it."""
+        """Return the model without the wrappers of a strategy or a compiler."""
         strategy = getattr(self._trainer, "strategy", None)
         found: nn.Module = model if strategy is None else strategy.unwrap(model)
         compiled: Any = getattr(found, "_orig_mod", None)
         return found if compiled is None else compiled
 
     def wait_for_everyone(self) -> None:
-        """Wait until all ranks are here. Collective."""
+        """Wait until all ranks arrive. Collective."""
         if self.num_processes > 1:
             dist.barrier()
 
     def gather(self, tensor: Any) -> Any:
-        """Return the rows of all ranks, in the order of ranks. Collective.
+        """Return the rows of all ranks, in rank order. Collective.
 
-        Ranks may have different numbers of rows. A number of each rank becomes a row; tensors in
+        Ranks may have different numbers of rows. A scalar of each rank becomes a row; tensors in
         mappings and lists stay there.
 
         Raises:
-            ConfigError: ranks evaluate, each as many batches as it has.
+            ConfigError: Called in an evaluation, where ranks may have different numbers of batches.
         """
         if self.num_processes == 1:
             return tensor
@@ -111,10 +107,10 @@ class Accelerator:
         return nested(lambda one: gather_rows(one if one.dim() else one[None], ranks), tensor)
 
     def gather_for_metrics(self, input_data: Any) -> Any:
-        """Do as :meth:`gather`: no sample is there twice but to fill a last round of training.
+        """Gather like :meth:`gather`; only the last training round may repeat samples as padding.
 
         Raises:
-            ConfigError: as there.
+            ConfigError: As in :meth:`gather`.
         """
         return self.gather(input_data)
 
@@ -131,7 +127,7 @@ class Accelerator:
         """Whether this micro-batch is the last of its step.
 
         Raises:
-            ConfigError: a step has no such micro-batch.
+            ConfigError: The reduction is canonical, so a step has no such micro-batch.
         """
         if is_canonical(self._trainer.args):
             raise ConfigError(f"`accelerator.sync_gradients` is not known: {_SYNC}")
@@ -139,22 +135,22 @@ class Accelerator:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return self._trainer.session.device
 
     @property
     def num_processes(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._trainer.session.world.size
 
     @property
     def process_index(self) -> int:
-        """Which of all ranks this is."""
+        """Rank of this process among all."""
         return self._trainer.session.world.rank
 
     @property
     def local_process_index(self) -> int:
-        """Which rank of its host this is."""
+        """Rank of this process on its host."""
         return self._trainer.session.world.local_rank
 
     @property
@@ -175,7 +171,7 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> str:
-        """How ranks train together; equal to a ``DistributedType`` of accelerate."""
+        """Parallel mode of the run; equal to a ``DistributedType`` of accelerate."""
         kind = self._trainer.args.parallelism
         if kind in ("deepspeed", "fsdp"):
             return kind.upper()
@@ -199,7 +195,7 @@ CALLED = (
     *("get_decay_parameter_names", "get_eval_dataloader", "get_optimizer_cls_and_kwargs"),
     *("get_test_dataloader", "get_train_dataloader", "log", "prediction_step", "training_step"),
 )
-"""What training, evaluation and prediction call."""
+"""Methods that training, evaluation and prediction call."""
 
 ASKED = (
     *("add_callback", "create_model_card", "end", "get_learning_rates", "get_optimizer_group"),
@@ -207,7 +203,7 @@ ASKED = (
     *("pop_callback", "predict", "push_to_hub", "remove_callback", "save_metrics", "save_state"),
     "train",
 )
-"""What scripts alone call; an override is theirs to call."""
+"""Methods that only scripts call; so overrides of them take effect."""
 
 _EVALUATING = "override `prediction_step`, `evaluate` or `get_eval_dataloader`"
 _SAVING = "what a checkpoint holds more is said by `trainer.register(name, thing)`"
@@ -293,14 +289,14 @@ NOT_CALLED = {
     "_push_from_checkpoint": _HUB,
     "metrics_format": "override `log_metrics`",
 }
-"""Each with what does the same here; some are of older versions."""
+"""Refused methods with the alternative here; some are from older versions."""
 
 
 def refuse_uncalled_overrides(kind: type) -> None:
-    """Raise if a subclass of our trainer overrides what nothing calls, instead of ignoring it.
+    """Raise if a trainer subclass overrides a method that no code here calls.
 
     Raises:
-        ConfigError: names the method, and what to do instead.
+        ConfigError: Names the method and the alternative.
     """
     own = [vars(one) for one in kind.__mro__ if not one.__module__.startswith("resilient.")]
     found = next((name for name in NOT_CALLED if any(name in one for one in own)), None)

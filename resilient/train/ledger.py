@@ -1,11 +1,7 @@
-"""Sample ledger of the run.
+"""Sample ledger of the run: a row per step in memory, a segment per save.
 
-What a ledger notes in memory, and the records that it becomes.
-
-The ledger of samples as the trainer keeps it: a row per step in memory, a segment per save.
-
-A step costs one tuple. Rows are written and chained when a checkpoint is saved, and a save that
-failed gives its rows back: the segment of the next one holds them.
+A step costs one tuple. Rows are written and chained when a checkpoint is saved. A failed save
+returns its rows: the next segment holds them.
 """
 
 from __future__ import annotations
@@ -36,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class StepRecord(NamedTuple):
-    """What one optimizer step used up, or several in a row.
+    """Samples of one optimizer step, or of several consecutive steps.
 
     Attributes:
-        last: number of the last of them.
-        epoch: of the samples.
-        start: samples of the epoch that were used up before.
-        stop: those that are used up now.
-        rounds: micro-batches of each rank, of all these steps.
-        batch: samples per micro-batch.
-        seats: micro-batches of a round: one for each rank, or for each leaf of the tree in which
-            gradients are joined.
-        ranks: that have samples of their own.
-        updates: how many of the steps changed the model.
-        steps: how many steps.
+        last: Number of the last step.
+        epoch: Epoch of the samples.
+        start: Samples of the epoch that were consumed before.
+        stop: Samples of the epoch that are consumed afterwards.
+        rounds: Micro-batches of each rank, over all these steps.
+        batch: Samples per micro-batch.
+        seats: Micro-batches of a round: one for each rank, or for each leaf of the tree in which
+            gradients are reduced.
+        ranks: Number of ranks that have samples of their own.
+        updates: Number of the steps that changed the model.
+        steps: Number of steps.
     """
 
     last: int
@@ -65,7 +61,7 @@ class StepRecord(NamedTuple):
 
 
 class SkipRecord(NamedTuple):
-    """A stretch of an epoch that is left out on purpose."""
+    """Range of an epoch that is skipped on purpose."""
 
     epoch: int
     start: int
@@ -79,12 +75,12 @@ Entry = StepRecord | SkipRecord | str
 def rows_of(
     place: LedgerPosition, entries: Iterable[Entry], losses: Iterable[float]
 ) -> tuple[list[str], LedgerPosition]:
-    """Return entries as the records of a segment, and where they end.
+    """Return entries as the records of a segment, and their end position.
 
     Args:
-        place: where they begin.
-        entries: what was noted.
-        losses: one for each step among them.
+        place: Position at which the entries begin.
+        entries: Recorded entries.
+        losses: One loss for each step among the entries.
     """
     rows, read = [], iter(losses)
     for one in entries:
@@ -101,7 +97,7 @@ def rows_of(
 
 
 class PendingSegment:
-    """The segment that the next save would put, a few rows longer each time it is asked for."""
+    """Segment that the next save would write, extended by new rows at each call."""
 
     def __init__(self) -> None:
         self._of: tuple[LedgerHead, list[Entry]] | None = None
@@ -118,14 +114,14 @@ class PendingSegment:
         entries: list[Entry],
         losses: list[float],
     ) -> Segment:
-        """Return the segment of all entries, whose links nobody has kept but the last.
+        """Return the segment of all entries; only the last link of its chain is kept.
 
         Args:
-            checkpoint: whose it would be.
-            run_id: of the run.
-            chain: where it begins.
-            entries: what was noted since; the same list as last time, if it only got longer.
-            losses: one for each step among them.
+            checkpoint: Checkpoint that the segment would belong to.
+            run_id: ID of the run.
+            chain: Chain head at which the segment begins.
+            entries: Entries since then; the same list as last time if it only grew.
+            losses: One loss for each step among the entries.
         """
         said = (run_id, checkpoint, chain.segment, chain.head, chain.place)
         if self._of is None or self._of[0] is not chain or self._of[1] is not entries:
@@ -144,18 +140,18 @@ class PendingSegment:
 
 
 SETTLED_EVERY = 4096
-"""Steps after which losses are read, so that what waits on the device is bounded."""
+"""Steps between two reads of losses, which bounds the values waiting on the device."""
 ENTRIES_MAX = 1 << 17
 FOLDED = 64
-"""With more than ``ENTRIES_MAX`` steps between two saves, so many of them share a record."""
+"""Steps per record once more than ``ENTRIES_MAX`` entries gather between two saves."""
 
 
 class Ledger:
-    """Notes what each step trains on, and closes a segment for each save.
+    """Recorder of each step's samples, which closes a segment for each save.
 
     Args:
-        is_kept: whether this rank keeps the records: the coordinator's are stored.
-        ranks: that have samples of their own.
+        is_kept: Whether this rank keeps the records; the coordinator's are stored.
+        ranks: Number of ranks that have samples of their own.
     """
 
     def __init__(self, *, is_kept: bool, ranks: int) -> None:
@@ -170,12 +166,12 @@ class Ledger:
         self._ahead = PendingSegment()
 
     def begin(self, resumed: ResumeResult | None, step: int, cursor: DataCursor) -> None:
-        """Go on from the checkpoint that this life began from, or begin here if it has no ledger.
+        """Continue from this attempt's first checkpoint, or begin here if it has no ledger.
 
-        What was noted and not saved is forgotten: those steps are given up.
+        Unsaved records are dropped: their steps are given up.
 
         Raises:
-            IntegrityError: what its manifest says of the ledger makes no sense.
+            IntegrityError: The manifest's data about the ledger is invalid.
         """
         anchor = LedgerHead.from_data(resumed.data) if resumed else None
         self._chain = anchor or LedgerHead(
@@ -185,12 +181,12 @@ class Ledger:
         self._unsure = self._order = None
 
     def see_order(self, cursor: DataCursor, kind: str, order: torch.Tensor | None) -> None:
-        """Note the order of the cursor's epoch.
+        """Record the order of the cursor's epoch.
 
         Args:
-            cursor: the position.
-            kind: of sampling.
-            order: int64 indices, shape (samples,); None where nobody knows it.
+            cursor: Position in the data.
+            kind: Kind of sampling.
+            order: Indices, int64, shape (samples,); None if unknown.
         """
         if not self._is_kept:
             return
@@ -213,16 +209,16 @@ class Ledger:
         *,
         updated: bool,
     ) -> bool:
-        """Note a step; say whether losses must be read now, by all ranks together.
+        """Record a step; return whether all ranks must read losses now.
 
         Args:
-            step: its number.
-            start: samples of the epoch that were used up before it.
-            cursor: the position after it.
-            deal: how the data was cut.
-            rounds: how many micro-batches of each rank it took.
-            losses: of this rank's micro-batches, numbers or scalars on the device.
-            updated: whether the model changed.
+            step: Number of the step.
+            start: Samples of the epoch that were consumed before it.
+            cursor: Position after it.
+            deal: Batch layout.
+            rounds: Number of micro-batches of each rank.
+            losses: Losses of this rank's micro-batches, numbers or scalars on the device.
+            updated: Whether the model changed.
         """
         self._unread.append(losses)
         if self._is_kept:
@@ -246,12 +242,12 @@ class Ledger:
     def leave_out(
         self, cursor: DataCursor, reason: str, *, until: tuple[int, int] | None = None
     ) -> None:
-        """Note that samples are left out on purpose, from where the cursor is.
+        """Record that samples are skipped on purpose, from the cursor's position.
 
         Args:
-            cursor: the position; it stays.
-            reason: why, in a few words.
-            until: epoch, and samples of it; None: the end of the cursor's epoch.
+            cursor: Position; it does not change.
+            reason: Reason in a few words.
+            until: Epoch, and samples of it; None: the end of the cursor's epoch.
         """
         if not self._is_kept:
             return
@@ -262,10 +258,10 @@ class Ledger:
             self._entries += _stretch(cursor, until, reason)
 
     def settle(self, means: Means) -> list[float]:
-        """Read the losses that were noted, and return them, one of each step. Collective.
+        """Read the recorded losses and return one per step. Collective.
 
         Args:
-            means: per-step lists of losses -> their means over ranks.
+            means: Function from per-step lists of losses to their means over ranks.
         """
         unread, self._unread = self._unread, []
         losses = means(unread) if unread else []
@@ -276,10 +272,9 @@ class Ledger:
         return losses
 
     def close(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
-        """Return the segment of a checkpoint; the save before it is durable.
+        """Return the segment of a checkpoint; the previous save is durable.
 
-        Losses are settled. What it holds is forgotten at the next call, or given back by
-        ``reopen``.
+        Losses must be settled. The rows are dropped at the next call, or returned by ``reopen``.
 
         Crash: nothing was stored.
         """
@@ -302,7 +297,7 @@ class Ledger:
         return segment
 
     def peek(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
-        """Return what ``close`` would without links, and forget nothing; losses are settled.
+        """Return the segment of ``close`` without links, and drop no row; losses are settled.
 
         Crash: nothing was stored.
         """
@@ -311,7 +306,7 @@ class Ledger:
         return self._ahead.segment(checkpoint, run_id, self._chain, self._entries, self._losses)
 
     def reopen(self) -> None:
-        """Take back what was closed for a save that failed."""
+        """Take back the rows of a save that failed."""
         if self._unsure is None:
             return
         self._chain, entries, losses = self._unsure
@@ -319,7 +314,7 @@ class Ledger:
         self._unsure = None
 
     def _fold(self) -> None:
-        """Let steps share records, so that a run that never saves needs no more memory."""
+        """Merge records of several steps, so that a run that never saves needs no more memory."""
         read, folded, losses = iter(self._losses), list[Entry](), list[float]()
         for one in _runs(self._entries):
             if isinstance(one, (SkipRecord, str)):
@@ -332,9 +327,9 @@ class Ledger:
 
 
 def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterable[SkipRecord | str]:
-    """Yield what is left out from the cursor to ``until``: epoch, and samples of it.
+    """Yield the skipped ranges from the cursor to ``until``: epoch, and samples of it.
 
-    An epoch of which no sample was seen has no order in the ledger yet, and so no size.
+    An epoch without a seen sample has no order in the ledger yet, and so no size.
     """
     epoch, start = cursor.epoch, cursor.samples
     while (epoch, start) < until:
@@ -347,7 +342,7 @@ def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterabl
 
 
 def _runs(entries: Iterable[Entry]) -> Iterable[list[StepRecord] | SkipRecord | str]:
-    """Yield rows as they are, and steps of one kind by up to ``FOLDED``."""
+    """Yield rows unchanged, and groups of up to ``FOLDED`` steps of one kind."""
     for kind, some in groupby(entries, _kind):
         if kind is None:
             yield from (one for one in some if not isinstance(one, StepRecord))

@@ -1,21 +1,17 @@
-"""StopCoordinator, signal handlers.
+"""Stop on request: every rank ends after the same step, and signals reach the coordinator.
 
-Stopping on request: every rank ends after the same step.
-
-Signals are seen by a thread, because the main thread may be inside a collective. Another thread
-talks to the Board, because a Board may hang with the rank that serves it, and a deadline must be
-kept even then. The agreement never goes over the collectives::
+A thread reads signals, because the main thread may be inside a collective. Another thread talks
+to the key-value store, because the store may hang with the rank that serves it. The deadline must
+be kept even then. The agreement never uses the collectives::
 
     any rank      posts    request              (its own signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)
     every rank    posts    entered/<rank>       the last turn it has begun
     every rank    agreed = max(entered)         turns up to there are finished, later ones not begun
 
-A turn is a step, or a batch of the evaluation after a step: so a long evaluation ends at once.
-Nobody can be stuck: a rank that is inside turn t has posted t, so whoever is frozen before t is
-let into it.
-
-Signals reach the gate of a training, and nobody's handler is lost over it.
+A turn is a step, or a batch of the evaluation after a step, so a long evaluation also ends at
+once. No rank can get stuck: a rank inside turn t has posted t, so a rank frozen before t may
+enter t.
 """
 
 from __future__ import annotations
@@ -43,29 +39,29 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 _FAREWELL_SECONDS = 1.0
 ORDERS = (signal.SIGTERM, signal.SIGINT)
-# What schedulers send before they take a machine away. They never ask for more than to stop.
+# Schedulers send these before they take a machine away. They only request a stop.
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-# One order often arrives twice: from the terminal or scheduler, and through a wrapper.
+# One request often arrives twice: from the terminal or scheduler, and through a wrapper.
 _SAME_ORDER_SECONDS = 0.5
 _AGENT_MARGIN_SECONDS = 2.0
 _BATCHES_MAX = 1 << 32
 Turn = tuple[int, int]
-"""A step, and how far the evaluation after it is; 0 for the step itself."""
+"""A step and the batch of the evaluation after it; 0 for the step itself."""
 
 
 class EvaluationInterrupted(Exception):
-    """The ranks agreed to stop in the middle of an evaluation; the next life makes it."""
+    """The ranks agreed to stop during an evaluation; the next attempt repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopDeadline:
-    """How long a stop may take, and who cuts it short.
+    """Time limit of a stop, and the way it is enforced.
 
     Attributes:
-        seconds: time from hearing of a request to leaving at once.
-        is_supervised: an agent kills us when it is asked twice, so a second signal to us only
-            says that somebody told both the agent and us.
-        notes: folder where the agent says why and until when, before it signals.
+        seconds: Time from receiving a request to exiting at once.
+        is_supervised: An agent kills this process on a second request. A second signal here
+            then only means that the agent and this process were both signalled.
+        notes: Folder where the agent writes the reason and the deadline before it signals.
     """
 
     seconds: float
@@ -74,11 +70,11 @@ class StopDeadline:
 
     @classmethod
     def under_agent(cls, agent_seconds: float, notes: str = "") -> StopDeadline:
-        """Return a grace that ends a little before the agent's, which ends with SIGKILL."""
+        """Return a deadline slightly before the agent's, which ends with SIGKILL."""
         return cls(_before_agent(agent_seconds), is_supervised=True, notes=notes)
 
     def request(self, reason: str, now_seconds: float) -> StopRequest:
-        """Return the agent's request if it left one, else one for ``reason`` with this grace."""
+        """Return the agent's request if it wrote one, else a request for ``reason``."""
         told = read_stop_request(self.notes)
         if told is None:
             return StopRequest(reason, now_seconds + self.seconds)
@@ -91,21 +87,21 @@ def _before_agent(seconds: float) -> float:
 
 
 def leave_at_once(why: str, status: int) -> None:
-    """End this process now; stores are atomic, so nothing that is durable is harmed."""
+    """Exit immediately; stores are atomic, so durable data is not harmed."""
     os.write(2, f"resilient: left at once: {why}\n".encode())
     os._exit(status)
 
 
 class StopCoordinator:
-    """What the loop asks before each step, and the thread that finds out.
+    """Gate before each step, and the threads that receive stop requests.
 
     Args:
-        world: who this rank is.
-        board: where ranks agree; None in a world of one.
-        grace: time from hearing of a request to leaving at once, and what a second signal means.
-        clock: tells the time of the deadline.
-        scope: prefix of the keys; new for every life on the same board.
-        leave: ends the process when the time is over or a second signal comes.
+        world: World as seen by this rank.
+        board: Key-value store in which ranks agree; None for a single rank.
+        grace: Time limit of a stop, and the meaning of a second signal.
+        clock: Clock of the deadline.
+        scope: Prefix of the keys; new for every attempt on the same store.
+        leave: Ends the process at the deadline or on a second signal.
     """
 
     def __init__(
@@ -144,27 +140,27 @@ class StopCoordinator:
 
     @property
     def request(self) -> StopRequest | None:
-        """The request that was heard, if any."""
+        """The received request, if any."""
         return self._request
 
     @property
     def wake_fd(self) -> int:
-        """A file descriptor; one byte written to it is a signal's number."""
+        """File descriptor; each byte written to it is a signal number."""
         return self._wake_write
 
     @property
     def left_seconds(self) -> float:
-        """How long a stop may still take; without end while nobody asked."""
+        """Remaining time of a stop in seconds; infinite without a request."""
         if self._request is None:
             return float("inf")
         return self._request.left_seconds(self._clock.monotonic_seconds())
 
     def start(self, step: int, finished: Callable[[], int] | None = None) -> None:
-        """Begin to listen.
+        """Start the threads.
 
         Args:
-            step: the last step that is done; it is durable, or there is nothing to save yet.
-            finished: tells the last step that is done, from any thread.
+            step: Last finished step; it is durable, or there is nothing to save yet.
+            finished: Returns the last finished step, from any thread.
         """
         self._entered = (step, 0)
         self._durable = step
@@ -173,26 +169,26 @@ class StopCoordinator:
             thread.start()
 
     def landed(self, step: int) -> None:
-        """Take note that a checkpoint of ``step`` is durable: leaving now would lose no step."""
+        """Record that a checkpoint of ``step`` is durable: an exit now would lose no step."""
         self._durable = max(self._durable, step)
 
     def enter(self, step: int) -> bool:
-        """Ask to begin ``step``; waits only while a stop is being agreed on.
+        """Ask to begin ``step``; waits only while a stop is being agreed.
 
         Returns:
-            False when the ranks agreed to stop before it.
+            False if the ranks agreed to stop before it.
         """
         return self._enter((step, 0))
 
     def enter_batch(self) -> bool:
-        """Ask to begin the next batch of an evaluation; else as ``enter``."""
+        """Ask to begin the next batch of an evaluation; otherwise like ``enter``."""
         step, batch = self._entered
         return self._enter((step, batch + 1))
 
     def enter_gathering(self) -> bool:
-        """Ask to begin what ranks do together after their last batch of a dataset.
+        """Ask to begin the collective work after the last batch of a dataset.
 
-        They may have had one batch more or less, so the turns of the next dataset count from here.
+        Ranks may differ by one batch, so the turns of the next dataset are counted from here.
         """
         step, batch = self._entered
         return self._enter((step, (batch // _BATCHES_MAX + 1) * _BATCHES_MAX))
@@ -207,14 +203,14 @@ class StopCoordinator:
             return True
 
     def ask(self, reason: str) -> None:
-        """Ask all ranks to stop, as a signal would."""
+        """Request a stop of all ranks, as a signal would."""
         now_seconds = self._clock.monotonic_seconds()
         self._hear(StopRequest(reason, now_seconds + self._grace.seconds))
 
     def meet(self, value: int) -> int:
-        """Return the greatest ``value`` of any rank, once all have agreed to stop. Collective.
+        """Return the greatest ``value`` of all ranks, after all agreed to stop. Collective.
 
-        A rank that does not come by the deadline is lost, and what follows fails without it.
+        A rank that misses the deadline is lost; later collectives fail without it.
         """
         if self._board is None:
             return value
@@ -225,18 +221,18 @@ class StopCoordinator:
         return max(int(one) for one in shown) if shown else value
 
     def go(self, why: str) -> None:
-        """End this process at once, as preempted: others do what is left to do."""
+        """Exit at once as preempted; other processes do the remaining work."""
         self._leave(why, Preempted.exit_code)
 
     def close(self) -> None:
-        """Stop listening; whoever waits in ``enter`` goes on."""
+        """Stop the threads; callers waiting in ``enter`` continue."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         os.write(self._wake_write, b"\0")
         for thread in self._threads:
             if thread.is_alive():
-                # A board whose host is frozen never answers; its thread ends with the process.
+                # The store of a frozen host never answers; its thread ends with the process.
                 thread.join(_FAREWELL_SECONDS)
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -247,7 +243,7 @@ class StopCoordinator:
             self._check_deadline()
 
     def _talk(self, board: KVStore) -> None:
-        # A board that is gone means that its host died: the collectives will say so.
+        # A missing store means that its host died; the collectives will report that.
         with suppress(PeerFailed):
             while not self._wait_closed(lambda: self._request is not None):
                 posted = board.peek(f"{self._scope}/request")
@@ -256,7 +252,7 @@ class StopCoordinator:
                     self._hear(StopRequest.from_json(json.loads(posted), now_seconds))
             if self._request is None:
                 return
-            # Frozen, so `entered` only moves when the agreement lets it.
+            # Frozen: from here only the agreement lets `entered` advance.
             request = self._request.to_json(self._clock.monotonic_seconds())
             board.post(f"{self._scope}/request", json.dumps(request).encode())
             board.post(self._key(self._world.rank), json.dumps(self._entered).encode())
@@ -268,7 +264,7 @@ class StopCoordinator:
             self._agree(max((step, batch) for step, batch in turns))
 
     def _wait_closed(self, wanted: Callable[[], bool]) -> bool:
-        """Wait one poll; say whether we were closed or what was ``wanted`` came."""
+        """Wait one poll interval; return whether the gate closed or ``wanted`` became true."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or wanted(), _POLL_SECONDS)
 
@@ -298,14 +294,14 @@ class StopCoordinator:
         if request is None or self.left_seconds > 0:
             return
         if self._finished() <= self._durable:
-            # In the middle of a step: nothing that was finished is lost by leaving.
+            # In the middle of a step: an exit loses no finished step.
             why = f"{request.reason}: the time is over, and all finished steps are durable"
             self._leave(why, Preempted.exit_code)
         number = self._signal or signal.SIGTERM
         self._leave(f"the time is over that {request.reason} left", 128 + number)
 
     def _hear(self, request: StopRequest) -> None:
-        """Freeze; a later request can only shorten the time. Who is alone agrees with itself."""
+        """Freeze; a later request can only shorten the time. A single rank agrees with itself."""
         with self._changed:
             if self._request is not None:
                 self._request = self._request.within(request)
@@ -325,18 +321,18 @@ class StopCoordinator:
 
 
 _Handlers = dict[int, Any]
-# The handlers that a gate stands in for, while it listens.
+# Handlers replaced while a gate receives signals.
 _replaced: list[_Handlers] = []
 
 
 @contextmanager
 def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
-    """Let signals reach ``gate``; only in the main thread, elsewhere nothing is done.
+    """Route signals to ``gate``; does nothing outside of the main thread.
 
-    SIGTERM and SIGINT always; SIGUSR1 and SIGUSR2 unless the script does something with them.
+    SIGTERM and SIGINT always; SIGUSR1 and SIGUSR2 unless the script handles them.
 
-    The interpreter writes the signal's number to the gate's descriptor from the C handler, so
-    the watcher hears it even while the main thread is inside a collective.
+    The interpreter writes the signal number to the gate's descriptor from the C handler, so the
+    watch thread receives it even while the main thread is inside a collective.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -348,7 +344,7 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
     try:
         yield
     finally:
-        # A forked child that leaves this way has given them back already.
+        # A forked child that exits here has already restored the handlers.
         with suppress(ValueError):
             _replaced.remove(handlers)
         signal.set_wakeup_fd(wakeup)
@@ -356,9 +352,9 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
 
 
 def _kills(number: int) -> bool:
-    """Say whether a signal would kill this process; faulthandler's handlers only the kernel knows.
+    """Return whether a signal would kill this process.
 
-    Where the kernel does not say, what Python knows counts.
+    Only the kernel knows the handlers of faulthandler. Without the kernel's answer, Python's handlers decide.
     """
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return False
@@ -375,7 +371,7 @@ def _put_back(handlers: _Handlers) -> None:
 
 
 class _Held(threading.local):
-    """The signals that this thread had blocked before it forked; None while it does not fork."""
+    """Signals that this thread blocked before a fork; None outside of a fork."""
 
     before: set[int] | None = None
 
@@ -384,24 +380,24 @@ _held = _Held()
 
 
 def _hold_signals() -> None:
-    """Before a fork: what comes until the child has its own handlers waits, and is not lost.
+    """Block signals before a fork until the child has its own handlers, so that none is lost.
 
-    A child starts with the parent's C handler and descriptor, so a signal sent to it at once would
-    be taken for a request to the training, and Python forgets it in the child.
+    A child starts with the parent's C handler and descriptor. A signal sent to it at once would
+    count as a request to the training, and Python forgets it in the child.
     """
     if _replaced:
         _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [*ORDERS, *NOTICES])
 
 
 def _let_signals_go() -> None:
-    """After a fork, in both processes: deliver what came meanwhile."""
+    """Deliver the blocked signals after a fork, in both processes."""
     before, _held.before = _held.before, None
     if before is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _give_signals_back() -> None:
-    """In a forked child: its signals are its own, and none of them is a request to us."""
+    """Restore the handlers in a forked child: its signals are no requests to the training."""
     if _replaced:
         signal.set_wakeup_fd(-1)
         for handlers in reversed(_replaced):
@@ -410,11 +406,11 @@ def _give_signals_back() -> None:
     _let_signals_go()
 
 
-# What is registered stays registered, so it is done once and does nothing between trainings.
+# A fork hook cannot be removed: registered once, it does nothing between trainings.
 os.register_at_fork(
     before=_hold_signals, after_in_parent=_let_signals_go, after_in_child=_give_signals_back
 )
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing: the watcher acts. Without a handler the process would just die."""
+    """Do nothing: the watch thread acts. Without a handler the process would die."""

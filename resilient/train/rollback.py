@@ -1,8 +1,8 @@
-"""Going back from a broken loss, and leaving out the data that led to it.
+"""Rollback from a broken loss, without the data that led to it.
 
-A rollback is a life of its own in the same processes: what was saved is loaded in place as by a
-resume, under a number of its own, and the stretch of data from there to the broken step is left
-out, in the cursor and in the ledger.
+A rollback is a new attempt in the same processes. The checkpoint is loaded in place as by a
+resume, with a new generation. The data from there to the broken step is skipped, in the cursor
+and in the ledger.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from resilient.train.trainer import Trainer
 
 REASON = "broken loss"
-"""What the ledger says of the samples that are left out."""
+"""Reason of the skipped samples in the ledger."""
 
 
 @contextmanager
 def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
-    """Take up training behind the data that breaks a step inside, and save that at once.
+    """Roll back if a step inside has a broken loss, skip its data, and save at once.
 
-    Crash: until that save is durable, the next life meets the same data and goes back again.
+    Crash: until that save is durable, the next attempt meets the same data and rolls back again.
 
     Raises:
-        NumbersBroken: there is no checkpoint, or the run has gone back too often.
+        NumbersBroken: There is no checkpoint, or the rollback limit is reached.
     """
     try:
         yield
@@ -42,27 +42,27 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
         trainer.precision.zero_grad(run.optimizer)
         trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         told = go_back(trainer, run, broken.reason)
-        # What the loop itself would do, which is at its limit of size.
+        # The rest is what the loop itself does after a save or a resume.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(told)  # noqa: SLF001
         trainer._save_step(run)  # noqa: SLF001
 
 
 def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBack:
-    """Begin a life from the newest checkpoint, behind the data that broke the loss. Collective.
+    """Begin an attempt from the newest checkpoint, after the broken step's data. Collective.
 
-    The next save makes it last: until then nothing but memory knows what is left out.
+    The next save makes the skip durable; until then only memory records the skipped data.
 
-    Crash: the next life begins from the same checkpoint, meets the same data and goes back again.
+    Crash: the next attempt begins from the same checkpoint, meets the same data and rolls back.
 
     Args:
-        trainer: whose step was not made.
-        run: its cursor is behind the data of that step.
-        broken: why the step was not made.
+        trainer: Trainer whose step was not made.
+        run: Its cursor is after the data of that step.
+        broken: Reason why the step was not made.
 
     Raises:
-        NumbersBroken: there is no checkpoint, or the run has gone back too often.
-        SaveFailed: the save in flight failed, and the arguments say that this stops training.
+        NumbersBroken: There is no checkpoint, or the rollback limit is reached.
+        SaveFailed: The save in flight failed, and the arguments say that this stops training.
     """
     session, state, limit = trainer.session, trainer.state, trainer.args.rollback_limit
     callbacks = trainer.callback_handler
@@ -72,7 +72,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     times = len(run.cursor.skipped) + 1
     if times > limit:
         raise _given_up(step, broken, f"it went back {limit} times already (`rollback_limit`)")
-    # What was counted and not yet told belongs to steps that are given up.
+    # Counts not reported yet belong to steps that are given up.
     run.settle_counts()
     resumed = None
     if run.saver.has_saved:

@@ -1,9 +1,4 @@
-"""Objects of one train() call.
-
-What one call of ``train`` holds while it lasts.
-
-The passes of a step through a pipeline, of all micro-batches together.
-"""
+"""Objects of one ``train()`` call, and the passes of a step through a pipeline."""
 
 from __future__ import annotations
 
@@ -57,12 +52,12 @@ if TYPE_CHECKING:
     from resilient.train.trainer import Trainer
     from resilient.train.trainer_hooks import LossHooks, TrainerHooks
 
-# Each step asks whether a copy is made; only waits from here on are told.
+# Every step waits for a copy, mostly for no time; only longer waits are reported.
 _STALL_SECONDS = 0.01
 
 
 def set_seed(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global random numbers."""
+    """Seed the global random numbers of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what users draw from
     torch.manual_seed(seed)
@@ -70,28 +65,27 @@ def set_seed(seed: int) -> None:
 
 @dataclass(slots=True)
 class TrainingRun:
-    """The objects of one training; all of them exist before anything is restored.
+    """Objects of one training; all of them exist before anything is restored.
 
     Attributes:
-        model: the model as the strategy wrapped it.
-        parameters: what is trained, in the model's order.
-        cursor: the position in the data.
-        deal: how an epoch is cut.
-        counter: counts tokens and operations.
-        gate: asked before each step.
-        accumulation: micro-batches per step and rank.
-        farewell: keeps this rank here until no other needs what it serves.
-        scheduled_steps: the length that the schedule was made for.
-        fitting: finds a batch that fits into memory, if asked to.
-        pipeline: makes the passes of a step, if the model is cut into stages.
-        leaves: makes the passes of a step, if gradients are joined in one fixed order.
-        watch: judges the loss of each step.
-        turns_ahead: how many more turns the gate has counted than steps, since steps were made
-            again.
-        until_step: after which this launch ends although the run does not; 0 for none.
-        ends_here: whether it is there.
-        is_over: whether all ranks ended here together, and none of them failed.
-        is_fresh: whether no step was made yet.
+        model: Model as the strategy wrapped it.
+        parameters: Trained parameters, in the model's order.
+        cursor: Position in the data.
+        deal: Batch layout of an epoch.
+        counter: Counter of tokens and operations.
+        gate: Stop coordinator, asked before each step.
+        accumulation: Micro-batches per step and rank.
+        farewell: Exit barrier: keeps this rank until no other rank needs what it serves.
+        scheduled_steps: Run length for which the schedule was made.
+        fitting: Finds a batch size that fits into memory, if requested.
+        pipeline: Runs the passes of a step, if the model is cut into stages.
+        leaves: Runs the passes of a step, if gradients are reduced in one fixed order.
+        watch: Judges the loss of each step.
+        turns_ahead: Turns of the gate in excess of steps, because steps were repeated.
+        until_step: Step after which this agent run ends before the run does; 0 for none.
+        ends_here: Whether that step is reached.
+        is_over: Whether all ranks ended here together without a failure.
+        is_fresh: Whether no step is finished yet.
     """
 
     strategy: Strategy
@@ -124,14 +118,14 @@ class TrainingRun:
 
     @property
     def trained_numbers(self) -> int:
-        """How many numbers are trained, whether they are here or not."""
+        """Number of trained values, on all ranks."""
         detour = find_redirect(self.model)
         if detour is not None:
             return detour.numbers
         return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
 
     def started(self, state: TrainerState, ranks: int) -> TrainingStarted:
-        """Return the fact that the loop begins, or goes on, on so many ranks."""
+        """Return the event for the start or continuation of the loop on ``ranks`` ranks."""
         return TrainingStarted(
             state.global_step,
             state.max_steps,
@@ -144,48 +138,48 @@ class TrainingRun:
 
     @property
     def ledger(self) -> Ledger:
-        """What notes the samples that each step trains on."""
+        """Ledger of the samples of each step."""
         return self.saver.ledger
 
     @property
     def step_samples(self) -> int:
-        """Samples that all ranks together train on in one optimizer step."""
+        """Samples of one optimizer step over all ranks."""
         return self.deal.round_samples * self.accumulation
 
     def batches(self, *, begins: bool) -> Iterator[Any]:
-        """Return this rank's micro-batches from the cursor on; starts no worker for nothing.
+        """Return this rank's micro-batches from the cursor on; starts no worker if there are none.
 
         Args:
-            begins: whether the epoch begins, and does not go on.
+            begins: Whether the epoch begins, rather than continues.
         """
         if begins:
             draw_for_epoch(self.cursor)
         return iter(self.loader) if self.rounds_left() else iter(())
 
     def wait_for_copy(self, timing: Callable[..., AbstractContextManager[None]]) -> None:
-        """Wait until the state may change that a save is still copying; tell it if that is long."""
+        """Wait until the state that a save is still copying may change; report a long wait."""
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
         if self.saver.will_hold():
-            # Behind before_update(): whoever has the sum knows that every rank holds the step
-            # before whole, and has not waited for it.
+            # After before_update(): a rank that has the sum knows that every rank has the previous
+            # step cached completely, without waiting for it.
             self.meters.begin_mean(self.saver.near_sums)
 
     def may_begin(self, step: int) -> bool:
-        """Say whether to begin a step: this launch does not end before it, and the gate agrees."""
-        # All ranks know the first alike, whatever each has heard at the gate.
+        """Return whether to begin a step: the agent run continues, and the gate agrees."""
+        # All ranks know the first condition alike, whatever each received at the gate.
         self.ends_here = 0 < self.until_step < step
         return not self.ends_here and self.gate.enter(step + self.turns_ahead)
 
     def rounds_left(self) -> int:
-        """Return the rounds left in the epoch."""
+        """Return the number of rounds left in the epoch."""
         return self.deal.rounds_after(self.cursor.samples)
 
     def settle(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Wait for the save in flight, while a request to stop still has its deadline.
+        """Wait for the save in flight, while a stop request still has its deadline.
 
         Raises:
-            SaveFailed: it failed, and nothing else did: what ended training is not covered up.
+            SaveFailed: The save failed and nothing else did: another error takes precedence.
         """
         try:
             self.saver.wait()
@@ -195,12 +189,12 @@ class TrainingRun:
             error.add_note(f"the save in flight failed as well: {failed}")
 
     def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
-        """Save where all ranks agreed to stop, in the tier that there is time for, and go.
+        """Save at the agreed step, in the tier that the remaining time allows, and exit.
 
         Raises:
-            Preempted: it is saved, as far as there was time.
-            SaveFailed: it could not be made durable.
-            SystemExit: with 0: it is durable, and this launch was to end here.
+            Preempted: The step is saved, as far as time allowed.
+            SaveFailed: The save could not be made durable.
+            SystemExit: Code 0: the save is durable, and this agent run was to end here.
         """
         if self.ends_here:
             self._end_launch(step, save, tell)
@@ -224,7 +218,7 @@ class TrainingRun:
         raise SystemExit(0)
 
     def close(self) -> None:
-        """Let go of the repository and stop listening; leave together if all is done."""
+        """Close the repository and the gate; if training is over, pass the exit barrier."""
         try:
             self.saver.close()
         finally:
@@ -235,7 +229,7 @@ class TrainingRun:
             self.farewell()
 
     def end_epoch(self, *, cut_short: bool) -> None:
-        """Mark the epoch's end as handled; go to the next if it is consumed or given up."""
+        """Mark the epoch's end as handled; advance if the epoch is consumed or given up."""
         cursor = self.cursor
         cursor.is_open = False
         if cut_short or not self.rounds_left():
@@ -244,30 +238,30 @@ class TrainingRun:
             cursor.next_epoch()
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        """Count the loss of a micro-batch, already divided by the micro-batches of its step."""
+        """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
         self.watch.add(loss)
         self.meters.add_loss(loss)
 
     def judge_step(self, grad_norm: torch.Tensor, *, expects_infinite: bool) -> None:
-        """Measure the gradients of a step, and judge it before its update. Collective.
+        """Measure the gradients of a step and judge it before its update. Collective.
 
         Args:
-            grad_norm: before clipping, a scalar.
-            expects_infinite: whether infinite gradients lead to a smaller scale, and to no harm.
+            grad_norm: Norm before clipping, a scalar.
+            expects_infinite: Whether infinite gradients only reduce the loss scale.
 
         Raises:
-            LossBroken: on all ranks alike.
+            LossDiverged: On all ranks alike.
         """
         self.meters.end_step(grad_norm, self.optimizer.param_groups[0]["lr"])
         self.watch.judge(None if expects_infinite else grad_norm)
 
     def end_step(self, hooks: Trainer, start: int, *, updated: bool) -> None:
-        """Note what a step trained on. Collective, now and then.
+        """Record the samples of a step. Collective, now and then.
 
         Args:
-            hooks: whose step it was.
-            start: samples of the epoch that were used up before it.
-            updated: whether it changed the model.
+            hooks: Trainer of the step.
+            start: Samples of the epoch that were consumed before the step.
+            updated: Whether the step changed the model.
         """
         note, losses = self.ledger.end_step, self.meters.take_step()
         step, rounds = hooks.state.global_step, hooks.current_gradient_accumulation_steps
@@ -284,18 +278,18 @@ class TrainingRun:
         state.stateful_callbacks = callbacks
 
     def hold_step(self, state: TrainerState, callbacks: Callable[[], dict[str, Any]]) -> None:
-        """Hold this step in memory if it is one of those; it is no checkpoint then. Collective."""
+        """Cache this step in memory if it is due; this is not a checkpoint yet. Collective."""
         if self.saver.holds():
             self.settle_for_saving(state, callbacks())
             self.saver.hold()
 
     def settle_counts(self) -> None:
-        """Read what was counted on devices, before it is saved. Collective."""
+        """Read device-side counters before they are saved. Collective."""
         self.counter.settle()
         self._settle_losses()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what is logged, and tell if it is broken. Collective."""
+        """Return the metrics to log, and report a broken loss. Collective."""
         episodes, values = self.watch.episodes, self.meters.take()
         broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
         self.saver.mind(broke, is_broken=episodes.is_broken)
@@ -307,10 +301,10 @@ class TrainingRun:
 
 
 class CheckpointInfoBuilder:
-    """Says of a run what its checkpoints say, at each step that is saved or held.
+    """Builder of the description of a run's checkpoints, at each saved or cached step.
 
     Args:
-        strategy: the name of how the model is parallel.
+        strategy: Name of the parallel strategy.
     """
 
     def __init__(self, strategy: str) -> None:
@@ -320,7 +314,7 @@ class CheckpointInfoBuilder:
     def about(
         self, args: TrainingArguments, cursor: DataCursor, deal: BatchLayout
     ) -> CheckpointInfo:
-        """Return what a checkpoint says that is made now."""
+        """Return the description of a checkpoint made now."""
         data = {
             "epoch": cursor.epoch,
             "samples": cursor.samples,
@@ -333,10 +327,10 @@ class CheckpointInfoBuilder:
 
 
 def pipeline_for(hooks: TrainerHooks) -> PipelinedModel | None:
-    """Return the pipeline of a trainer's model, None if it is in one piece.
+    """Return the pipeline of a trainer's model; None if the model is not cut.
 
     Raises:
-        ConfigError: the trainer makes steps in a way of its own.
+        ConfigError: The trainer overrides ``training_step``.
     """
     pipelined = pipeline_of(hooks.model)
     if pipelined is not None and hooks.has_own_training_step:
@@ -350,15 +344,15 @@ def pipeline_for(hooks: TrainerHooks) -> PipelinedModel | None:
 def pass_through(
     trainer: Trainer, run: TrainingRun, samples: Sequence[Any], counted: tuple[torch.Tensor, ...]
 ) -> None:
-    """Make forward and backward passes of a step, then count its micro-batches. Collective.
+    """Run forward and backward of a step, then count its micro-batches. Collective.
 
     Every stage calls ``compute_loss``; all but the last leave it where the model is cut.
 
     Args:
-        trainer: whose model is in a pipeline.
-        run: of it.
-        samples: micro-batches as the loader made them.
-        counted: labels of the whole step, if they are counted.
+        trainer: Trainer with a pipeline model.
+        run: Run of the trainer.
+        samples: Micro-batches from the loader.
+        counted: Number of labels of the whole step, if they are counted.
     """
     assert run.pipeline is not None  # noqa: S101 - for mypy
     batches = [trainer._prepare_inputs(one) for one in samples]  # noqa: SLF001 - the field's name

@@ -1,16 +1,7 @@
-"""CheckpointSaver, best model, last save.
+"""Saver of a run: when the loop saves, the best model, the last save and the step cache.
 
-How far the last save gets before the host is gone: by the time that is left and past saves.
-
-What a Saver does about a loss that broke: tell it, and keep the last checkpoint before.
-
-Rules for a resume with arguments or objects that differ from the checkpoint's.
-
-When the loop saves, what it saves, and the best model among it.
-
-Steps between saves that memory holds: how often, and when not.
-
-Which model is the best so far, and which checkpoint holds it.
+It also compares a resume's arguments and objects with the checkpoint's, and picks how far the
+last save gets before a preemption.
 """
 
 from __future__ import annotations
@@ -63,28 +54,28 @@ _MARGIN_SECONDS = 1.0
 
 
 class SaveDestination(IntEnum):
-    """Where a save is to get to; of several ranks' the greatest counts, which asks for least."""
+    """Destination of a save; the greatest of all ranks counts, which demands the least."""
 
     DURABLE = 0
-    """The repository, and with a near one both."""
+    """The repository, and the near repository if there is one."""
     NEAR = 1
-    """The near repository alone; the next life goes on from there if it runs on this host."""
+    """Only the near repository; the next attempt continues from there if it runs on this host."""
     MEMORY = 2
-    """The keeper, which makes it durable after the trainers are gone, if it is left the time."""
+    """The saver daemon, which makes it durable after the trainers exit, if time remains."""
     IN_FLIGHT = 3
-    """Nothing new: what is in flight is finished."""
+    """No new save: only the save in flight is finished."""
 
 
 @dataclass(slots=True)
 class SaveTimings:
-    """What the saves of this life took, the last ones of them.
+    """Durations of this attempt's most recent saves.
 
     Attributes:
-        copy_seconds: until training could go on.
-        land_seconds: from the beginning until it was committed, in the near repository if there
-            is one, less what it rested: with somebody waiting for it, it takes no longer.
-        spread_seconds: of the last save, its rests among them; None before the first.
-        stalled_seconds: that training has waited for all saves together.
+        copy_seconds: Time until training could continue.
+        land_seconds: Time from the start until the commit, in the near repository if there is
+            one, without throttle pauses: a save that is waited for does not pause.
+        spread_seconds: Duration of the last save, pauses included; None before the first.
+        stalled_seconds: Total time that training has waited for saves.
     """
 
     copy_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -93,30 +84,30 @@ class SaveTimings:
     stalled_seconds: float = 0.0
 
     def stalling(self, clock: Clock) -> Timed:
-        """Add the time spent inside to what training has waited."""
+        """Return a context that adds the time spent inside to the time training has waited."""
         return Timed(clock, self._waited)
 
     def _waited(self, seconds: float) -> None:
         self.stalled_seconds += seconds
 
     def landed(self, took_seconds: float, rested_seconds: float) -> None:
-        """Remember a save that is durable.
+        """Record a save that is durable.
 
         Args:
-            took_seconds: from its beginning.
-            rested_seconds: of these it rested, for nobody waited for it.
+            took_seconds: Time since its start.
+            rested_seconds: Part of it spent in throttle pauses, because training did not wait.
         """
         self.land_seconds.append(max(took_seconds - rested_seconds, 0.0))
         self.spread_seconds = took_seconds
 
     @property
     def land_p95(self) -> float | None:
-        """What 19 of 20 saves did not exceed; None before the first."""
+        """Duration that 19 of 20 saves did not exceed; None before the first."""
         return p95(self.land_seconds)
 
 
 def p95(values: Collection[float]) -> float | None:
-    """Return the least of ``values`` that 95 of 100 do not exceed (nearest rank); None of none."""
+    """Return the least of ``values`` that 95 of 100 do not exceed (nearest rank), or None."""
     if not values:
         return None
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
@@ -127,15 +118,15 @@ def choose_tier(
 ) -> SaveDestination:
     """Return the safest tier that a save reaches in time.
 
-    With nothing measured the safest: trying loses nothing. Else by the p95; if by that no tier is
-    reached, by the fastest save so far, because a try that fails harms nothing either.
+    Without measurements this is the safest tier: a failed attempt loses nothing. Else the p95
+    decides. If no tier is reached by the p95, the fastest save so far decides, for the same reason.
 
     Args:
-        left_seconds: until the process must be gone.
-        took: past saves.
-        has_near: whether saves go to a near repository first. A promotion is taken to last as
-            long as a save, for it carries the same bytes.
-        has_keeper: whether a keeper makes durable what it was handed.
+        left_seconds: Time until the process must exit.
+        took: Timings of past saves.
+        has_near: Whether saves go to a near repository first. A promotion is assumed to take as
+            long as a save, because it copies the same bytes.
+        has_keeper: Whether a saver daemon makes handed-over bytes durable.
     """
     land = took.land_p95
     if land is None:
@@ -154,11 +145,11 @@ def choose_tier(
 
 
 class MindingSaver:
-    """The part of a Saver that hears of broken numbers.
+    """Handling of broken losses in a saver.
 
     Attributes:
-        best: names the checkpoints that no rotation may take.
-        emit: where events go.
+        best: Names the checkpoints that garbage collection must keep.
+        emit: Destination of events.
     """
 
     best: BestCheckpoint
@@ -169,11 +160,11 @@ class MindingSaver:
 
     @property
     def step(self) -> int:
-        """The last optimizer step."""
+        """Number of the last optimizer step."""
         return self._state.global_step
 
     def mind(self, broke: Sequence[Event], *, is_broken: bool) -> None:
-        """Tell how numbers broke; while they are none, keep the last checkpoint before that."""
+        """Report broken losses; while the loss is broken, keep the last checkpoint before it."""
         self.best.mind(self._saved, begins=bool(broke), is_broken=is_broken)
         for one in broke if self._is_coordinator else ():
             self.emit(one, step=self.step)
@@ -183,16 +174,16 @@ _RANK = re.compile(r"_\d+$")
 
 
 def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Emitter) -> None:
-    """Tell how this life's arguments differ from those that saved, then refuse some.
+    """Report how arguments differ from those of the checkpoint, and refuse some differences.
 
     Args:
-        config: of the run that saved.
-        args: of this one.
-        emit: whom to tell.
+        config: Arguments of the run that saved.
+        args: Arguments of this run.
+        emit: Receiver of the event.
 
     Raises:
-        ConfigError: one differs that cannot.
-        IncompatibleCheckpoint: it was saved to hold the model alone.
+        ConfigError: An argument differs that must not.
+        IncompatibleCheckpoint: The checkpoint holds only the model.
     """
     if config.get("save_only_model"):
         raise IncompatibleCheckpoint(
@@ -208,16 +199,16 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
 
 
 def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
-    """Return which differences of objects a resume allows.
+    """Return the policy for objects that differ from the checkpoint's.
 
     Args:
-        args: of this run; ``resume_changes`` has ``part:NAME``.
-        known: names of parts that the trainer makes, and of those that the user registered.
+        args: Arguments of this run; ``resume_changes`` may contain ``part:NAME``.
+        known: Names of the parts that the trainer makes and that the user registered.
     """
     allowed = args.resume_changes or ()
 
     def compares_options(config: Mapping[str, Any]) -> bool:
-        # Options that follow from arguments are reported as arguments.
+        # Options that follow from arguments are already reported as arguments.
         changed = changes_between(config, args.to_dict()).values()
         return all(one.rule.kind == FREE for one in changed)
 
@@ -235,7 +226,7 @@ def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
 
 
 def whose_part(name: str) -> str:
-    """Return the name of a part without the number of the rank that has it."""
+    """Return a part's name without the rank number."""
     return _RANK.sub("", name)
 
 
@@ -244,21 +235,21 @@ _MODEL_ONLY = ("model", "trainer_state")
 
 
 class Saver(MindingSaver):
-    """Saves a run and resumes it.
+    """Saver of a run's checkpoints, which also resumes them.
 
     Args:
-        checkpointer: where checkpoints go.
-        parts: everything that a checkpoint holds, by name.
-        about: what a checkpoint says of itself, asked at each save.
-        best: which checkpoint holds the best model.
-        state: counts steps; told where the best model is.
-        args: ``on_save_failure``, ``save_overlap``.
-        session: where events go, and whether this host has a keeper.
-        ledger: of samples; a segment of it is saved with each checkpoint.
+        checkpointer: Engine that writes and reads checkpoints.
+        parts: All parts of a checkpoint, by name.
+        about: Returns the checkpoint's description at each save.
+        best: Name of the checkpoint with the best model.
+        state: Trainer state; it counts steps and gets the place of the best model.
+        args: Arguments; ``on_save_failure`` and ``save_overlap`` are used.
+        session: Destination of events, and whether this host has a saver daemon.
+        ledger: Sample ledger; a segment of it is saved with each checkpoint.
 
     Attributes:
-        took: what the saves of this life took.
-        reserved: names of parts that the trainer has of itself, or has with other arguments.
+        took: Durations of this attempt's saves.
+        reserved: Names of the trainer's own parts, including those of other arguments.
     """
 
     reserved: Collection[str] = ()
@@ -285,7 +276,7 @@ class Saver(MindingSaver):
         self._has_keeper = bool(session.gang.launch.keeper)
         self._args = args
         self.ledger = ledger
-        # What is saved at step 0 is nothing: a new life would begin the same way.
+        # Step 0 needs no save: a new attempt would begin the same way.
         self.took = SaveTimings()
         self._saved: CheckpointId | None = None
         self.begun: CheckpointId | None = None
@@ -293,20 +284,20 @@ class Saver(MindingSaver):
         self._updates = 0
 
     def settle(self, wish: str, *, is_first: bool) -> str:
-        """Return the reference that this attempt resumes from under the user's wish. Collective.
+        """Return the reference that this attempt resumes from, given the user's choice. Collective.
 
         Raises:
-            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or may be, though it is listed.
         """
         return self._checkpointer.settle(wish, is_first=is_first)
 
     def resume(self, ref: str, cause: str, guard: StartGuard | None = None) -> ResumeResult | None:
-        """Restore everything from where the last life got to, if there was one. Collective.
+        """Restore everything from the last attempt's checkpoint, if there is one. Collective.
 
         Raises:
-            ConfigError: an argument differs from the checkpoint's that cannot.
-            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
-            NothingToResume: the guard requires a checkpoint, and there is none.
+            ConfigError: An argument differs from the checkpoint's and must not.
+            StartOverRefused: The guard found checkpoints that a start at step 0 would ignore.
+            NothingToResume: The guard requires a checkpoint, and there is none.
         """
 
         def look(config: Mapping[str, Any]) -> None:
@@ -327,20 +318,20 @@ class Saver(MindingSaver):
 
     @property
     def has_saved(self) -> bool:
-        """Whether there is a checkpoint of this life, or one that it began from."""
+        """Whether this attempt saved a checkpoint or began from one."""
         return self._saved is not None
 
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
-        """Begin another life from the newest checkpoint that all ranks can prove. Collective.
+        """Begin another attempt from the newest checkpoint that all ranks can verify. Collective.
 
-        Waits for the save in flight, in every tier; one that failed is passed over where the
-        arguments say that training goes on without it. The next save takes place though its
-        step may have been saved, by the life before.
+        Waits for the save in flight, in every tier. A failed save is skipped if the arguments say
+        that training continues without it. The next save takes place even if the previous attempt
+        saved its step.
 
-        Crash: what is committed is what it was.
+        Crash: committed checkpoints are unchanged.
 
         Raises:
-            SaveFailed: the save in flight failed, and the arguments say that this stops training.
+            SaveFailed: The save in flight failed, and the arguments say that this stops training.
         """
         try:
             self.wait()
@@ -354,14 +345,14 @@ class Saver(MindingSaver):
 
     @property
     def generation(self) -> int:
-        """The number of this life."""
+        """Generation number of this attempt."""
         return self._checkpointer.generation
 
     def save(self) -> bool:
-        """Save this step unless it is saved; False if it was. Collective.
+        """Save this step; return False if it is already saved. Collective.
 
         Raises:
-            SaveFailed: the save before failed, and the arguments say that this stops training.
+            SaveFailed: The previous save failed, and the arguments say that this stops training.
         """
         step = self._state.global_step
         if step == self._saved_step:
@@ -379,13 +370,13 @@ class Saver(MindingSaver):
         return True
 
     def outdate(self) -> None:
-        """Have this step saved, if that is asked for, though a life before has saved it."""
+        """Allow this step to be saved again though an earlier attempt saved it."""
         self._saved_step = -1
 
     def before_update(self) -> None:
-        """Wait until the state may change that the last save is still copying.
+        """Wait until the state that the last save is still copying may change.
 
-        Before the second step, when optimizers have their state, also get memory for the first
+        Before the second step, when optimizers have their state, also allocate memory for the first
         save.
         """
         with self.took.stalling(self.emit.clock):
@@ -395,22 +386,22 @@ class Saver(MindingSaver):
             self._checkpointer.warm(self._saved_parts)
 
     def found_best(self) -> None:
-        """Remember that the model of this step is the best, if a checkpoint holds it already."""
+        """Record this step's model as the best, if a checkpoint already holds it."""
         if self._saved is not None and self._saved_step == self._state.global_step:
             self._name_best(self._saved)
 
     def wait(self) -> None:
-        """Wait until everything saved is durable, and with tiers the last in each of them.
+        """Wait until all saves are durable; with tiers, until the last save is in each of them.
 
         Raises:
-            SaveFailed: it could not be made so.
+            SaveFailed: A save could not be made durable.
         """
         self._checkpointer.wait(in_every_tier=True)
 
     def choose_tier(self, gate: StopCoordinator) -> SaveDestination:
-        """Return how far the last save can get in the time that is left. Collective.
+        """Return how far the last save can get in the remaining time. Collective.
 
-        The rank that has the least time, or the slowest saves, decides.
+        The rank with the least time or the slowest saves decides.
         """
         step = self._state.global_step
         if step == self._saved_step:
@@ -423,10 +414,10 @@ class Saver(MindingSaver):
         return tier
 
     def leave(self, gate: StopCoordinator, tier: SaveDestination) -> None:
-        """Wait as long as the tier asks for; a keeper that has the bytes is not waited for.
+        """Wait as long as the tier requires, but not for a saver daemon that has the bytes.
 
         Raises:
-            SaveFailed: it could not be made durable.
+            SaveFailed: The save could not be made durable.
         """
         step = self._state.global_step
         if tier is SaveDestination.MEMORY:
@@ -439,10 +430,10 @@ class Saver(MindingSaver):
             self._checkpointer.wait(in_every_tier=True)
 
     def load_best(self) -> None:
-        """Load the weights of the best model that a checkpoint holds, or keep the last. Collective.
+        """Load the weights of the best saved model, or keep the last weights. Collective.
 
-        A run that is trained to its end must not fail for this, life after life; so what cannot
-        be loaded is told, and all ranks decide alike.
+        A failure here must not fail a finished run on every restart. It is therefore only reported,
+        and all ranks decide alike.
         """
         best, step = self.best.checkpoint, self._state.best_global_step
         if best is None:
@@ -459,21 +450,21 @@ class Saver(MindingSaver):
             self.emit(BestModelMissing(str(best), why))
 
     def close(self) -> None:
-        """Let go of the repository."""
+        """Close the repository."""
         self._checkpointer.close()
 
     @property
     def _saved_parts(self) -> dict[str, Part]:
-        """What a checkpoint holds: all, or the model and its history (``save_only_model``)."""
+        """Parts of a checkpoint: all, or the model and its history (``save_only_model``)."""
         if not self._args.save_only_model:
             return self.parts
         return {name: self.parts[name] for name in _MODEL_ONLY}
 
     def _measure(self) -> None:
-        """Wait for the save in flight, as the next one would, and remember what it took.
+        """Wait for the save in flight, as the next save would, and record its duration.
 
         Raises:
-            SaveFailed: it failed, and the arguments say that this stops training.
+            SaveFailed: The save failed, and the arguments say that this stops training.
         """
         persister = self._checkpointer.in_flight
         if persister is None:
@@ -486,7 +477,7 @@ class Saver(MindingSaver):
             self.took.landed(persister.took_seconds, persister.rested_seconds)
 
     def _go_on_without(self, error: SaveFailed) -> None:
-        """Go on after a save that failed, unless the arguments say that this stops training."""
+        """Continue after a failed save, unless the arguments say that it stops training."""
         if self._args.on_save_failure == "stop":
             raise error
         self.ledger.reopen()
@@ -512,12 +503,12 @@ class Saver(MindingSaver):
 
 
 class HoldingSaver(Saver):
-    """A Saver that also holds steps in memory, if ``save_every`` says ``memory=...``."""
+    """Saver that also caches steps in memory, if ``save_every`` contains ``memory=...``."""
 
     _holding: StepCache | None = None
     _is_on: bool | None = None
     near_sums: HostLocalSum | None = None
-    """Adds numbers of all ranks up, where they hold steps and are on one host; all have it then."""
+    """Sum of numbers over all ranks, if they cache steps on one host; all ranks get the sum."""
 
     def __init__(
         self,
@@ -531,29 +522,29 @@ class HoldingSaver(Saver):
         self._lull = session.lull
 
     def holds(self) -> bool:
-        """Say whether this step is to be held; the same on every rank."""
+        """Return whether this step is to be cached; the same on every rank."""
         return self._holds_at(self._state.global_step)
 
     def will_hold(self) -> bool:
-        """Say whether the step that is about to update is to be held, as far as is known."""
+        """Return whether the next step is to be cached, as far as is known before its update."""
         return self._holds_at(self._state.global_step + 1)
 
     def _holds_at(self, step: int) -> bool:
         steps = memory_steps(self._args)
         if not steps or step % steps or step == self._saved_step or self._is_on is False:
             return False
-        # The memory of saves comes first.
+        # Saves allocate their memory first.
         return self._updates > WARM_AT
 
     def hold(self) -> None:
-        """Hold this step in memory; it is no checkpoint unless ranks die. Collective.
+        """Cache this step in memory; it becomes a checkpoint only if ranks die. Collective.
 
-        What goes wrong on one rank is told once; then nothing is held that all of them have.
+        An error on one rank is reported once; after it, no step is cached by all ranks.
         """
         if self._is_on is None:
             self._holding = start_step_cache(self._checkpointer, self._lull)
             self._is_on = self._holding is not None
-            # The ranks go on to add so though one of them has let go of what it holds.
+            # All ranks keep summing this way even if one of them dropped its cache.
             self.near_sums = self._holding.near_sums if self._holding is not None else None
         if self._holding is None:
             return
@@ -567,19 +558,19 @@ class HoldingSaver(Saver):
             self._let_go(drops=True)
 
     def before_update(self) -> None:
-        """Wait until the state may change that a save, or what is held, is still copying."""
+        """Wait until the state that a save or the step cache is still copying may change."""
         if self._holding is not None:
             self._holding.before_update()
         super().before_update()
 
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
-        """Begin another life from a checkpoint, and forget the steps that are given up."""
+        """Begin another attempt from a checkpoint, and drop the cached steps that are given up."""
         self._let_go(drops=True)
         self._is_on = self.near_sums = None
         return super().begin_again(checkpointer)
 
     def close(self) -> None:
-        """Let go of the repository; what is held lands if it is newer than what is saved."""
+        """Close the repository; the daemon commits a cached step newer than the last save."""
         self._let_go(drops=False)
         super().close()
 
@@ -593,27 +584,27 @@ class HoldingSaver(Saver):
 
 @dataclass(slots=True)
 class BestCheckpoint:
-    """Which checkpoint holds the best model; kept apart from the trainer's state.
+    """Name of the checkpoint with the best model, kept apart from the trainer's state.
 
-    Its generation tells how often the run was restarted, which two equal runs may differ in.
+    Its generation depends on the number of restarts, which may differ between equal runs.
     """
 
     checkpoint: CheckpointId | None = None
     sound: CheckpointId | None = None
-    """The last before the loss broke, for as long as it is broken."""
+    """Last checkpoint before the loss broke, for as long as it is broken."""
 
     @property
     def kept(self) -> list[CheckpointId]:
-        """What no rotation may take."""
+        """Checkpoints that garbage collection must keep."""
         return [one for one in (self.checkpoint, self.sound) if one]
 
     def mind(self, saved: CheckpointId | None, *, begins: bool, is_broken: bool) -> None:
-        """Hold on to the last checkpoint before the loss broke, until it is good again.
+        """Keep the last checkpoint before the loss broke, until the loss is good again.
 
         Args:
-            saved: the last checkpoint.
-            begins: whether the loss was good until now.
-            is_broken: whether it is no number.
+            saved: The last checkpoint.
+            begins: Whether the loss was good until now.
+            is_broken: Whether the loss is not a number.
         """
         if not is_broken:
             self.sound = None
@@ -621,21 +612,21 @@ class BestCheckpoint:
             self.sound = saved
 
     def state_dict(self) -> dict[str, str]:
-        """Return the folders' names, or nothing."""
+        """Return the folder names of the checkpoints; empty text for none."""
         sound = {"sound": str(self.sound)} if self.sound else {}
         return {"checkpoint": str(self.checkpoint) if self.checkpoint else "", **sound}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the names."""
+        """Restore the names."""
         self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
         self.sound = parse_checkpoint(state_dict.get("sound", ""))
 
 
 def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:
-    """Say whether the model that ``metrics`` are of is the best so far, and note it in ``state``.
+    """Return whether the model behind ``metrics`` is the best so far; record it in ``state``.
 
     Raises:
-        ConfigError: ``metric_for_best_model`` is none of them, or is no number.
+        ConfigError: ``metric_for_best_model`` is not among the metrics, or is not a number.
     """
     if args.metric_for_best_model is None:
         return False
@@ -658,7 +649,7 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
 
 
 def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:
-    """Say whether ``value`` beats ``best``: strictly, and anything beats nothing."""
+    """Return whether ``value`` strictly beats ``best``; any number beats None."""
     if best is None:
         return value == value  # noqa: PLR0124 - a NaN is not equal to itself, and beats nothing
     return value > best if greater_is_better else value < best

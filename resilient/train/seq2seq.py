@@ -1,4 +1,4 @@
-"""Sequence to sequence: evaluation by what a model generates, not by what it scores."""
+"""Sequence-to-sequence training: evaluation of generated sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from resilient.train.evaluation.loop import PredictionOutput
 
-# What was made from the labels for the decoder; a model that generates makes its own.
+# Decoder inputs made from the labels; a generating model makes its own.
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask")
 
 
@@ -47,11 +47,11 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
 
 class Seq2SeqTrainer(Trainer):
-    """A trainer whose predictions are what the model generates.
+    """Trainer whose predictions are generated sequences.
 
-    With ``predict_with_generate`` the predictions that ``compute_metrics`` gets are tokens,
-    shape (samples, longest), filled up with the padding token; the loss is that of the labels
-    all the same. The model needs ``generate(**inputs, **options)``.
+    With ``predict_with_generate`` the predictions for ``compute_metrics`` are tokens of shape
+    (samples, longest), filled with the padding token; the loss is still that of the labels. The
+    model needs ``generate(**inputs, **options)``.
     """
 
     args: Any
@@ -69,7 +69,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, Any]:
-        """Evaluate as any trainer; ``gen_kwargs`` are given to ``generate``. Collective."""
+        """Evaluate a dataset; ``gen_kwargs`` are passed to ``generate``. Collective."""
         self._gen_kwargs = self._generation(gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
@@ -80,7 +80,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict as any trainer; ``gen_kwargs`` are given to ``generate``. Collective."""
+        """Predict a dataset; ``gen_kwargs`` are passed to ``generate``. Collective."""
         self._gen_kwargs = self._generation(gen_kwargs)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
@@ -95,7 +95,7 @@ class Seq2SeqTrainer(Trainer):
         """Return ``(loss, generated tokens, labels)`` of a batch.
 
         Raises:
-            ConfigError: the model cannot generate.
+            ConfigError: The model cannot generate.
         """
         generates = getattr(self.args, "predict_with_generate", False)
         if not generates or prediction_loss_only:
@@ -109,7 +109,7 @@ class Seq2SeqTrainer(Trainer):
         return loss, self._padded(tokens, options), labels
 
     def _generation(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of generation: those told, else the arguments', else the model's own."""
+        """Return generation options: those given, else the arguments', else the model's."""
         options = dict(told)
         longest = getattr(self.args, "generation_max_length", None)
         if options.get("max_length") is None and options.get("max_new_tokens") is None:
@@ -128,13 +128,13 @@ class Seq2SeqTrainer(Trainer):
         used = {name: one for name, one in inputs.items() if name not in self.label_names}
         if find_labels(inputs, self.label_names) is not None:
             used = {name: one for name, one in used.items() if name not in _DECODERS}
-        # Ranks that hold parts of one model must take as many turns as the slowest.
+        # Ranks that hold parts of one model must run as many decoding steps as the slowest rank.
         together = {"synced_gpus": True} if self.session.computes_together else {}
         tokens: torch.Tensor = generate(**used, **{**together, **options})
         return tokens
 
     def _padded(self, tokens: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-        """Return tokens as long as they may be, so that all batches and ranks agree."""
+        """Return tokens padded to the maximum length, so that all batches and ranks agree."""
         config = getattr(self.model, "generation_config", None)
         longest = options.get("max_length") or getattr(config, "max_length", None)
         more = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
@@ -146,10 +146,10 @@ class Seq2SeqTrainer(Trainer):
         return torch.nn.functional.pad(tokens, (0, missing), value=self._pad_token())
 
     def _pad_token(self) -> int:
-        """Return what fills up sequences.
+        """Return the token that pads sequences.
 
         Raises:
-            ConfigError: nobody says.
+            ConfigError: Neither the processing class nor the model's config names a token.
         """
         homes = (getattr(self, "processing_class", None), getattr(self.model, "config", None))
         for home in homes:
@@ -167,7 +167,7 @@ def _read_config(place: str) -> Any:
     """Return the GenerationConfig of a folder or a file.
 
     Raises:
-        ConfigError: there is none, or Transformers is not installed.
+        ConfigError: There is no such config, or Transformers is not installed.
     """
     from pathlib import Path
 

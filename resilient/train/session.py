@@ -1,12 +1,7 @@
-"""Process-wide objects and settings.
+"""Process-wide objects and settings: ranks, store, process group, torch's global options.
 
-How a script ends that no agent of ours runs: with our errors' own exit codes.
-
-Under `resilient train` the worker's bootstrap does the same.
-
-What one process holds for as long as it lives: its place, its board, its process group.
-
-What arguments change in the process and in the model before anything is trained.
+Without our agent, an uncaught error of ours still ends the script with its exit code; under
+`resilient train` the worker's bootstrap does the same.
 """
 
 from __future__ import annotations
@@ -64,9 +59,9 @@ if TYPE_CHECKING:
 
 
 def end_with_exit_codes() -> None:
-    """Let an error of ours that nobody catches end this process with its exit code.
+    """End this process with the exit code of an uncaught error of ours.
 
-    Other errors go to the hook that was there; called again, it changes nothing.
+    Other errors go to the previous hook. Further calls change nothing.
     """
     before = sys.excepthook
     if getattr(before, "is_ours", False):
@@ -80,7 +75,7 @@ def end_with_exit_codes() -> None:
         if not isinstance(error, ResilientError):
             return
         say_error(error)
-        # Of all that a hook may raise, this alone decides how the interpreter ends.
+        # Of all exceptions from a hook, only SystemExit sets the interpreter's exit code.
         raise SystemExit(error.exit_code)
 
     report.is_ours = True  # type: ignore[attr-defined]
@@ -89,7 +84,7 @@ def end_with_exit_codes() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the trainer asks of the world around it."""
+    """Process-wide objects that the trainer uses."""
 
     gang: RankGroup
     device: torch.device
@@ -102,18 +97,18 @@ class Session:
 
     @property
     def world(self) -> World:
-        """Who this rank is."""
+        """World as seen by this rank."""
         return self.gang.world
 
     @property
     def computes_together(self) -> bool:
-        """Whether a forward pass needs all ranks, so that each must make as many as the others."""
+        """Whether a forward pass needs all ranks, so all must run equally many passes."""
         together = self.args.parallelism in ("fsdp", "deepspeed")
         return self.world.size > 1 and (together or self._together > 1)
 
     @property
     def data_world(self) -> World:
-        """Who this rank is among those with samples of their own; what holds one model shares."""
+        """World of the ranks with samples of their own; ranks sharing a model share samples."""
         size, world = self._together, self.world
         return World(world.rank // size, max(1, world.size // size), world.local_rank)
 
@@ -123,18 +118,18 @@ class Session:
 
     @property
     def repository(self) -> str:
-        """The launcher's, else the script's, else the output folder."""
+        """URL of the repository: the launcher's, else the script's, else the output folder."""
         return self.gang.launch.repo or self.args.repo or self.args.output_dir
 
     def checkpointer(self, emit: Emitter, topic: str, gate: StopCoordinator) -> CheckpointEngine:
-        """Open the repository; the gate knows how much time is left.
+        """Open the repository; the gate knows the remaining time.
 
         Raises:
-            ConfigError: this process trained something else there.
+            ConfigError: This process already trained something else there.
         """
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        # Signals are heard in the main thread only.
+        # Python delivers signals only in the main thread.
         hears = threading.current_thread() is threading.main_thread()
         publish_repository(launch, self.repository, saves_when_stopped=hears)
         opened = open_engine(
@@ -147,7 +142,7 @@ class Session:
             parity=args.save_parity,
             repair_on_restore=args.repair_on_restore,
             save_unchanged=args.save_unchanged,
-            # Whoever launches names the place, and so knows better how to get there.
+            # The launcher chose the place, so its access options take precedence.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,
             scope=topic,
@@ -160,7 +155,7 @@ class Session:
         return opened
 
     def checkpointer_alone(self, topic: str) -> CheckpointEngine:
-        """Open the repository for this rank alone, which writes there before the others look."""
+        """Open the repository for this rank alone, which writes before the other ranks read."""
         args, launch = self.args, self.gang.launch
         self._claim_repository()
         opened = open_engine(
@@ -175,12 +170,12 @@ class Session:
         return opened
 
     def comms(self, scope: str) -> ControlGroup:
-        """Return a way to agree with the other ranks; ``scope`` is new and the same on all."""
+        """Return a control group of all ranks; ``scope`` is new and the same on all."""
         board = self.gang.board
         return ControlGroup(board.another() if board else InMemoryKVStore(), self.world, scope)
 
     def _keeper(self, gate: StopCoordinator) -> DaemonAddress | None:
-        """Return where this host's keeper is, if the launcher has started one."""
+        """Return the address of this host's saver daemon, if the launcher has started one."""
         launch = self.gang.launch
         if not launch.keeper:
             return None
@@ -193,7 +188,7 @@ class Session:
         )
 
     def _claim_repository(self) -> None:
-        """Refuse a second training that would go on from the end of the first, and do nothing."""
+        """Refuse a second training that would resume the end of the first and do nothing."""
         mine = place_of(self.args.output_dir)
         first = self.gang.outputs.setdefault(place_of(self.repository), mine)
         if first != mine:
@@ -205,11 +200,11 @@ class Session:
             )
 
     def next_topic(self) -> str:
-        """Return a name for one training, the same on all ranks and new on this board."""
+        """Return a name for one training, the same on all ranks and new in this store."""
         return self.gang.next_topic()
 
     def stop_gate(self, topic: str) -> StopCoordinator:
-        """Return the gate of one training."""
+        """Return the stop coordinator of one training."""
         launch = self.gang.launch
         is_supervised = launch.agent_pid > 0
         return StopCoordinator(
@@ -224,7 +219,7 @@ class Session:
 
 
 def place_of(url: str) -> str:
-    """Return one spelling of a path or URL, to compare it with another."""
+    """Return a canonical spelling of a path or URL, for comparison."""
     return str(local_path(url).resolve()) if protocol_of(url) == "file" else url.rstrip("/")
 
 
@@ -243,12 +238,12 @@ def open_session(args: TrainingArguments) -> Session:
     Collective.
 
     Raises:
-        ConfigError: the launcher's variables make no sense, or contradict the arguments.
-        PeerFailed: the rendezvous store cannot be reached.
+        ConfigError: The launcher's variables are invalid, or contradict the arguments.
+        PeerFailed: The rendezvous store cannot be reached.
     """
     if not read_launch(os.environ).agent_pid:
         end_with_exit_codes()
-    # Shown before the others are met: who waits for a rank that never comes is not the one stuck.
+    # Published before joining: a rank that waits for a missing peer must not be blamed as stuck.
     pulse = progress_reporter()
     gang = join(partial(_backend, args))
     _heed(args, gang.launch.every)
@@ -269,10 +264,10 @@ def open_session(args: TrainingArguments) -> Session:
 
 
 def _heed(args: TrainingArguments, every: str) -> None:
-    """Let the launcher's word on when to save win over the script's.
+    """Let the launcher's save interval override the script's.
 
     Raises:
-        ConfigError: other arguments contradict it.
+        ConfigError: Other arguments contradict it.
     """
     if every:
         args.save_every = every
@@ -281,7 +276,7 @@ def _heed(args: TrainingArguments, every: str) -> None:
 
 
 def _backend(args: TrainingArguments, world: World) -> ProcessGroupSpec:
-    """Return how the ranks compute together, and bind this process to its GPU."""
+    """Return the process group's backend and timeout, and bind this process to its GPU."""
     device = choose_device(world, use_cpu=args.use_cpu)
     if args.ddp_backend == "nccl" and device.type != "cuda":
         raise ConfigError(
@@ -294,19 +289,19 @@ def _backend(args: TrainingArguments, world: World) -> ProcessGroupSpec:
 def _backend_for(args: TrainingArguments, device: torch.device) -> str:
     if device.type != "cuda":
         return "gloo"
-    # Norms of gradients that are in host memory are added up there.
+    # Gradients offloaded to host memory have their norms reduced there.
     offloads = args.parallelism == "fsdp" and fsdp_options(args).cpu_offload
     return "cpu:gloo,cuda:nccl" if offloads else "nccl"
 
 
 def _tiering(args: TrainingArguments) -> TieringOptions:
-    """Return how saves go on from the near tier; who plans saves by their cost plans that too."""
+    """Return the tiering options; saves planned by cost have their promotions planned too."""
     said, seconds = args.durable_every, args.durable_every_seconds
     is_planned = is_auto(args) and said is None and seconds is None
     return TieringOptions(said, args.near_total_limit, seconds, is_planned)
 
 
-# What CUDA's and others' libraries read; kernels are launched one by one with it (Transformers').
+# Variables of CUDA and other libraries, as in Transformers; kernels launch one by one.
 _DETERMINISTIC = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
@@ -320,7 +315,7 @@ def own_arguments(args: Any) -> TrainingArguments:
     """Return a trainer's arguments, or the defaults for None.
 
     Raises:
-        ConfigError: they are another library's, or a value cannot be saved.
+        ConfigError: The object is of another library, or a value cannot be saved.
     """
     if args is None:
         return TrainingArguments()
@@ -330,16 +325,16 @@ def own_arguments(args: Any) -> TrainingArguments:
             f"`args` is a {kind.__module__}.{kind.__qualname__}, not our TrainingArguments",
             hint="from resilient import TrainingArguments",
         )
-    # A field may have been set since the arguments were made.
+    # A field may have changed since the arguments were made.
     args.to_dict()
     return args
 
 
 def configure_process(args: TrainingArguments, device: torch.device) -> None:
-    """Set what torch and its libraries are told for the whole process.
+    """Set torch's process-wide options.
 
     Raises:
-        ConfigError: the device has no TF32.
+        ConfigError: The device has no TF32.
     """
     threads = args.threads_per_rank or (1 if is_canonical(args) else None)
     if threads is not None:
@@ -351,7 +346,7 @@ def configure_process(args: TrainingArguments, device: torch.device) -> None:
 
 
 def compute_deterministically() -> None:
-    """Let torch use deterministic algorithms only; an operation that has none raises."""
+    """Restrict torch to deterministic algorithms; an operation without one raises."""
     os.environ.update(_DETERMINISTIC)
     torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
     torch.backends.cudnn.deterministic = True
@@ -359,10 +354,10 @@ def compute_deterministically() -> None:
 
 
 def allow_tf32(device: torch.device, *, wanted: bool) -> None:
-    """Multiply matrices of float32 in TF32, or exactly.
+    """Set whether float32 matrix products use TF32.
 
     Raises:
-        ConfigError: it is wanted and the device has none.
+        ConfigError: TF32 is wanted and the device has none.
     """
     has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
     if wanted and not has:
@@ -376,7 +371,7 @@ def allow_tf32(device: torch.device, *, wanted: bool) -> None:
 
 
 def configure_model(args: TrainingArguments, model: nn.Module) -> None:
-    """Tell a model of Transformers whether to keep keys and values, of no use in training."""
+    """Set whether a Transformers model caches keys and values, which training does not use."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "use_cache"):
         config.use_cache = args.use_cache

@@ -127,7 +127,7 @@ def _row_of(entry: Entry) -> str | None:
 
     try:
         tree, tensors = flatten(_FIELD, entry)
-        except UnsavableState:  # the save reports the error, with its path
+    except UnsavableState:  # the save reports the error, with its path
         return None
     return None if tensors else row_of(tree)
 

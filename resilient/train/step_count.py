@@ -24,8 +24,8 @@ def steps_after(deal: BatchLayout, taken: int, accumulation: int) -> int:
 def planned_steps(args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int) -> int:
     """Return the number of the run's last step, seen from ``cursor`` after ``done`` steps.
 
-    A run over epochs ends when the samples are consumed, so after a change of the batch size
-    the number changes; a run with ``max_steps`` ends at that step whatever it takes.
+    A run over epochs ends when the samples are consumed, so a change of the batch size changes
+    the number. A run with ``max_steps`` ends at that step in any case.
     """
     if args.max_steps > 0:
         return args.max_steps
@@ -43,7 +43,7 @@ def planned_epochs(
 
     A callback that cuts an epoch short makes no other epoch longer, as in Transformers.
     """
-    if not deal.samples:  # a stream does not say; Transformers' value
+    if not deal.samples:  # the length of a stream is unknown; Transformers' value
         return sys.maxsize
     if args.max_steps <= 0:
         return math.ceil(args.num_train_epochs)
@@ -56,7 +56,7 @@ def planned_epochs(
 def planned_run(
     args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int
 ) -> dict[str, Any]:
-    """Return the plan of the rest of the run, and what the plan follows from."""
+    """Return the plan for the rest of the run, and the inputs of the plan."""
     return {
         "steps": planned_steps(args, deal, cursor, done),
         "epochs": planned_epochs(args, deal, cursor, done),
@@ -67,7 +67,7 @@ def planned_run(
 def is_current(
     planned: Mapping[str, Any] | None, args: TrainingArguments, deal: BatchLayout
 ) -> bool:
-    """Say whether a saved plan is that of these arguments and this cut of the data."""
+    """Return whether a saved plan has these arguments and this batch layout as inputs."""
     basis = _basis(args, deal)
     return planned is not None and {name: planned.get(name) for name in basis} == basis
 
@@ -81,5 +81,5 @@ def _basis(args: TrainingArguments, deal: BatchLayout) -> dict[str, Any]:
 
 
 def epoch_fraction(deal: BatchLayout, cursor: DataCursor) -> float:
-    """Return the current epoch as a number with the fraction of its rounds that are done."""
+    """Return the current epoch as a number with the fraction of its finished rounds."""
     return cursor.epoch + deal.fraction(cursor.samples)

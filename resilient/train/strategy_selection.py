@@ -1,8 +1,6 @@
-"""Arguments -> strategy.
+"""Choice of the parallel strategy from the arguments.
 
-How a run is parallel, from what it was told.
-
-``parallelism="auto"``: look at the model and the machines, choose, and say why.
+For ``parallelism="auto"`` the model and the machines decide, and an event reports the reasons.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ if TYPE_CHECKING:
 def strategy_for(
     args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
 ) -> Strategy:
-    """Return how ``model`` is parallel: by DeepSpeed, or as soon as there is more than one rank.
+    """Return the strategy for ``model``: DeepSpeed, or one by the number of ranks.
 
-    What is done to the layers of any model, however it is parallel, is done here.
+    Changes to the layers that every strategy needs are made here.
 
     Raises:
         ConfigError: DeepSpeed's config and the arguments contradict each other.
@@ -101,7 +99,7 @@ def _ddp(
 
 
 def _canonical(args: TrainingArguments, device: torch.device, ranks: int) -> Strategy:
-    # Only runs that ask for it pay for loading it.
+    # Imported here: only runs that use it pay for loading it.
     from resilient.strategies.canonical.strategy import CanonicalStrategy
     from resilient.strategies.canonical.tree_reduce import WINDOW_BYTES
 
@@ -117,7 +115,7 @@ def _canonical(args: TrainingArguments, device: torch.device, ranks: int) -> Str
 
 
 def _refuse_alone(args: TrainingArguments) -> None:
-    """Raise if one rank alone would train in another precision than it was told."""
+    """Raise if a single rank would train in another precision than requested."""
     if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
         raise ConfigError(
             "`mixed_precision` in fsdp_config needs more than one rank: FSDP does not shard over "
@@ -130,7 +128,7 @@ def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.M
     sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
     options = fsdp_options(args)
     options = options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
-    # Only sharded training pays for loading torch's parts about it.
+    # Imported here: only sharded training pays for loading torch's FSDP.
     if options.version == 1:
         from resilient.strategies.fsdp1 import Fsdp1Strategy
 
@@ -143,7 +141,7 @@ def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.M
 
 
 def _refuse_mixed_decay(args: TrainingArguments, model: nn.Module) -> None:
-    """Raise if one vector would hold parameters that decay and others that do not."""
+    """Raise if one vector would hold parameters with and without weight decay."""
     if find_redirect(model) is not None:
         return
     decays = {group["weight_decay"] for group in parameter_groups(model, args.weight_decay)}
@@ -169,7 +167,7 @@ def _tensor_parallel(
 def _pipeline(
     args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
 ) -> Strategy:
-    # Only pipelines pay for loading torch's part about them.
+    # Imported here: only pipelines pay for loading torch's pipeline module.
     from resilient.strategies.pipeline.strategy import PipelineStrategy
 
     shards = args.parallelism == "fsdp"
@@ -208,7 +206,7 @@ def _deepspeed(
 
 
 def hidden_size_of(model: nn.Module) -> int:
-    """Return a model's width as its config says it, 0 if it does not."""
+    """Return a model's hidden size from its config; 0 if unknown."""
     config: Any = getattr(model, "config", None)
     for one in (config, getattr(config, "text_config", None)):
         size = getattr(one, "hidden_size", None) or max(getattr(one, "hidden_sizes", None) or [0])
@@ -217,7 +215,7 @@ def hidden_size_of(model: nn.Module) -> int:
     return 0
 
 
-# Bytes that an optimizer keeps of a parameter, by what its name begins with or holds.
+# Bytes of optimizer state per parameter, by a substring of the optimizer's name.
 _KEPT = (
     ("4bit", 1.0),
     ("8bit", 2.0),
@@ -236,22 +234,22 @@ _TWO_MOMENTS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class ParallelismChosen(Event):
-    """How ranks share the model was left to us, and follows from its size and their memory."""
+    """A parallelism was chosen from the model's size and the ranks' memory."""
 
     arguments: Mapping[str, object]
     reasons: tuple[str, ...]
 
     def line(self) -> str:
-        """Say what was chosen and why, one reason to a line."""
+        """Format the choice and its reasons, one per line."""
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"parallelism auto: {shown}" + "".join(f"\n  {one}" for one in self.reasons)
 
 
 def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Module) -> None:
-    """Put what is chosen in place of ``parallelism="auto"``. Collective.
+    """Replace ``parallelism="auto"`` by the chosen arguments. Collective.
 
     Raises:
-        ConfigError: the model fits on no ranks as many as these.
+        ConfigError: The model does not fit on this number of ranks.
     """
     if args.parallelism != AUTO:
         return
@@ -264,7 +262,7 @@ def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Modu
 
 
 def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
-    """Return what of the model and of how it is trained decides."""
+    """Return the properties of the model and its training that decide."""
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
     numbers = sum(one.numel() for one in parameters)
@@ -284,7 +282,7 @@ def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
 
 
 def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
-    """Return what a layer hands on in a micro-batch of the longest samples; 0: not known."""
+    """Return the bytes between layers for a micro-batch of the longest samples; 0: unknown."""
     config = getattr(model, "config", None)
     longest = int(getattr(config, "max_position_embeddings", 0) or 0)
     number_bytes = 2 if args.bf16 or args.fp16 else 4
@@ -292,7 +290,7 @@ def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
 
 
 def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
-    """Return what of the ranks decides; the least memory of any of them counts. Collective."""
+    """Return the properties of the ranks that decide; the least memory counts. Collective."""
     ranks = session.world.size
     beside = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
     if ranks % beside:
@@ -304,8 +302,8 @@ def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
 
 
 def _memory_bytes(device: torch.device, beside: int) -> int:
-    """Return the memory of a rank: its accelerator's, or its share of the host's."""
+    """Return a rank's memory: its accelerator's, or its share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    # All that there is, not what is free now: another life must choose the same.
+    # Total memory, not free memory: another attempt must choose the same.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // beside

@@ -1,8 +1,6 @@
-"""Evaluate, predict, log.
+"""Evaluation, prediction and logging of the trainer, and the files of metrics.
 
-The trainer's evaluation and prediction: every dataset, every sample once, metrics of it.
-
-Metrics of a split for people and for scripts: ``log_metrics`` and ``save_metrics``.
+Every sample of a dataset is evaluated exactly once.
 """
 
 from __future__ import annotations
@@ -55,12 +53,13 @@ if TYPE_CHECKING:
 
 
 class TrainerPrediction(TrainerHooks):
-    """The part of a trainer that evaluates and predicts.
+    """Evaluation and prediction of a trainer.
 
     Attributes:
-        compute_metrics: ``EvalPrediction`` -> dict of numbers; with ``batch_eval_metrics`` also
-            told ``compute_result``.
-        preprocess_logits_for_metrics: ``(predictions, labels)`` of a batch -> what is kept of it.
+        compute_metrics: Function from ``EvalPrediction`` to a dict of numbers; with
+            ``batch_eval_metrics`` it also gets ``compute_result``.
+        preprocess_logits_for_metrics: Function from ``(predictions, labels)`` of a batch to the
+            part to keep.
     """
 
     compute_metrics: Callable[..., Mapping[str, Any]] | None
@@ -78,16 +77,16 @@ class TrainerPrediction(TrainerHooks):
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
-        """Return metrics of a dataset, the trainer's if none is given. Collective.
+        """Return metrics of a dataset, by default the trainer's. Collective.
 
-        The history gets the metrics; speeds are only returned and told as an event.
+        The metrics go to the history; speeds are only returned and emitted as an event.
 
         Args:
-            eval_dataset: a dataset, a dict of them (metrics ``<prefix>_<name>_*``), or a name in
+            eval_dataset: A dataset, a dict of datasets (metrics ``<prefix>_<name>_*``), or a name
+                in
                 the trainer's own dict (metrics ``<prefix>_*``).
-            ignore_keys: outputs of the model that are no predictions; None: those that its config
-                names.
-            metric_key_prefix: begins the name of every metric.
+            ignore_keys: Model outputs that are not predictions; None: those that its config names.
+            metric_key_prefix: Prefix of every metric's name.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
@@ -116,9 +115,9 @@ class TrainerPrediction(TrainerHooks):
         """Return predictions, labels and metrics in the dataset's order. Collective.
 
         Args:
-            test_dataset: a dataset, with labels or without.
-            ignore_keys: as in :meth:`evaluate`.
-            metric_key_prefix: begins the name of every metric.
+            test_dataset: A dataset, with or without labels.
+            ignore_keys: As in :meth:`evaluate`.
+            metric_key_prefix: Prefix of every metric's name.
         """
         with draws_given_back(self.train_sampler):
             output, speed = self._predict_all(
@@ -133,14 +132,13 @@ class TrainerPrediction(TrainerHooks):
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - the field's signature
-        """Add numbers to the history, with the epoch and the step, and tell them.
+        """Add numbers to the history, with the epoch and the step, and emit an event.
 
-        Callbacks get a copy. NumPy numbers and tensors of one element become numbers. Speeds
-        since ``start_time`` are no part of a history, which is the same in each run of the same
-        training.
+        Callbacks get a copy. NumPy numbers and one-element tensors become numbers. Speeds since
+        ``start_time`` are left out: the history is the same in each run of the same training.
 
         Raises:
-            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
+            UnsavableState: A value is neither a number nor text, nor a dict or list of them.
         """
         entry = {**plain_log(logs), "epoch": self.state.epoch, "step": self.state.global_step}
         if self.args.include_num_input_tokens_seen != "no":
@@ -158,7 +156,7 @@ class TrainerPrediction(TrainerHooks):
         loss_only: bool,
         keep_outputs: bool,
     ) -> tuple[PredictionOutput, dict[str, float]]:
-        """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
+        """Run the model over a dataset; metrics hold the loss and ``compute_metrics``' result."""
         clock, fire = self.session.clock, self.callback_handler.fire
         self.memory.start(prefix)
         began_seconds = clock.monotonic_seconds()
@@ -191,7 +189,7 @@ class TrainerPrediction(TrainerHooks):
     def _evaluate_unless_stopped(
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
     ) -> dict[str, Any] | None:
-        """Return metrics, or None if the ranks agreed to stop; then nothing is left of it."""
+        """Return metrics, or None if the ranks agreed to stop; that leaves no trace."""
         before = RandomState().state_dict()
         self._gate = gate
         try:
@@ -199,7 +197,7 @@ class TrainerPrediction(TrainerHooks):
                 return self.evaluate(ignore_keys=ignore_keys)
         except EvaluationInterrupted:
             RandomState().load_state_dict(before)
-            # The next life makes it.
+            # The next attempt runs this evaluation.
             self.control.should_evaluate = True
             return None
         finally:
@@ -207,7 +205,7 @@ class TrainerPrediction(TrainerHooks):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Have the model and the optimizer as an evaluation wants them, and then as before."""
+        """Set the model and the optimizer to evaluation mode, and restore them afterwards."""
         was_training = self.model.training
         self.model.eval()
         set_mode(self.optimizer, training=False)
@@ -221,7 +219,8 @@ class TrainerPrediction(TrainerHooks):
     def _in_turn(self, loader: Any, share: EvalShard) -> Iterator[Any]:
         """Yield batches until the ranks agree to stop.
 
-        Where ranks also meet between batches, and one may have more of them, all go to the end.
+        If ranks also synchronize between batches and have different numbers of batches, no stop is
+        possible before the end.
         """
         is_uneven = isinstance(share, StreamShare) or share.batches % share.world.size > 0
         gate = None if is_uneven and self.args.eval_accumulation_steps else self._gate
@@ -235,7 +234,7 @@ class TrainerPrediction(TrainerHooks):
     def _judge_outputs(
         self, tally: EvalAccumulator, share: EvalShard, by_batch: BatchMetrics | None, prefix: str
     ) -> PredictionOutput:
-        """Gather what all ranks have seen, and compute metrics of it. Collective."""
+        """Gather the outputs of all ranks and compute their metrics. Collective."""
         losses, (predictions, labels, inputs) = tally.losses(), tally.outputs()
         metrics: dict[str, Any] = {} if losses is None else {"loss": share.mean(losses)}
         if by_batch is not None:
@@ -255,7 +254,7 @@ class TrainerPrediction(TrainerHooks):
     def _prediction_step(
         self, ignore_keys: Sequence[str] | None, *, loss_only: bool
     ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
-        """Return what does one batch: inputs -> loss, predictions, labels, main input."""
+        """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
         told = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
         taken = inspect.signature(self.evaluation_step).parameters
         given: dict[str, Any] = {name: one for name, one in told.items() if name in taken}
@@ -281,7 +280,7 @@ class TrainerPrediction(TrainerHooks):
         return run
 
     def _tell(self, event: Event) -> None:
-        """Emit a fact of the whole gang, which only rank zero tells."""
+        """Emit an event of the whole rank group, on rank 0 only."""
         if self.state.is_world_process_zero:
             self._emit(event, step=self.state.global_step)
 
@@ -291,12 +290,12 @@ class TrainerPrediction(TrainerHooks):
 
 @contextmanager
 def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
-    """Leave no trace in the random streams: what is trained after it is the same without it.
+    """Restore the random streams afterwards: an evaluation must not change later training.
 
-    In Transformers it leaves one, so a run that began there goes on like that.
+    In Transformers an evaluation changes them, so a run that began there keeps that behavior.
 
     Args:
-        sampler: knows where the run began, if one trains.
+        sampler: Sampler whose cursor knows where the run began; None outside of training.
     """
     if sampler is not None and sampler.cursor.origin:
         yield
@@ -311,7 +310,7 @@ def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
 def speeds(
     prefix: str, took_seconds: float, samples: int, steps: int, tokens: int = 0
 ) -> dict[str, float]:
-    """Return how long something took and how fast it went, with the field's names."""
+    """Return the duration and the speeds of an operation, with the field's names."""
     per_second = 1 / took_seconds if took_seconds > 0 else 0.0
     said = {
         f"{prefix}_runtime": took_seconds,
@@ -325,7 +324,7 @@ _DIGITS = 4
 
 
 def shown(split: str, metrics: Mapping[str, Any]) -> str:
-    """Return metrics as aligned lines under a heading, by name."""
+    """Return metrics as aligned lines under a heading, sorted by name."""
     lines = {name: _short(name, value) for name, value in metrics.items()}
     names, values = max(map(len, lines), default=0), max(map(len, lines.values()), default=0)
     rows = [f"  {name:<{names}} = {lines[name]:>{values}}\n" for name in sorted(lines)]

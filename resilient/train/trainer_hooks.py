@@ -1,15 +1,4 @@
-"""Overridable Trainer methods.
-
-What users override of a batch on its way to the model: where it goes, and what is taken.
-
-What users override of a step: the batches that it is made of, and their loss.
-
-How a trainer gets its optimizer and its schedule: given, or made from the arguments.
-
-What of the trainer is about several ranks, with the field's names.
-
-What users override: how data is loaded and evaluated, and what optimises.
-"""
+"""Overridable methods of the trainer: batches, losses, optimizer, wrapping, data loaders."""
 
 from __future__ import annotations
 
@@ -77,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class PreparingHooks:
-    """The part of :class:`resilient.Trainer` that prepares batches, with the field's names."""
+    """Preparation of batches in :class:`resilient.Trainer`, with the field's names."""
 
     model: nn.Module
     args: TrainingArguments
@@ -85,7 +74,7 @@ class PreparingHooks:
     _told_unused: bool = False
 
     def _used_columns(self, inputs: Any) -> Any:
-        """Return what the model's forward takes; tell once what it does not."""
+        """Return the columns that the model's forward takes; report the others once."""
         if not self.args.remove_unused_columns:
             return inputs
         used, unused = split_columns(inputs, self.model)
@@ -93,13 +82,13 @@ class PreparingHooks:
         return used
 
     def _tell_unused(self, unused: tuple[str, ...]) -> None:
-        """Tell once which columns the model is not given."""
+        """Report once which columns the model does not get."""
         if unused and not self._told_unused and self.session.world.is_coordinator:
             self.session.emit(ColumnsUnused(unused))
         self._told_unused |= bool(unused)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Return a batch on the device; overridden, it prepares those of evaluation too."""
+        """Return a batch on the device; an override also prepares evaluation batches."""
         if type(self)._prepare_input is not PreparingHooks._prepare_input:  # noqa: SLF001
             return self._prepare_input(inputs)
         if not self._on_gpu:
@@ -107,7 +96,7 @@ class PreparingHooks:
         return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
 
     def _prepare_input(self, data: Any) -> Any:
-        """Return a tensor on the device; called for whatever holds tensors, too (overridden)."""
+        """Return a tensor on the device; an override is also called for containers of tensors."""
         if isinstance(data, Mapping):
             kind: Any = type(data)
             return kind({name: self._prepare_input(one) for name, one in data.items()})
@@ -121,19 +110,19 @@ class PreparingHooks:
 
 
 class LossHooks(PreparingHooks):
-    """The part of :class:`resilient.Trainer` that makes losses, with the field's names.
+    """Computation of losses in :class:`resilient.Trainer`, with the field's names.
 
     Attributes:
         compute_loss_func: ``(outputs, labels, num_items_in_batch) -> loss``, or None.
-        label_smoother: makes the loss from logits and labels, or None.
-        model_accepts_loss_kwargs: whether the model takes ``num_items_in_batch``.
-        loss_is_scaled_for_ga: whether the loss of ``compute_loss`` is normalised over the whole
-            step already; None: it is when it was divided by ``num_items_in_batch``. An override
-            of ``compute_loss`` that does so says True; the labels are then counted for it.
-        current_gradient_accumulation_steps: micro-batches of the step that is being trained.
-        train_sampler: yields micro-batches from the run's position; a train loader of your own
-            uses it as its ``batch_sampler``, over a ``KeyedDataset``. A plain one is made again
-            around it, any other is refused.
+        label_smoother: Computes the loss from logits and labels, or None.
+        model_accepts_loss_kwargs: Whether the model takes ``num_items_in_batch``.
+        loss_is_scaled_for_ga: Whether ``compute_loss`` already normalises over the whole step.
+            None: only if the loss was divided by ``num_items_in_batch``. Set True for an
+            override of ``compute_loss`` that normalises; the labels are then counted for it.
+        current_gradient_accumulation_steps: Micro-batches of the current step.
+        train_sampler: Yields micro-batches from the run's position. A train loader of your own
+            uses it as its ``batch_sampler``, over a ``KeyedDataset``. A plain loader is rebuilt
+            around it, and any other loader is refused.
     """
 
     precision: OptimizerStepper
@@ -156,17 +145,17 @@ class LossHooks(PreparingHooks):
     ) -> Any:
         """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
 
-        ``compute_loss_func`` makes it, else the label smoother, else the model.
+        The loss comes from ``compute_loss_func``, else the label smoother, else the model.
 
         Args:
-            model: the model as it is trained.
-            inputs: a batch, on the device.
-            return_outputs: whether the model's outputs are wanted too.
-            num_items_in_batch: labels that count in the whole optimizer step, of all ranks with
-                ``average_tokens_across_devices``; None where nobody counted, as in evaluation.
+            model: The trained model.
+            inputs: A batch on the device.
+            return_outputs: Whether to return the model's outputs too.
+            num_items_in_batch: Number of labels that count in the whole optimizer step, over all
+                ranks with ``average_tokens_across_devices``; None if uncounted, as in evaluation.
 
         Raises:
-            ConfigError: the model returned no scalar loss.
+            ConfigError: The model returned no scalar loss.
         """
         function, smoother = self.compute_loss_func, self.label_smoother
         makes_own = function is None and smoother is None
@@ -184,7 +173,7 @@ class LossHooks(PreparingHooks):
         else:
             loss = require_loss(outputs, model)
         if counted and self.args.average_tokens_across_devices:
-            # Ranks average gradients; of shares of one mean they must be added.
+            # Ranks average gradients, but shares of one mean must be summed.
             loss = loss * self.data_ranks
         return (loss, outputs) if return_outputs else loss
 
@@ -194,15 +183,15 @@ class LossHooks(PreparingHooks):
         inputs: Any,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Forward and backward of one micro-batch; gradients add up.
+        """Run forward and backward of one micro-batch; gradients accumulate.
 
         Args:
-            model: the model as it is trained.
-            inputs: a batch as the loader made it.
-            num_items_in_batch: as in ``compute_loss``; given only where it is counted.
+            model: The trained model.
+            inputs: A batch from the loader.
+            num_items_in_batch: As in ``compute_loss``; passed only if labels are counted.
 
         Returns:
-            The micro-batch's part of the loss of its step, detached (a scalar).
+            The micro-batch's share of its step's loss, detached (a scalar).
         """
         loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
         self.make_backward(loss)
@@ -210,7 +199,7 @@ class LossHooks(PreparingHooks):
         return detached
 
     def make_backward(self, loss: torch.Tensor) -> None:
-        """Back-propagate a micro-batch's part of the loss of its step. Collective."""
+        """Back-propagate a micro-batch's share of its step's loss. Collective."""
         self.session.pulse.need_others()
         self.session.lull.set()
         self.precision.backward(loss)
@@ -218,7 +207,7 @@ class LossHooks(PreparingHooks):
     def step_loss(
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Return a micro-batch's part of the loss of its step; ``inputs`` are on the device."""
+        """Return a micro-batch's share of its step's loss; ``inputs`` are on the device."""
         counted: dict[str, Any] = {}
         if num_items_in_batch is not None:
             counted["num_items_in_batch"] = num_items_in_batch
@@ -239,12 +228,12 @@ class LossHooks(PreparingHooks):
         self,
         cache_enabled: bool | None = True,  # noqa: ARG002, FBT001, FBT002 - the field's signature
     ) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass in the precision of the run."""
+        """Return the context of a forward pass in the run's precision."""
         return self.precision.autocast()
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        """What scripts ask the accelerator of Transformers' trainer; there is none beneath."""
+        """Facade for scripts that use Transformers' ``trainer.accelerator``; none exists here."""
         return Accelerator(self)
 
     @property
@@ -253,7 +242,7 @@ class LossHooks(PreparingHooks):
         return type(self).training_step is not LossHooks.training_step
 
     def _with_count(self, inputs: Any) -> Any:
-        """Return a batch of evaluation with what the model divides its loss by in training."""
+        """Return an evaluation batch with the label count that divides the loss in training."""
         makes_own = self.compute_loss_func is None and self.label_smoother is None
         if not (makes_own and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping)):
             return inputs
@@ -263,10 +252,10 @@ class LossHooks(PreparingHooks):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[Iterable[Any], torch.Tensor | None]:
-        """Return the micro-batches of a step, and how many of their labels count.
+        """Return the micro-batches of a step, and the number of their labels that count.
 
-        Nothing is counted (None), and nothing is fetched ahead, unless somebody divides by it.
-        Collective, where it is counted over ranks.
+        Labels are counted, and batches fetched ahead, only if a loss is divided by the count; else
+        the count is None. Collective if the count covers all ranks.
         """
         if not self._counts_labels:
             return islice(epoch_iterator, num_batches), None
@@ -283,13 +272,13 @@ class LossHooks(PreparingHooks):
         count = count.to(device)
         if self.args.average_tokens_across_devices and ranks > 1:
             count = losses.sum_over_ranks(count, copies=ranks // self.data_ranks)
-        # A step whose labels are all ignored has no loss; it must not become one that is no number.
+        # A step whose labels are all ignored has no loss; without the clamp its loss would be NaN.
         return batches, count.clamp(min=1)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return the operations of forward and backward of a micro-batch; 0 if nobody can say.
+        """Return the operations of forward and backward of a micro-batch; 0 if unknown.
 
-        Models of Transformers say how many parameters they have; override it for others.
+        Models of Transformers report their number of parameters; override this method for others.
         """
         if not self._counts_parameters:
             return 0
@@ -297,12 +286,12 @@ class LossHooks(PreparingHooks):
 
     @property
     def knows_flos(self) -> bool:
-        """Whether ``floating_point_ops`` can say something of this model."""
+        """Whether ``floating_point_ops`` has a value for this model."""
         is_own = type(self).floating_point_ops is not LossHooks.floating_point_ops
         return is_own or self._counts_parameters
 
     def learn_losses(self) -> None:
-        """Look at the model: what makes its loss, and what it takes for that."""
+        """Find out from the model where its loss comes from and which inputs the loss needs."""
         self.label_smoother = losses.label_smoother_for(
             self.model, self.args.label_smoothing_factor
         )
@@ -311,14 +300,14 @@ class LossHooks(PreparingHooks):
         self._counts_parameters = (
             callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
         )
-        # Now: of a model in flat shards none knows its size any more.
+        # Counted now: flat shards no longer reveal the size of the whole model.
         self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
 
     def require_counting(self) -> None:
-        """Refuse overrides that cannot be given a count which the model needs.
+        """Refuse overrides that do not take the count that the loss is divided by.
 
         Raises:
-            ConfigError: names the method.
+            ConfigError: Names the method.
         """
         for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
             taken = inspect.signature(method).parameters
@@ -334,7 +323,7 @@ class LossHooks(PreparingHooks):
 
     @property
     def _counts_labels(self) -> bool:
-        """Whether somebody divides the loss by the labels of the whole step."""
+        """Whether a loss is divided by the labels of the whole step."""
         return (
             self.model_accepts_loss_kwargs
             or self.compute_loss_func is not None
@@ -344,20 +333,20 @@ class LossHooks(PreparingHooks):
 
     @property
     def data_ranks(self) -> int:
-        """How many ranks train on samples of their own."""
+        """Number of ranks that train on samples of their own."""
         sampler = self.train_sampler
         return self.session.world.size if sampler is None else sampler.deal.ranks
 
 
 class MakingHooks:
-    """What optimises, overridable by the field's names.
+    """Creation of optimizer and schedule, overridable by the field's names.
 
-    An override of ``create_optimizer`` or ``create_scheduler`` sets what it makes on the trainer,
-    or returns it; both are done here.
+    An override of ``create_optimizer`` or ``create_scheduler`` sets the object on the trainer or
+    returns it; the methods here do both.
 
     Attributes:
-        optimizer_cls_and_kwargs: a class and its options, over our groups of parameters.
-        makes_scheduler: whether the scheduler is ours, and may be made anew for another length.
+        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
+        makes_scheduler: Whether the scheduler is ours and can be rebuilt for another length.
     """
 
     args: TrainingArguments
@@ -372,8 +361,8 @@ class MakingHooks:
     def create_optimizer(self) -> Optimizer:
         """Make ``self.optimizer`` unless one was given, and return it.
 
-        What ``get_decay_parameter_names`` leaves out (biases and norms) is in a group of its own,
-        without weight decay.
+        Parameters not listed by ``get_decay_parameter_names`` (biases and norms) form a separate
+        group without weight decay.
         """
         if self.optimizer is None:
             recipe = self.optimizer_cls_and_kwargs
@@ -389,10 +378,10 @@ class MakingHooks:
         return optimizers.decay_parameter_names(model)
 
     def _require_decay_to_count(self, options: Mapping[str, Any]) -> None:
-        """Refuse an override that the groups of such an optimizer would not heed.
+        """Refuse an override that this optimizer's parameter groups would ignore.
 
         Raises:
-            ConfigError: it names what decays, and the options hold groups of their own.
+            ConfigError: The override names decaying parameters, and the options have own groups.
         """
         kind, ours = type(self), MakingHooks
         makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
@@ -409,19 +398,19 @@ class MakingHooks:
     def get_optimizer_cls_and_kwargs(
         args: TrainingArguments, model: nn.Module | None = None
     ) -> tuple[type[Optimizer], dict[str, Any]]:
-        """Return the class that ``args.optim`` names, and its options but for the parameters.
+        """Return the class that ``args.optim`` names, and its options except the parameters.
 
-        ``create_optimizer`` calls it, so an override is obeyed. Options may hold the parameters
-        or their groups by the name ``params``, as they do for optimizers that treat modules
+        ``create_optimizer`` calls this method, so an override takes effect. Options may hold the
+        parameters or their groups under the name ``params``, as for optimizers that treat modules
         differently (GaLore, APOLLO, Muon).
 
         Args:
-            args: of the run.
-            model: whose parameters they will be; only such optimizers need it.
+            args: Arguments of the run.
+            model: Owner of the parameters; only optimizers with own groups need it.
 
         Raises:
-            ConfigError: an option is not the optimizer's, the package that it comes from is not
-                installed, or it needs the model and none is given.
+            ConfigError: The optimizer has no such option, its package is not installed, or it
+                needs the model and none is given.
         """
         return optimizers.optimizer_recipe(args, model)
 
@@ -436,16 +425,16 @@ class MakingHooks:
         return self.lr_scheduler
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make both; this is what ``train`` calls, and what may be overridden in one."""
+        """Make optimizer and scheduler; ``train`` calls this, and one override can do both."""
         self.optimizer = self.create_optimizer()
         self.lr_scheduler = self.create_scheduler(num_training_steps, self.optimizer)
 
     def make_optimizer_and_scheduler(self, steps: int) -> tuple[Optimizer, LRScheduler]:
-        """Return both for a run of ``steps``, from whatever was given or overridden.
+        """Return optimizer and scheduler for a run of ``steps``, given, overridden or made here.
 
         Raises:
-            ConfigError: an override left one of them out, or DeepSpeed's config names a schedule
-                and another one is here.
+            ConfigError: An override left one of them out, or DeepSpeed's config names a schedule
+                beside another one.
         """
         self.create_optimizer_and_scheduler(steps)
         if self.optimizer is None or self.lr_scheduler is None:
@@ -454,13 +443,13 @@ class MakingHooks:
             )
         both = MakingHooks.create_optimizer_and_scheduler
         if type(self).create_optimizer_and_scheduler is not both:
-            # Only the override knows how to make its schedule for another length.
+            # Only the override can make its schedule for another length.
             self.makes_scheduler = False
         schedules.require_own(self.args, self.lr_scheduler)
         return self.optimizer, self.lr_scheduler
 
     def _note_given_states(self) -> None:
-        """Remember how a given optimizer and scheduler are before the first training."""
+        """Save the states of a given optimizer and scheduler before the first training."""
         if self._given_states is None:
             optimizer, scheduler = (
                 None if one is None else deepcopy(one.state_dict()) for one in self._given
@@ -468,10 +457,10 @@ class MakingHooks:
             self._given_states = (optimizer, scheduler)
 
     def _make_optimizers_anew(self) -> None:
-        """Forget the optimizer and the scheduler of an earlier training.
+        """Discard the optimizer and the scheduler of an earlier training.
 
-        What the trainer made is made again. What was given goes back to the state that it had
-        before the first training.
+        Objects that the trainer made are made again. Given objects return to their state before the
+        first training.
         """
         self.optimizer, self.lr_scheduler = self._given
         for one, state in zip(self._given, self._given_states or (), strict=False):
@@ -493,17 +482,17 @@ class MakingHooks:
         self.optimizer_cls_and_kwargs = given
 
 
-# It may be entered again and again.
+# This context may be entered again and again.
 _NOTHING = nullcontext()
 
 
 class WrappingHooks:
-    """How the trainer's model becomes the one that is trained.
+    """Wrapping of the trainer's model for training.
 
     Attributes:
-        model_wrapped: what is trained: the model itself, or what a strategy made around it.
-        strategy: how it is parallel, from the start of training on.
-        is_last_micro_batch: whether gradients are joined over ranks after this one.
+        model_wrapped: Trained module: the model, or the strategy's wrapper around it.
+        strategy: Parallel strategy, set when training starts.
+        is_last_micro_batch: Whether gradients are reduced over ranks after this micro-batch.
     """
 
     args: TrainingArguments
@@ -513,31 +502,31 @@ class WrappingHooks:
 
     @property
     def is_fsdp_enabled(self) -> bool:
-        """Whether FSDP was asked for."""
+        """Whether FSDP is selected."""
         return self.args.parallelism == "fsdp"
 
     @property
     def is_deepspeed_enabled(self) -> bool:
-        """Whether DeepSpeed was asked for."""
+        """Whether DeepSpeed is selected."""
         return self.args.parallelism == "deepspeed"
 
     def _wrap_model(self, model: nn.Module, training: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - the field's signature
-        """Return what is trained in place of ``model``; override it to wrap otherwise. Collective.
+        """Return the module to train for ``model``; override it to wrap differently. Collective.
 
         Args:
-            model: on its device.
-            training: False returns the model as it is.
+            model: Model on its device.
+            training: False returns the model unchanged.
         """
         return self.strategy.prepare(model) if training else model
 
     def _joining(self, model: nn.Module, left: int) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch after which ``left`` more come in its step."""
+        """Return the context of a micro-batch with ``left`` more micro-batches in its step."""
         self.is_last_micro_batch = left == 0
         return self.strategy.no_sync(model) if left else _NOTHING
 
 
 class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
-    """The overridable half of :class:`resilient.Trainer`, with the field's names."""
+    """Overridable methods of :class:`resilient.Trainer`, with the field's names."""
 
     train_dataset: Any
     eval_dataset: Any
@@ -553,10 +542,10 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
         ignore_keys: Sequence[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Return ``(loss, predictions, labels)`` of a batch of evaluation.
+        """Return ``(loss, predictions, labels)`` of an evaluation batch.
 
-        The loss is None when there are no labels; predictions and labels are None when only
-        the loss is wanted. ``ignore_keys`` None: those that the model's config names.
+        The loss is None without labels; predictions and labels are None if only the loss is wanted.
+        ``ignore_keys`` None: the keys that the model's config names.
         """
         ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
         inputs = self._prepare_inputs(inputs)
@@ -579,25 +568,25 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         prediction_loss_only: bool = False,  # noqa: FBT001, FBT002 - as in prediction_step
         ignore_keys: Sequence[str] | None = None,
     ) -> Any:
-        """Do one batch of evaluation; the older name of ``prediction_step``, override either.
+        """Evaluate one batch; older name of ``prediction_step``, override either.
 
         An override may leave out the last two arguments, and may return only the loss.
         """
         return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
-        """Return a loader whose iterators begin at the position of the run.
+        """Return a loader whose iterators begin at the run's position.
 
-        An override may return a plain ``DataLoader`` of ``per_device_train_batch_size``, shuffled
-        or not: it is made again around ``self.train_sampler``. Another needs that as its own
-        ``batch_sampler``, or training does not begin.
+        An override may return a plain ``DataLoader`` with ``per_device_train_batch_size``, shuffled
+        or not; it is rebuilt around ``self.train_sampler``. Any other loader must use that sampler
+        as its ``batch_sampler``, or training does not begin.
 
         Raises:
-            ConfigError: there is no dataset.
+            ConfigError: There is no dataset.
         """
         dataset, collate = self._pruned(self.train_dataset)
         world, sampler = self.session.data_world, self.train_sampler
-        # A rank may have a sampler that has nothing for it, and is empty.
+        # A rank may have a sampler without samples, which is false in a boolean context.
         if is_stream(dataset):
             if sampler is None:
                 sampler = ResumableSampler(*place_in_stream(self.args, world), world.rank)
@@ -610,13 +599,13 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:
-        """Return a loader of this rank's share of a dataset, the trainer's if none is given.
+        """Return a loader of this rank's share of a dataset, by default the trainer's.
 
-        A text names a dataset of the trainer's own dict. With ``dataloader_persistent_workers``
-        the loader of a dataset, and so its processes, serves all evaluations.
+        A text names a dataset of the trainer's own dict. With ``dataloader_persistent_workers`` one
+        loader per dataset, with its processes, serves all evaluations.
 
-        What an override returns is counted batch by batch. Several ranks share the batches of a
-        plain ``DataLoader`` that is not shuffled; another is refused there.
+        An override's loader is counted batch by batch. Several ranks share the batches of a plain
+        ``DataLoader`` without shuffling; any other loader is refused there.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -626,7 +615,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
         for kept, how, loader in self._eval_loaders:
             if kept is dataset and how == made_for:
-                # As for a new loader: whether an earlier attempt made it must not matter.
+                # Draw as for a new loader: results must not depend on which attempt made it.
                 self._draw_for_loader()
                 return loader
         made = self._loader_of_share(dataset, persistent=True)
@@ -638,7 +627,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         """Return a dataset of the trainer's own dict.
 
         Raises:
-            ConfigError: there is no dataset of that name.
+            ConfigError: There is no dataset of that name.
         """
         sets: Any = self.eval_dataset
         if isinstance(sets, Mapping) and name in sets:
@@ -650,14 +639,14 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any] | StreamEvaluation:
-        """Return what ``predict`` loads a dataset with; an override as in ``evaluate``."""
+        """Return the loader for ``predict``; overrides as for :meth:`get_eval_dataloader`."""
         return self._loader_of_share(test_dataset)
 
     def require_eval_data(self) -> None:
-        """Raise now for what would fail at the first evaluation, hours from now.
+        """Raise now for errors that would otherwise appear at the first evaluation, hours later.
 
         Raises:
-            ConfigError: there is nothing to evaluate, or the best model is chosen by a metric
+            ConfigError: There is nothing to evaluate, or the best model is chosen by a metric
                 that no dataset gives.
         """
         makes_own = type(self).get_eval_dataloader is not TrainerHooks.get_eval_dataloader
@@ -672,11 +661,11 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
 
     @property
     def eval_sets(self) -> Mapping[str, Any] | None:
-        """The datasets of evaluation by name, if there are several."""
+        """Evaluation datasets by name, if there are several."""
         sets: Any = self.eval_dataset
         is_dict = isinstance(sets, Mapping) and not isinstance(sets, Dataset)
         evaluate: Any = getattr(type(self), "evaluate", None)
-        # An override may give metrics by any name.
+        # An override may return metrics under any name.
         is_ours = evaluate.__module__.startswith("resilient.train.")
         return sets if is_dict and is_ours else None
 
@@ -696,18 +685,19 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
             draw_for_loader(self.train_sampler.cursor)
 
     def train_sampling(self) -> Sampling:
-        """Return the order of the samples; override it for one of your own.
+        """Return the order of the samples; override it for an order of your own.
 
         Raises:
-            ConfigError: it goes by lengths, and samples do not say theirs.
+            ConfigError: The order depends on lengths, and samples have none.
         """
         name = getattr(self.model, "main_input_name", "input_ids")
         return sampling_for(self.args, self.train_dataset, name)
 
     def _pruned(self, dataset: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return a dataset and how to collate it, without columns that the model does not take.
+        """Return a dataset and its collator, without columns that the model does not take.
 
-        What an override of a step may want to read stays, but in a dataset of Hugging Face.
+        If a step method is overridden, only a Hugging Face dataset is pruned: the override may read
+        the other columns.
         """
         collate, name = self.data_collator, type(self.model).__name__
         taken = taken_columns(self.model, self.label_names)
@@ -729,11 +719,11 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
 
     @property
     def _evaluates_in_step(self) -> bool:
-        """Whether ranks must run equally many batches."""
+        """Whether all ranks must run the same number of batches."""
         return self.session.computes_together or self.args.batch_eval_metrics
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The keys of a batch that are labels: those told, else those that forward names so."""
+        """Batch keys that are labels: from the arguments, else from the forward's signature."""
         told = self.args.label_names
         return label_names_of(self.model) if told is None else tuple(told)

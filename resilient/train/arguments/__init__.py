@@ -1,10 +1,4 @@
-"""Everything a run can be told.
-
-``arguments``: the class; ``fields``: its fields by group; ``checks``: what is refused;
-``support``: what works yet (its docstring says how to switch an argument on); ``old_names``: what
-arguments were called once; ``place``: what the launcher adds; ``files``, ``sources``,
-``command_line``: where they come from.
-"""
+"""Arguments of a training run: ``TrainingArguments``, its fields, parsing and validation."""
 
 from __future__ import annotations
 

@@ -278,28 +278,29 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
     @classmethod
-    """Return the arguments of a TOML, YAML or JSON file, overridden by ``changes``.
+    def from_file(cls, path: str | Path, **changes: Any) -> Self:
+        """Return the arguments of a TOML, YAML or JSON file, overridden by ``changes``.
 
-    Raises:
-        ConfigError: The file cannot be read, or a value is not accepted; names the line.
-    """
+        Raises:
+            ConfigError: The file cannot be read, or a value is not accepted; names the line.
         """
         made: Self = from_file(cls, path, changes)
         return made
 
     @classmethod
-    """Return the arguments of a command line: ``--config FILE --learning-rate 1e-4``.
+    def from_command_line(cls, argv: Sequence[str] | None = None) -> Self:
+        """Return the arguments of a command line: ``--config FILE --learning-rate 1e-4``.
 
-    The command line overrides the file. ``resilient.parse_arguments`` also accepts your own
-    dataclasses.
+        The command line overrides the file. ``resilient.parse_arguments`` also accepts your own
+        dataclasses.
 
-    Args:
-        argv: Words after the script's name; None: those of this process.
+        Args:
+            argv: Words after the script's name; None: those of this process.
 
-    Raises:
-        UsageError: An option is unknown, or lacks its value.
-        ConfigError: A value is not accepted.
-    """
+        Raises:
+            UsageError: An option is unknown, or lacks its value.
+            ConfigError: A value is not accepted.
+        """
         made: Self = parse_arguments(cls, argv=argv)[0]
         return made
 

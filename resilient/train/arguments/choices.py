@@ -1,10 +1,6 @@
-"""Accepted names, "did you mean".
+"""Accepted names of arguments with choices, and suggestions for misspelt names (pure).
 
-The names that arguments take where they take one of several, whether they work here yet or not.
-
-``support.py`` says which of them do.
-
-Words for errors: the nearest known name, and how a value is refused (pure).
+The names include those not supported here yet; ``validation`` says which are.
 """
 
 from __future__ import annotations
@@ -129,11 +125,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean `x`?`` for the nearest known word, or nothing."""
+    """Return ``; did you mean `x`?`` for the nearest known word, or an empty text."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def refused(name: str, value: object, accepted: str) -> ConfigError:
-    """Return the error for a value; ``accepted`` says what would be."""
+    """Return the error for a refused value; ``accepted`` describes accepted values."""
     return ConfigError(f"`{name}`={value!r} is not accepted: {accepted}")

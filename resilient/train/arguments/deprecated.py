@@ -1,7 +1,7 @@
-"""Names that arguments once had: taken with a warning, and written as today's (pure).
+"""Former names of arguments, accepted with a warning and converted to today's (pure).
 
-Each old name says how its value is written today: another name, other values too, or nothing
-because it asks for what happens anyway. What has no equal is refused with the reason.
+Each old name becomes another name, other values, or nothing if it asks for the default behavior.
+A value without an equivalent is refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resilient.train.arguments.choices import did_you_mean, refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-# Old name -> the name whose value means the same.
+# Old name -> today's name with the same values.
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "gradient_checkpointing": "activation_checkpointing",
@@ -33,12 +33,12 @@ RENAMED = {
 
 
 class Old(NamedTuple):
-    """How an old argument is understood.
+    """Meaning of an old argument.
 
     Attributes:
-        written: its value -> today's arguments; nothing if it changes nothing.
-        accepted: the values that can be understood; empty: all.
-        why: what happens instead, in a few words.
+        written: Function from its value to today's arguments; empty if it changes nothing.
+        accepted: Values that can be converted; empty: all.
+        why: Alternative in a few words.
     """
 
     written: Callable[[Any], dict[str, Any]]
@@ -46,7 +46,7 @@ class Old(NamedTuple):
     why: str
 
 
-# What a config of DeepSpeed says that is made from nothing but its stage.
+# DeepSpeed's settings for a config that is made from the stage alone.
 _FROM_STAGE_2 = {
     "allgather_partitions": True,
     "allgather_bucket_size": 200_000_000,
@@ -70,7 +70,7 @@ def zero_of(stage: int) -> dict[str, Any]:
 
 
 def _warmup(ratio: Any) -> dict[str, Any]:
-    """Return a ratio of all steps as ``warmup_steps`` has it: there 1 would be one step."""
+    """Convert a ratio of all steps to ``warmup_steps``, where 1 would mean one step."""
     is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
     if not is_number or not 0 <= ratio <= 1:
         raise refused("warmup_ratio", ratio, "use a number from 0 to 1, or write warmup_steps=N")
@@ -81,7 +81,7 @@ def _nothing(_value: Any) -> dict[str, Any]:
     return {}
 
 
-# Old name -> its meaning, where that is more than another name.
+# Old name -> its meaning, if it is more than a rename.
 MEANT = {
     "adafactor": Old(
         lambda value: {"optim": "adafactor"} if value else {}, (), 'write optim="adafactor"'
@@ -135,7 +135,7 @@ MEANT = {
     "use_ipex": Old(_nothing, (False, None), "its work went into torch; leave it out"),
     "use_mps_device": Old(_nothing, (False, None), "leave it out"),
 }
-# What is no argument of training, and where it belongs.
+# Names that are no training arguments, and where they belong.
 ELSEWHERE = {
     "data_collator": "give it to the Trainer",
     "dropout": "it is the model's: set it in the model or in its config",
@@ -150,15 +150,15 @@ OLD_NAMES = frozenset({*RENAMED, *MEANT})
 def rename_deprecated(
     options: Mapping[str, Any], known: Collection[str], *, depth: int = 3
 ) -> dict[str, Any]:
-    """Return the options under the names of today; warn of each old one.
+    """Return the options under today's names, with a warning for each old name.
 
     Args:
-        options: arguments by name.
-        known: the names of the class that they are for; its own win over old ones.
-        depth: frames between this call and the user's line, for the warning.
+        options: Arguments by name.
+        known: Names of the class's own fields; they take precedence over old names.
+        depth: Frames between this call and the user's line, for the warning.
 
     Raises:
-        ConfigError: a name is unknown, an old one has no equal, or old and new contradict.
+        ConfigError: A name is unknown, an old value has no equivalent, or old and new contradict.
     """
     taken = {name: value for name, value in options.items() if name in known}
     for name, value in options.items():
@@ -172,10 +172,10 @@ def rename_deprecated(
 
 
 def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
-    """Return an old argument in today's words.
+    """Return an old argument as today's arguments.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: There is no equivalent.
     """
     if name == "warmup_ratio":
         return _warmup(value)
@@ -202,16 +202,16 @@ def _told(name: str, written: Mapping[str, Any]) -> str:
 
 
 def _joined(old: str, now: str, meant: Any, taken: Mapping[str, Any]) -> Any:
-    """Return what ``now`` becomes when its old name is given too.
+    """Return the value of ``now`` if its old name is given too.
 
     Raises:
-        ConfigError: both are given and differ.
+        ConfigError: Both are given and differ.
     """
     if now not in taken or taken[now] is None:
         return meant
     if isinstance(meant, dict) and isinstance(taken[now], dict):
         return {**meant, **taken[now]}
-    # Transformers' rule: steps that are given win over the ratio.
+    # Transformers' rule: a given number of steps overrides the ratio.
     if old == "warmup_ratio" and taken[now] != 0:
         return taken[now]
     if old == "warmup_ratio" or meant == taken[now]:

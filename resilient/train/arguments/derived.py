@@ -1,11 +1,4 @@
-"""Values that follow from several arguments.
-
-What the arguments about several ranks say together (pure).
-
-What ``reduction`` says together with other arguments (pure).
-
-``save_every``: when checkpoints are made, in time or by what they cost (pure).
-"""
+"""Values that follow from several arguments: distribution, reduction, save schedule (pure)."""
 
 from __future__ import annotations
 
@@ -34,14 +27,14 @@ if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments
 
 AUTO = "auto"
-# Arguments that only mean something where each rank has the whole model.
+# Arguments that only apply if each rank has the whole model.
 _REPLICAS = (
     *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
     *("ddp_static_graph", "ddp_comm_hook"),
 )
-# Optimizers that treat each number by itself, so that they need not know where it is.
+# Optimizers that update each element independently, so they work on any shard.
 BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
-# Argument -> the strategy that it is about, and the values that ask for nothing.
+# Argument -> its strategy, and the values that turn it off.
 _OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "deepspeed": ("deepspeed", (None, "", {})),
     "fsdp": ("fsdp", (None, False, "", [])),
@@ -50,7 +43,7 @@ _OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fsdp_reshard_after_forward": ("fsdp", (True,)),
 }
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
-# Keys of accelerate's configuration -> what is done here; any other value is refused.
+# Keys of accelerate's configuration -> accepted values and the reason; others are refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
     "split_batches": ((False,), "a batch size is that of a rank, not of all of them"),
     "dispatch_batches": ((None, False), "each rank loads its own batches"),
@@ -62,14 +55,14 @@ _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the arguments that one section about parallelism says.
+    """Return the arguments of the ``parallelism`` section.
 
     Args:
-        section: ``strategy``, sizes of the mesh and its plan, and arguments by their names.
-        known: the names of the arguments about several ranks.
+        section: ``strategy``, sizes of the mesh and its plan, and arguments by name.
+        known: Names of the distributed arguments.
 
     Raises:
-        ConfigError: a key is none of these.
+        ConfigError: A key is none of these.
     """
     told: dict[str, Any] = {"parallelism": "ddp"}
     mesh: dict[str, Any] = {}
@@ -93,14 +86,14 @@ def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
 
 
 def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
-    """Return how ranks share the model: what is said, or what the other arguments are about.
+    """Return the parallelism: the given one, or the one that other arguments are about.
 
     Args:
-        args: if they say nothing, ``USE_FSDP`` and ``USE_DEEPSPEED`` do.
-        environ: the environment.
+        args: Without such arguments, ``USE_FSDP`` and ``USE_DEEPSPEED`` decide.
+        environ: Environment variables.
 
     Raises:
-        ConfigError: both of these are true, or one has a value that is not accepted.
+        ConfigError: Both variables are true, or one has a value that is not accepted.
     """
     if args.parallelism != "ddp":
         return args.parallelism
@@ -115,10 +108,10 @@ def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
 
 
 def fsdp_options(args: TrainingArguments) -> FsdpOptions:
-    """Return how a model is sharded.
+    """Return the options of FSDP.
 
     Raises:
-        ConfigError: names what is not accepted.
+        ConfigError: Names the value that is not accepted.
     """
     given: dict[str, Any] = {
         "layer_classes": layer_classes(args),
@@ -129,10 +122,10 @@ def fsdp_options(args: TrainingArguments) -> FsdpOptions:
 
 
 def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
-    """Return how activations are computed again; None if they are stored.
+    """Return the options of activation checkpointing; None if activations are stored.
 
     Raises:
-        ConfigError: names what is not accepted.
+        ConfigError: Names the value that is not accepted.
     """
     is_fsdp = args.parallelism == "fsdp"
     asked = args.activation_checkpointing or (
@@ -151,17 +144,17 @@ def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
 
 
 def compression_of(args: TrainingArguments) -> Compression:
-    """Return how DDP sends gradients."""
+    """Return DDP's gradient compression."""
     options = args.ddp_comm_state_option
     options = {} if options is None or isinstance(options, str) else options
     return Compression(args.ddp_comm_hook, args.ddp_comm_wrapper, options)
 
 
 def syncs_each_batch(args: TrainingArguments) -> bool:
-    """Say whether gradients are added up over ranks after each micro-batch.
+    """Return whether gradients are reduced over ranks after each micro-batch.
 
     Raises:
-        ConfigError: a key of ``accelerator_config`` is unknown, or asks for what is not done.
+        ConfigError: A key of ``accelerator_config`` is unknown, or its value is not supported.
     """
     config = args.accelerator_config
     told = dict(config) if isinstance(config, dict) else {}
@@ -183,16 +176,16 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
 
 
 def copies_ahead(args: TrainingArguments) -> bool:
-    """Say whether a batch is copied to the device while what was asked of that is computed."""
+    """Return whether a batch is copied to the device while the device still computes."""
     config = args.accelerator_config
     return not isinstance(config, dict) or config.get("non_blocking") is not False
 
 
 def check_distribution(args: TrainingArguments) -> None:
-    """Refuse what is not accepted of the arguments about several ranks.
+    """Refuse unaccepted values of the distributed arguments.
 
     Raises:
-        ConfigError: names it.
+        ConfigError: Names the argument.
     """
     for name, (strategy, nothing) in _OF_STRATEGIES.items():
         if getattr(args, name) not in nothing and args.parallelism != strategy:
@@ -211,10 +204,10 @@ def check_distribution(args: TrainingArguments) -> None:
 
 
 def _check_flat(args: TrainingArguments) -> None:
-    """Refuse what goes wrong where parameters are flat shards (FSDP1).
+    """Refuse arguments that fail with flat parameter shards (FSDP1).
 
     Raises:
-        ConfigError: names it.
+        ConfigError: Names the argument.
     """
     told = {
         "optim": (
@@ -237,7 +230,7 @@ def _check_flat(args: TrainingArguments) -> None:
 
 
 def _check_overflow(args: TrainingArguments) -> None:
-    """Refuse a compression from which an overflow never goes away."""
+    """Refuse a gradient compression that would keep an overflow forever."""
     if args.fp16 and compression_of(args).remembers:
         raise ConfigError(
             "`ddp_comm_hook`='power_sgd' with `fp16`: the gradients of a step that overflows, "
@@ -265,7 +258,7 @@ def _check_mesh(args: TrainingArguments) -> None:
         raise ConfigError("`tp_size` of parallelism_config cannot be combined with DeepSpeed here")
 
 
-# Arguments that a pipeline cannot do, and why.
+# Arguments that a pipeline does not support, and the reason.
 _NOT_IN_PIPELINES = {
     "fp16": "stages would have to agree on the scale in mid-step; write bf16=True",
     "fp8": "layers would be converted that are held elsewhere",
@@ -276,7 +269,7 @@ _NOT_IN_PIPELINES = {
 
 
 def _check_pipeline(args: TrainingArguments) -> None:
-    """Refuse what a pipeline cannot do."""
+    """Refuse arguments that a pipeline does not support."""
     options = read_pipeline(args.parallelism_config)
     if options.ranks == 1:
         return
@@ -300,7 +293,7 @@ def _check_pipeline(args: TrainingArguments) -> None:
 
 
 def _check_ddp(args: TrainingArguments) -> None:
-    """Refuse what is about whole replicas where there are none."""
+    """Refuse arguments about whole replicas if the model is cut over ranks."""
     by_ddp = args.parallelism in ("ddp", AUTO) and model_parallel_size(args.parallelism_config) == 1
     for name in _REPLICAS:
         if getattr(args, name) not in (None, False, "no") and not by_ddp:
@@ -319,7 +312,7 @@ def _check_ddp(args: TrainingArguments) -> None:
 
 
 CANONICAL = "canonical"
-# Arguments -> what they may be with canonical reduction, and why not otherwise.
+# Argument -> accepted values with canonical reduction, and the reason.
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallelism": (
         ("ddp",),
@@ -347,26 +340,26 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
         "what is compiled depends on the shapes that a rank has seen before, and so on its place",
     ),
 }
-# Arguments that ask for nothing without it.
+# Arguments that need canonical reduction.
 _NEEDING = ("global_train_batch_size", "shard_optimizer_state")
 
 
 def is_canonical(args: TrainingArguments) -> bool:
-    """Say whether gradients are joined in one fixed order."""
+    """Return whether gradients are reduced in one fixed order."""
     return args.reduction == CANONICAL
 
 
 def micro_batches(args: TrainingArguments) -> int:
-    """Return into how many micro-batches a step is cut with canonical reduction."""
+    """Return the number of micro-batches of a step with canonical reduction."""
     assert args.global_train_batch_size is not None, "it was checked"  # noqa: S101
     return args.global_train_batch_size // args.per_device_train_batch_size
 
 
 def check_reduction(args: TrainingArguments) -> None:
-    """Refuse what cannot go with canonical reduction, and what needs it.
+    """Refuse arguments that canonical reduction excludes, and those that need it.
 
     Raises:
-        ConfigError: names the argument and why.
+        ConfigError: Names the argument and the reason.
     """
     if not is_canonical(args):
         for name in _NEEDING:
@@ -422,17 +415,17 @@ def _check_shards(args: TrainingArguments) -> None:
 
 
 def normalize_save_every(args: TrainingArguments) -> None:
-    """Turn a number of steps into ``save_steps``, which says the same.
+    """Convert a number of steps to the equivalent ``save_steps``.
 
     Raises:
-        ConfigError: ``save_every`` says nothing that is known.
+        ConfigError: ``save_every`` has no known form.
     """
     if args.save_every:
         args.save_steps = parse_every(args.save_every, "`save_every`").steps or args.save_steps
 
 
 def is_planned(args: TrainingArguments) -> bool:
-    """Say whether the steps of saves follow from what is measured."""
+    """Return whether measurements decide the steps of saves."""
     if not args.save_every:
         return False
     every = parse_every(args.save_every, "`save_every`")
@@ -440,20 +433,20 @@ def is_planned(args: TrainingArguments) -> bool:
 
 
 def is_auto(args: TrainingArguments) -> bool:
-    """Say whether the time between saves follows from what they cost."""
+    """Return whether the cost of saves decides the time between them."""
     return bool(args.save_every) and parse_every(args.save_every, "`save_every`").is_auto
 
 
 def memory_steps(args: TrainingArguments) -> int:
-    """Return after how many steps memory holds one between saves, 0 for never."""
+    """Return the number of steps between steps cached in memory; 0 for never."""
     return parse_every(args.save_every, "`save_every`").memory_steps if args.save_every else 0
 
 
 def check_every(args: TrainingArguments) -> None:
-    """Refuse what asks for saves at other moments than ``save_every``.
+    """Refuse arguments that contradict the moments of ``save_every``.
 
     Raises:
-        ConfigError: names the argument that contradicts it.
+        ConfigError: Names the contradicting argument.
     """
     if not args.save_every:
         return
@@ -474,10 +467,10 @@ def check_every(args: TrainingArguments) -> None:
 
 
 def _check_memory(args: TrainingArguments, said: str) -> None:
-    """Refuse what leaves nothing to hold in memory, or another tier that takes every save.
+    """Refuse arguments that leave nothing to cache, or a near tier that takes every save.
 
     Raises:
-        ConfigError: names the argument.
+        ConfigError: Names the argument.
     """
     if args.save_only_model:
         raise ConfigError(f"{said} holds what a resume needs, and `save_only_model` leaves it out")

@@ -20,24 +20,24 @@ _SPELLINGS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (dt.timedelta, lambda value: value.total_seconds()),
     ((Decimal, Fraction, UUID, complex), str),
 )
-# Named and not imported, because arguments can be read without torch.
+# By name, without an import: arguments must be readable without torch.
 _OF_TORCH = frozenset({("torch", "dtype"), ("torch", "device"), ("torch", "Size")})
 _DEPTH_MAX = 50
 _ELEMENTS_MAX = 10_000
 
 
 def json_value(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON can hold it.
+    """Convert a value to one that JSON can represent.
 
-    Enums become their values, paths and dtypes text, dataclasses and objects with ``to_dict``
-    dicts, and tuples and sets lists. Functions and classes become their names.
+    Enums become their values; paths and dtypes become text. Dataclasses and objects with
+    ``to_dict`` become dicts; tuples and sets become lists. Functions and classes become names.
 
     Args:
-        value: any object.
-        depth: containers around the value.
+        value: Any object.
+        depth: Number of containers around the value.
 
     Raises:
-        TypeError: JSON cannot hold the value.
+        TypeError: JSON cannot represent the value.
     """
     if type(value) in _PLAIN:
         return value
@@ -64,7 +64,7 @@ def _contained(value: Any, depth: int) -> Any:
 
 
 def _spelled(value: Any, depth: int) -> Any:
-    """Return the value of a class that is neither plain nor a container."""
+    """Return the JSON value of an object that is neither plain nor a container."""
     for kind, spell in _SPELLINGS:
         if isinstance(value, kind):
             return spell(value)
@@ -80,7 +80,7 @@ def _spelled(value: Any, depth: int) -> Any:
 
 
 def _described(value: Any) -> Callable[[], Any] | None:
-    """Return the method by which an object gives plain values, if it has one."""
+    """Return the method that converts an object to plain values, if there is one."""
     if callable(getattr(value, "to_dict", None)):
         return cast("Callable[[], Any]", value.to_dict)
     if callable(getattr(value, "tolist", None)) and _elements(value) <= _ELEMENTS_MAX:
@@ -94,7 +94,7 @@ def _elements(value: Any) -> int:
 
 
 def _key(name: Any) -> str:
-    """Return a key of a dict as JSON spells it."""
+    """Return a dict key in JSON's spelling."""
     plain = json_value(name)
     if plain is None or isinstance(plain, bool):
         return {None: "null", True: "true", False: "false"}[plain]

@@ -1,15 +1,9 @@
-"""File and command line.
+"""Arguments from a TOML, YAML or JSON file and from the command line, which takes precedence.
 
-Arguments from a file: TOML, YAML or JSON, each key with the line that it stands on.
-
-Arguments from a file and a command line; the command line wins over the file.
-
-``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does: options are split
-among them by name. Each field is ``--learning-rate`` or ``--learning_rate``; a flag is ``--fp16``,
-``--fp16 false`` or ``--no-fp16``; several values follow one option; a dict is JSON. What is
-secret (``storage_options``, ``hub_token``) has no option: `ps` shows command lines.
-
-Arguments from a command line: one option for each field of some dataclasses.
+``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does; options are split
+among them by name. Each field is ``--learning-rate`` or ``--learning_rate``. A flag is ``--fp16``,
+``--fp16 false`` or ``--no-fp16``; several values follow one option; a dict is JSON. Secret fields
+(``storage_options``, ``hub_token``) have no option, because `ps` shows command lines.
 """
 
 from __future__ import annotations
@@ -46,12 +40,12 @@ SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True)
 class ArgumentFile:
-    """What a file says.
+    """Content of an argument file.
 
     Attributes:
-        path: the file, as the user named it.
-        values: its keys and values.
-        lines: key -> the line that it stands on, from 1.
+        path: Path as the user gave it.
+        values: Keys and values.
+        lines: Line number of each key, from 1.
     """
 
     path: str
@@ -59,17 +53,17 @@ class ArgumentFile:
     lines: dict[str, int]
 
     def place(self, name: str) -> str:
-        """Return where a key stands, for an error."""
+        """Return file and line of a key, for an error."""
         line = self.lines.get(name)
         return f"{self.path}, line {line}" if line else self.path
 
 
 def read_argument_file(path: str | Path) -> ArgumentFile:
-    """Read a file of arguments; its suffix says the format.
+    """Read a file of arguments; the suffix selects the format.
 
     Raises:
-        ConfigError: it cannot be read, is no TOML, YAML or JSON, says a key twice, or is no
-            table of keys and values.
+        ConfigError: The file cannot be read, is not TOML, YAML or JSON, repeats a key, or is
+            not a table of keys and values.
     """
     file = Path(path).expanduser()
     formats = dict(zip(SUFFIXES, (_toml, _yaml, _yaml, _json), strict=True))
@@ -106,7 +100,7 @@ def _json(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict; the last of two equal keys must not win in silence."""
+    """Return the pairs as a dict; refuse equal keys instead of silently keeping the last."""
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
@@ -133,7 +127,7 @@ def _yaml(text: str) -> Any:
 
 
 def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
-    """Return the first line that begins with each key, at the outermost level where it shows."""
+    """Return the first line that begins with each key, at whatever level it appears."""
     found: dict[str, int] = {}
     for key in values:
         begins: Callable[[str], Any] = re.compile(
@@ -147,10 +141,10 @@ def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
 
 
 def from_file(cls: type, path: str | Path, changes: Mapping[str, Any]) -> Any:
-    """Return an object of ``cls`` as a file says, but for ``changes``.
+    """Return an object of ``cls`` from a file, overridden by ``changes``.
 
     Raises:
-        ConfigError: the file cannot be read, or says what is not accepted; names file and line.
+        ConfigError: The file cannot be read, or a value is not accepted; names file and line.
     """
     values, places = file_values((cls,), path)
     return build(cls, {**values, **rename_deprecated(changes, names_of(cls), depth=4)}, places)
@@ -160,7 +154,7 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
     """Return the values of a file under today's names, and the place of each.
 
     Raises:
-        ConfigError: a key is unknown or its text spells no value; names file and line.
+        ConfigError: A key is unknown or its text has no value; names file and line.
     """
     file = read_argument_file(path)
     known = {name: cls for cls in classes for name in names_of(cls)}
@@ -181,7 +175,7 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
 
 
 def _read(known: Mapping[str, type], name: str, value: Any) -> Any:
-    """Return a value of a file; what is text there and none here is read (YAML's ``1e-4``)."""
+    """Return a file's value; text is parsed if the field takes no text (YAML's ``1e-4``)."""
     today = RENAMED.get(name, name)
     if today not in known:
         return value
@@ -192,10 +186,10 @@ def _read(known: Mapping[str, type], name: str, value: Any) -> Any:
 
 
 def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-    """Return an object of ``cls``; an error says where the values that it names come from.
+    """Return an object of ``cls``; an error also names the source of the values it mentions.
 
     Raises:
-        ConfigError: a value is not accepted, or one that has no default is missing.
+        ConfigError: A value is not accepted, or a value without default is missing.
     """
     missing = [
         one.name
@@ -232,7 +226,7 @@ def _special(name: str, value: Any, hint: Any) -> Any:
     """Return the value for a field whose type is an enum, a Literal or a typed list.
 
     Raises:
-        ConfigError: it is none of theirs.
+        ConfigError: The type has no such value.
     """
     parts = [one for one in typing.get_args(hint) or (hint,) if one is not NONE]
     only = parts[0] if len(parts) == 1 else hint
@@ -253,7 +247,7 @@ def _special(name: str, value: Any, hint: Any) -> Any:
 
 
 def names_of(cls: type) -> set[str]:
-    """Return the names of the fields that a dataclass takes."""
+    """Return the names of the constructor's fields of a dataclass."""
     return {one.name for one in fields(cls) if one.init}
 
 
@@ -261,7 +255,7 @@ _CONFIG = "config"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
+    """Parser that raises where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; `--help` lists the options")
@@ -270,17 +264,17 @@ class _Parser(argparse.ArgumentParser):
 def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Return one object of each dataclass, from a command line and the file that it names.
 
-    The command line wins over ``--config FILE``, which wins over the defaults::
+    The command line overrides ``--config FILE``, which overrides the defaults::
 
         args, mine = parse_arguments(TrainingArguments, MyArguments)
 
     Args:
-        classes: dataclasses; no two may have a field of one name.
-        argv: the words after the script's name; None: those of this process.
+        classes: Dataclasses; no two may have a field of the same name.
+        argv: Words after the script's name; None: those of this process.
 
     Raises:
-        UsageError: an option is unknown, or lacks its value.
-        ConfigError: a value is not accepted; says whether file or command line said so.
+        UsageError: An option is unknown, or lacks its value.
+        ConfigError: A value is not accepted; names the file or the option.
     """
     known = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)
@@ -303,10 +297,10 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
 
 
 def _owners(classes: Sequence[type]) -> dict[str, type]:
-    """Return which class has which field.
+    """Return the class of each field.
 
     Raises:
-        ConfigError: two classes have the same one.
+        ConfigError: Two classes have the same field.
     """
     owners: dict[str, type] = {}
     for cls in classes:
@@ -368,7 +362,7 @@ def _help(one: Field[Any]) -> str:
 
 
 def _values(said: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
-    """Return the values that the words of the command line spell."""
+    """Return the values of the command line's words."""
     values: dict[str, Any] = {}
     for name, words in said.items():
         today = RENAMED.get(name, name)
@@ -383,7 +377,7 @@ def _values(said: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any
 
 
 def _several(name: str, words: list[str], kinds: tuple[Any, ...]) -> Any:
-    """Return what one word spells by itself, or the list of several."""
+    """Return the value of a single word, or the list of several."""
     if len(words) == 1:
         spelled = from_text(name, words[0], kinds)
         return spelled if not isinstance(spelled, str) or str in kinds else [spelled]

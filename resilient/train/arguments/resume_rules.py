@@ -1,10 +1,10 @@
-"""What a resume does with an argument that differs from the checkpoint's.
+"""Rules for arguments that differ from the checkpoint's at a resume.
 
-Each argument is *free* (it changes nothing that is trained), *told* (it changes the run, or is
-kept from doing so, and the run goes on) or *refused* (the run would not be the one that was
-saved). All differences are told before anything is loaded. ``resume_changes`` names what may
-differ though it is refused here; what is *fixed* cannot be allowed, because the state that was
-saved does not fit.
+An argument is *free* if it changes nothing that is trained. It is *told* (reported) if it changes
+the run, or keeps the checkpoint's value, and the run continues. It is *refused* if the run would
+not be the one that was saved. All differences are reported before anything is loaded.
+``resume_changes`` names refused arguments that may differ anyway. A *fixed* argument cannot be
+allowed, because the saved state does not fit.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ PART = "part:"
 
 
 class Rule(NamedTuple):
-    """What a resume does with a difference, and why."""
+    """Treatment of a difference by a resume, and the reason."""
 
     kind: str
     reason: str
 
 
 class Change(NamedTuple):
-    """One argument that differs: what the checkpoint says, and what this life says."""
+    """One argument that differs: the checkpoint's value and the current value."""
 
     old: Any
     new: Any
     rule: Rule
 
     def shown(self, name: str) -> str:
-        """Return one line: both values and what follows."""
+        """Return one line with both values and the consequence."""
         return f"{name} {self.old!r} -> {self.new!r}: {self.rule.reason}"
 
 
@@ -45,7 +45,7 @@ def _each(kind: str, reason: str, *names: str) -> dict[str, Rule]:
     return dict.fromkeys(names, Rule(kind, reason))
 
 
-# Argument -> what a resume does with another value. Every argument has a line.
+# Argument -> treatment of another value. Every argument has an entry.
 RULES: dict[str, Rule] = {
     **_each(
         *(FREE, "it says where things are written"),
@@ -178,17 +178,17 @@ RULES: dict[str, Rule] = {
         *("optim", "optim_args", "optim_target_modules"),
     ),
 }
-# Optimizers whose states are the same, so that one goes on from the other's.
+# Optimizers with equal states: either continues from the other's.
 _SAME_STATE = ({"adamw_torch", "adamw_torch_fused"},)
 _SAME = Rule(TOLD, "both have the same state, and the checkpoint's goes on")
-# In the loop a dataset draws from the run's own stream, in a worker from one for each sample.
+# In the loop a dataset draws from the run's stream, in a worker from one stream per sample.
 _WORKERS = "dataloader_num_workers"
 _OTHER_DRAWS = Rule(TOLD, "a dataset that draws random numbers draws others from here on")
 _YOURS = Rule(TOLD, "it is an argument of yours")
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
-    """Return what both configurations have and is not equal, with what a resume does with it."""
+    """Return the arguments that both configurations have and that differ, with their rules."""
     return {
         name: Change(old[name], value, _rule(name, old[name], value))
         for name, value in new.items()
@@ -205,14 +205,14 @@ def _rule(name: str, old: Any, new: Any) -> Rule:
 
 
 def require_resumable(changes: Mapping[str, Change], allowed: Iterable[str] | str | None) -> None:
-    """Refuse what cannot change at a resume, unless it is allowed by name.
+    """Refuse differences that a resume does not accept, unless they are allowed by name.
 
     Args:
-        changes: the differences.
+        changes: Differences by argument.
         allowed: ``resume_changes``: names, or ``all``.
 
     Raises:
-        ConfigError: names each difference, why it is refused, and how to allow it.
+        ConfigError: Names each difference, the reason, and the way to allow it.
     """
     names = {allowed} if isinstance(allowed, str) else set(allowed or ())
     fixed = [name for name, one in changes.items() if one.rule.kind == FIXED]

@@ -1,24 +1,20 @@
-"""Validation; unsupported arguments.
+"""Validation of arguments, and the tables of unsupported arguments and names (pure).
 
-Which arguments work: the one table that says what is refused, and until when.
+Every argument of the field is a field of ``TrainingArguments``. An argument whose feature is
+missing accepts the values that turn it off and refuses all others: no value is ever silently
+ignored.
 
-Every argument of the field is a field of ``TrainingArguments``. One whose feature is missing is
-accepted with the values that ask for nothing, and refused with any other: nothing is ever taken
-and ignored.
+To enable an argument once its feature exists:
 
-How to switch an argument on when its feature is there:
-
-* the argument as a whole: delete its line in :data:`NOT_YET`;
-* one name among several (an optimizer, a schedule, a tracker): delete its line in
+* for the whole argument: delete its line in :data:`NOT_YET`;
+* for one name among several (an optimizer, a schedule, a tracker): delete it from
   :data:`NAMES_NOT_YET`;
-* where the default should become the field's: change the default in ``fields/`` too;
-* say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
-  flip the rows of ``docs/parity.md``.
+* if the default should become the field's: change the default in ``fields.py`` too;
+* say in ``resume_rules.py`` what a resume does with it, if its rule there is not enough, and
+  update the rows of ``docs/parity.md``.
 
-What depends on another argument needs no line of its own: what begins with ``hub_`` does nothing
-without ``push_to_hub``, and ``liger_kernel_config`` nothing without ``use_liger_kernel``.
-
-What is wrong with arguments, each named with what would be accepted (pure).
+Arguments that depend on another need no line: those that begin with ``hub_`` do nothing without
+``push_to_hub``, and ``liger_kernel_config`` does nothing without ``use_liger_kernel``.
 """
 
 from __future__ import annotations
@@ -38,13 +34,13 @@ from resilient.train.arguments.value_types import kinds_of, require_kind
 if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments
 
-# Argument -> the values that ask for nothing; any other is refused until the feature is there.
+# Argument -> values that turn it off; others are refused until the feature exists.
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "push_to_hub": (False,),
     "use_liger_kernel": (False,),
 }
 
-# Argument -> names that the field knows and that are refused until they are there.
+# Argument -> names of the field that are refused until they are supported.
 NAMES_NOT_YET: dict[str, set[str]] = {
     "report_to": {
         "azure_ml",
@@ -56,7 +52,7 @@ NAMES_NOT_YET: dict[str, set[str]] = {
     },
 }
 
-# Argument -> the only values there will be, and why.
+# Argument -> the only values that will ever be accepted, and the reason.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "dataloader_in_order": (
         (True,),
@@ -83,7 +79,7 @@ _LAYERWISE = (
     *("lomo", "adalomo", "apollo_adamw_layerwise", "galore_adamw_layerwise"),
     *("galore_adafactor_layerwise", "galore_adamw_8bit_layerwise"),
 )
-# Names that cannot come, and why.
+# Names that will never be supported, and the reason.
 NEVER: dict[str, dict[str, str]] = {
     "optim": {
         **dict.fromkeys(
@@ -101,7 +97,7 @@ NEVER: dict[str, dict[str, str]] = {
     "debug": {"tpu_metrics_debug": "it needs torch_xla, which current torch does not support"},
 }
 
-# What to do instead, as long as an argument is refused.
+# Alternative while an argument is refused.
 INSTEAD = {
     "report_to": "or give a tracker of your own as `callbacks=[Reporting(...)]`",
     "push_to_hub": "push what `save_model` wrote with huggingface_hub",
@@ -122,7 +118,7 @@ _POSITIVE = (
     *("save_within_seconds", "ddp_timeout", "ddp_bucket_cap_mb", "durable_every_seconds"),
     "loss_spike_deviations",
 )
-# What is counted or multiplied with; a bound such as max_grad_norm may be without end.
+# Values used in arithmetic; a bound such as max_grad_norm may be infinite.
 _FINITE = (
     *("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps", "num_train_epochs"),
     *("logging_steps", "eval_steps", "save_steps", "eval_delay", "neftune_noise_alpha"),
@@ -132,10 +128,10 @@ _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
 
 def check(args: TrainingArguments) -> None:
-    """Refuse what is not accepted, and what contradicts itself.
+    """Refuse unaccepted and contradicting arguments.
 
     Raises:
-        ConfigError: names the argument, its value and what would be accepted.
+        ConfigError: Names the argument, its value and the accepted values.
     """
     _check_choices(args)
     _check_finite(args)
@@ -147,13 +143,13 @@ def check(args: TrainingArguments) -> None:
     _check_combinations(args)
     check_reduction(args)
     check_distribution(args)
-    # Spelt wrongly it must not be found out at the first save.
+    # A misspelt policy must not fail only at the first save.
     parse_retention(args.save_retention or {}, args.save_total_limit)
     check_parity(args.save_parity)
 
 
 def check_types(args: TrainingArguments) -> None:
-    """Refuse what YAML or a command line leave as text, before it is compared with a number."""
+    """Refuse text left by YAML or a command line before it is compared with a number."""
     kinds = kinds_of(type(args))
     for one in fields(args):
         is_secret = bool(one.metadata.get("is_secret"))
@@ -176,7 +172,7 @@ def _check_choices(args: TrainingArguments) -> None:
 
 
 def _check_support(args: TrainingArguments) -> None:
-    """Refuse what the field knows and what is not there, yet or ever."""
+    """Refuse values that the field has and this library does not support, yet or ever."""
     for name, nothing in NOT_YET.items():
         value = getattr(args, name)
         if value not in nothing:
@@ -277,7 +273,7 @@ def _check_best(args: TrainingArguments) -> None:
 
 
 def _check_every_evaluation_can_be_saved(args: TrainingArguments) -> None:
-    """The best model can only be loaded at the end if it was saved when it was found."""
+    """Refuse arguments that leave the best model unsaved when it is found."""
     if args.eval_strategy == "no" or args.eval_strategy != args.save_strategy:
         raise ConfigError(
             f"`load_best_model_at_end` needs a checkpoint of every evaluated model: "
@@ -293,7 +289,7 @@ def _check_every_evaluation_can_be_saved(args: TrainingArguments) -> None:
 
 
 def _is_multiple(save_steps: float, eval_steps: float) -> bool:
-    """Say whether every save falls on an evaluation; ratios are compared in millionths."""
+    """Return whether every save falls on an evaluation; ratios are compared in millionths."""
     if (save_steps < 1) != (eval_steps < 1):
         return False
     unit = 1_000_000 if save_steps < 1 else 1

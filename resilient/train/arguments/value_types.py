@@ -1,9 +1,4 @@
-"""Value types, JSON schema.
-
-The kinds of values that a field takes: checked in Python, read from text (pure).
-
-The JSON Schema of arguments: for editors, and for whoever generates a file of them (pure).
-"""
+"""Value types of fields: checks, parsing from text, and the arguments' JSON Schema (pure)."""
 
 from __future__ import annotations
 
@@ -37,10 +32,10 @@ _NOTHING = ("none", "null")
 
 @cache
 def kinds_of(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the types that each field of a dataclass takes, without their parameters.
+    """Return the types that each field of a dataclass accepts, without their parameters.
 
-    A field whose annotation cannot be read (a name that only type checkers see) or names no
-    plain type takes anything: an empty tuple.
+    A field accepts anything (an empty tuple) if its annotation cannot be resolved at run time, or
+    names no plain type.
     """
     try:
         hints = typing.get_type_hints(cls)
@@ -50,7 +45,7 @@ def kinds_of(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def _readable_hints(cls: type) -> dict[str, Any]:
-    """Return the annotations of the bases that can be read, when one of a subclass cannot."""
+    """Return the resolvable annotations of all bases, if a subclass has one that is not."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         try:
@@ -72,7 +67,7 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
     """Refuse a value of another type, before it is compared with a number.
 
     Raises:
-        ConfigError: it is of another; a secret is not shown.
+        ConfigError: The type is not accepted; a secret is not shown.
     """
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
         accepted = f"use {_spoken(kinds)}, not {type(value).__name__}"
@@ -94,13 +89,13 @@ def _spoken(kinds: tuple[Any, ...]) -> str:
 
 
 def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
-    """Return the value that a text spells for a field: of a command line, or quoted in a file.
+    """Parse the text of a field, from a command line or quoted in a file.
 
-    ``none`` is None where the field takes it; a text that begins with ``{`` or ``[`` is JSON
-    where the field takes a dict or a list.
+    ``none`` is None if the field accepts None. Text that begins with ``{`` or ``[`` is JSON if
+    the field accepts a dict or a list.
 
     Raises:
-        ConfigError: it spells no value of the field's types.
+        ConfigError: The text is no value of the field's types.
     """
     if NONE in kinds and text.lower() in _NOTHING:
         return None
@@ -175,10 +170,10 @@ _TYPES: dict[Any, str] = {
 
 
 def json_schema(cls: type) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a file from which a dataclass is made.
+    """Return the JSON Schema (draft 2020-12) of a dataclass's argument file, for editors.
 
-    It says types, choices, defaults and help; what two arguments say together is only known
-    when the object is made. Secrets have no default there.
+    The schema has types, choices, defaults and help. Contradictions between arguments are found
+    only when the object is made. Secrets have no default in the schema.
     """
     kinds = kinds_of(cls)
     taken = [one for one in fields(cls) if one.init]
@@ -193,9 +188,9 @@ def json_schema(cls: type) -> dict[str, Any]:
 
 
 def _property(one: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what one field takes.
+    """Return the schema of one field.
 
-    Where a text may also hold several names (``debug``), choices are examples and no limit.
+    If a text may hold several names (``debug``), its choices are examples, not a limit.
     """
     said: dict[str, Any] = {"description": str(one.metadata.get("help", ""))}
     types = list(dict.fromkeys(_TYPES[kind] for kind in kinds))

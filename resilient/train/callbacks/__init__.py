@@ -1,1 +1,1 @@
-"""What is called as training goes on, and the callbacks that come with it."""
+"""Trainer callbacks: base class, built-in callbacks and the save schedule."""

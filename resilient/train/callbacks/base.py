@@ -227,8 +227,7 @@ class CallbackHandler:
         return "\n".join(type(one).__name__ for one in self.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return the given callback, or the first of the given class; None if
-        missing."""
+        """Remove and return the given callback, or the first of a class; None if missing."""
         for one in self.callbacks:
             if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
                 self.callbacks.remove(one)

@@ -1,9 +1,4 @@
-"""Progress bar, memory, profiler.
-
-How a run shows how far it is: a bar, or a line per log.
-
-Callbacks that look after memory and time: caches, what is unreachable, profiles.
-"""
+"""Built-in callbacks: progress bar, log printer, cache cleanup, memory watch, profiler."""
 
 from __future__ import annotations
 
@@ -25,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar that is drawn as it was when a line is written above it, unless that is long ago.
+    """Progress bar that redraws its last text above new lines, unless that text is old.
 
-    What it says is made anew ten times a second, and not for each of a hundred lines.
+    The text is rebuilt at most 10 times per second, not for each of 100 log lines.
     """
 
     beside: Mapping[str, Any] | None = None
-    """What is shown beside it when it is next made anew."""
+    """Numbers to show beside the bar at its next redraw."""
     max_str_len: int | None = None
     _said: str = ""
     _said_at: float = 0.0
@@ -47,9 +42,10 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:
-        """Return what writes over what it wrote before, as tqdm's own does.
+        """Return a function that overwrites its previous output, like tqdm's own.
 
-        How wide a text is takes tqdm as long to find out as all the rest, and most are known.
+        Measuring the text width costs tqdm as much as all its other work, so known widths are
+        cached.
         """
         width, before = lru_cache(maxsize=4)(disp_len), 0
 
@@ -62,16 +58,16 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         return show
 
     def close(self) -> None:
-        """Say for the last time where it stands."""
+        """Show the final position and close the bar."""
         self._said_at = 0.0
         super().close()
 
 
 class ProgressCallback(TrainerCallback):
-    """A progress bar on rank zero that goes on from the resumed step.
+    """Progress bar on rank 0 that continues from the resumed step.
 
     Args:
-        max_str_len: longer texts among the logs are not shown beside the bar.
+        max_str_len: Maximum length of a logged text shown beside the bar.
     """
 
     def __init__(self, max_str_len: int = 100) -> None:
@@ -80,7 +76,7 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar: Any = None
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Open the bar at the step that training goes on from."""
+        """Open the bar at the step from which training continues."""
         if state.is_world_process_zero:
             self.training_bar = _Bar(
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True
@@ -90,14 +86,14 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Move the bar by one step."""
         if self.training_bar is not None:
-            # A smaller batch makes more steps.
+            # A smaller batch size increases the number of steps.
             self.training_bar.total = state.max_steps
             self.training_bar.update(1)
 
     def on_prediction_step(
         self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any
     ) -> None:
-        """Move a second bar, which lives as long as an evaluation."""
+        """Advance a second bar, which lasts as long as an evaluation."""
         if not state.is_world_process_zero:
             return
         if self.prediction_bar is None:
@@ -116,7 +112,7 @@ class ProgressCallback(TrainerCallback):
     on_predict = on_evaluate
 
     def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Show the numbers beside the bar, when it is next drawn: a step ends right after."""
+        """Show the numbers beside the bar at its next redraw, which follows at the step's end."""
         if self.training_bar is not None:
             self.training_bar.beside = kwargs["logs"]
 
@@ -128,7 +124,7 @@ class ProgressCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Writes the logs to standard output, on the first rank of each host."""
+    """Writer of logs to standard output, on the first rank of each host."""
 
     def on_log(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Write one line."""
@@ -137,7 +133,7 @@ class PrinterCallback(TrainerCallback):
 
 
 def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
-    """Return logs for people: short numbers, no text longer than ``most`` characters."""
+    """Return logs for display: short numbers, no text longer than ``most`` characters."""
     shown = {name: one for name, one in logs.items() if name != "total_flos"}
     for name, value in shown.items():
         if isinstance(value, float):
@@ -148,23 +144,23 @@ def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
 
 
 class EmptyCacheCallback(TrainerCallback):
-    """Gives memory that is free but kept back to the device, every ``torch_empty_cache_steps``."""
+    """Release of the device's cached free memory every ``torch_empty_cache_steps``."""
 
     def on_step_end(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Do it at the steps that are due."""
+        """Release the cache at the steps that are due."""
         if state.global_step % args.torch_empty_cache_steps == 0:
             empty_cache(args.device)
 
 
 class MemoryWatchCallback(TrainerCallback):
-    """Looks at memory now and then, and frees what can be freed when it is nearly used up.
+    """Periodic memory check that frees what it can when memory is nearly full.
 
-    What is unreachable is collected and caches are emptied; nothing that training needs goes, and
-    no number of it changes.
+    It collects unreachable objects and empties caches. Training keeps everything it needs, and no
+    result changes.
 
     Args:
-        every_steps: steps between two looks.
-        high: the share of memory, from 0 to 1, above which it acts.
+        every_steps: Steps between two checks.
+        high: Share of memory, from 0 to 1, above which memory is freed.
     """
 
     def __init__(self, every_steps: int = 100, high: float = 0.9) -> None:
@@ -177,7 +173,7 @@ class MemoryWatchCallback(TrainerCallback):
         self.high = high
 
     def on_step_end(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Look, if it is time."""
+        """Check memory at every ``every_steps``-th step."""
         if state.global_step % self.every_steps:
             return
         before = used_share(args.device)
@@ -188,23 +184,23 @@ class MemoryWatchCallback(TrainerCallback):
 
 
 class ProfilerCallback(TrainerCallback):
-    """Steps a profile of ``torch.profiler`` with training, on each rank that has one.
+    """Driver that advances a ``torch.profiler`` profile with training, on each rank that has it.
 
     Args:
-        profiler: what ``torch.profiler.profile(...)`` made, with its schedule and handlers.
+        profiler: Result of ``torch.profiler.profile(...)``, with its schedule and handlers.
     """
 
     def __init__(self, profiler: Any) -> None:
         self.profiler = profiler
 
     def on_train_begin(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Start it."""
+        """Start the profiler."""
         self.profiler.start()
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Say that a step ended."""
+        """Report the end of a step to the profiler."""
         self.profiler.step()
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Stop it; its handler then has all that was recorded."""
+        """Stop the profiler; its handler then has the whole recording."""
         self.profiler.stop()

@@ -1,14 +1,10 @@
-"""Time-based and adaptive saves.
+"""Save schedule by time or by cost: measurements, planning and the callback.
 
-At which step the next save takes place: from what ranks have measured (pure).
+No rank waits for another at a step. The ranks agree on the next save's step once per save, when
+there are new measurements, and only count steps until then.
 
-Nobody waits for anybody at a step. The ranks agree on the number of the step when there is
-something new to plan from, once for each save, and until then each only counts.
-
-Saves by time, or by what they cost: measures steps and saves, and agrees on the next one.
-
-All ranks come to each agreement at the end of the same step, which every one of them has begun: a
-stop that is asked for meanwhile waits for no answer of a rank that is not coming.
+All ranks reach each agreement at the end of the same step, which every rank has begun. A stop
+request in the meantime therefore never waits for a rank that does not come.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.train.session import Session
 
 UNMEASURED_SECONDS = 60.0
-"""When the first save of a life is made whose cost nobody knows yet."""
+"""Time of an attempt's first save while the cost of a save is unknown."""
 _RECENT_STEPS = 256
 _STEPS_AFTER_SAVE = 4096
 _COSTS = 64
@@ -49,12 +45,12 @@ _COSTS = 64
 
 @dataclass(frozen=True, slots=True)
 class SaveMeasurements:
-    """What one rank knows when the next save is planned.
+    """Measurements of one rank when the next save is planned.
 
     Attributes:
-        step_seconds: a step takes, without evaluations and saves.
-        cost_seconds: a save costs training; None before the first.
-        land_seconds: a save takes until it is whole (p95); None before that is known.
+        step_seconds: Duration of a step, without evaluations and saves.
+        cost_seconds: Training time lost to a save; None before the first save.
+        land_seconds: Time until a save is committed (p95); None while unknown.
     """
 
     step_seconds: float
@@ -62,19 +58,19 @@ class SaveMeasurements:
     land_seconds: float | None = None
 
     def to_json(self) -> list[float | None]:
-        """Return a JSON-able value; its items are what a Measured is made of."""
+        """Return a JSON value: the constructor arguments in order."""
         return [self.step_seconds, self.cost_seconds, self.land_seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveDecision:
-    """When the next save is, and why.
+    """Step of the next save and the reason.
 
     Attributes:
-        steps: from the last save, or from where the life began, to the next; at least 1.
-        seconds: of training that these are meant to be.
-        step_seconds: of the slowest rank.
-        chosen: how the seconds were chosen; None where somebody said them, or nothing is known.
+        steps: Steps to the next save, from the last save or the attempt's start; at least 1.
+        seconds: Training time that these steps should take.
+        step_seconds: Step duration of the slowest rank.
+        chosen: Choice of the interval; None if the user gave it or nothing was measured.
     """
 
     steps: int
@@ -84,12 +80,12 @@ class SaveDecision:
 
 
 def plan(every: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: float) -> SaveDecision:
-    """Return when the next save is, for all ranks: the slowest of them decides.
+    """Return the next save for all ranks; the slowest rank decides.
 
     Args:
-        every: as the user said it, in seconds or ``auto``.
-        shown: what each rank has measured.
-        mtbf_seconds: M, for ``auto``.
+        every: User's setting, in seconds or ``auto``.
+        shown: Measurements of each rank.
+        mtbf_seconds: M, the mean time between failures, for ``auto``.
     """
     step_seconds = max(one.step_seconds for one in shown)
     chosen, seconds = None, every.seconds
@@ -104,15 +100,15 @@ def plan(every: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: floa
 
 
 def is_told(before: float | None, after: float) -> bool:
-    """Say whether an interval differs by more than a quarter from the one that was told last."""
+    """Return whether an interval differs by more than a quarter from the last reported one."""
     return before is None or abs(after - before) > before / 4
 
 
 class StepTimes:
-    """What steps take, without what is no step, and what saves cost.
+    """Durations of steps, without other work, and costs of saves.
 
-    Time is handed in, in seconds, together with how long training has waited for saves so far.
-    The first step of a life is left out: it compiles, connects and gets memory.
+    Callers pass the time and the total time that training has waited for saves, in seconds. The
+    first step of an attempt is left out: it compiles, connects and allocates memory.
     """
 
     def __init__(self) -> None:
@@ -125,15 +121,15 @@ class StepTimes:
         self._stalled_seconds = 0.0
 
     def begin(self, now_seconds: float, stalled_seconds: float) -> None:
-        """Note that a step begins; what came between it and the last one counts if it was short.
+        """Record the start of a step; a short gap since the last step counts as part of the step.
 
-        What is asked of a device is done later, so the end of the last step is the better mark.
+        A device executes asynchronously, so the end of the last step is the better mark.
         """
         if self._since is None:
             self._since = (now_seconds, stalled_seconds)
 
     def end(self, now_seconds: float, stalled_seconds: float) -> None:
-        """Note that a step has ended."""
+        """Record the end of a step."""
         since, self._since = self._since, (now_seconds, stalled_seconds)
         if self._is_first or since is None:
             self._is_first = False
@@ -144,14 +140,14 @@ class StepTimes:
             self._after_save.append(max(0.0, took_seconds))
 
     def disturb(self) -> None:
-        """Note that something else than a step was done since the last one."""
+        """Record that other work followed the last step."""
         self._since = None
 
     def save(self, land_seconds: float | None) -> None:
-        """Note that a save was begun.
+        """Record the start of a save.
 
         Args:
-            land_seconds: what the save before took until it was whole; None if there was none.
+            land_seconds: Time until the previous save was committed; None if there was none.
         """
         self.disturb()
         if land_seconds is not None:
@@ -159,15 +155,15 @@ class StepTimes:
         self._after_save.clear()
 
     def settle(self, stalled_seconds: float) -> None:
-        """Note how long training has waited for saves until the last one was copied."""
+        """Record the total time that training waited for saves, up to the last copy."""
         self._costs.append(max(0.0, stalled_seconds - self._stalled_seconds))
         self._stalled_seconds = stalled_seconds
 
     def measured(self, land_seconds: float | None) -> SaveMeasurements | None:
-        """Return what is known, None while no step was measured.
+        """Return this rank's measurements; None while no step was measured.
 
         Args:
-            land_seconds: what saves take until they are whole; None if that is not known.
+            land_seconds: Time until a save is committed; None if unknown.
         """
         if not self._recent:
             return None
@@ -177,11 +173,11 @@ class StepTimes:
 
 
 def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
-    """Return how much longer steps took beside a save that was on its way than after it.
+    """Return the extra time of steps that ran during a save, against the steps after it.
 
     Args:
-        steps: what each took since the save, in order.
-        land_seconds: what the save took until it was whole.
+        steps: Durations of the steps since the save, in order.
+        land_seconds: Time until the save was committed.
     """
     beside, passed_seconds = 0, 0.0
     for one in steps:
@@ -201,17 +197,17 @@ _LIVES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class SaveScheduleChosen(Event):
-    """The interval between saves is chosen, or is another by more than a quarter.
+    """The save interval was chosen, or changed by more than a quarter.
 
     Attributes:
-        next_step: that is saved.
-        interval_seconds: of training, from one save to the next.
-        step_seconds: of the slowest rank.
-        cost_seconds: C, what a save costs training; None where the user said the interval, or
-            none was measured yet.
-        mtbf_seconds: M, the mean time between failures; None likewise.
-        failures: that are on record, which M is from.
-        bound: what keeps the interval from the best one; empty if nothing does.
+        next_step: Step of the next save.
+        interval_seconds: Training time from one save to the next.
+        step_seconds: Step duration of the slowest rank.
+        cost_seconds: C, the training time lost to a save; None if the user gave the interval,
+            or before the first measurement.
+        mtbf_seconds: M, the mean time between failures; None in the same cases.
+        failures: Recorded failures from which M is computed.
+        bound: Bound that keeps the interval from the optimum; empty if there is none.
     """
 
     global_step: int
@@ -225,7 +221,7 @@ class SaveScheduleChosen(Event):
 
     @staticmethod
     def of(planned: SaveDecision, step: int, next_step: int, failures: int) -> SaveScheduleChosen:
-        """Return the fact that ``planned`` holds from ``step`` on."""
+        """Return the event for a decision that applies from ``step`` on."""
         chosen = planned.chosen
         cost, mtbf = (chosen.cost_seconds, chosen.mtbf_seconds) if chosen else (None, None)
         bound = chosen.bound if chosen else ""
@@ -235,7 +231,7 @@ class SaveScheduleChosen(Event):
         )
 
     def line(self) -> str:
-        """Say the interval and why it is that."""
+        """Format the interval and its reason."""
         why = "as asked for, or until the first save is measured"
         if self.cost_seconds is not None and self.mtbf_seconds is not None:
             why = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
@@ -256,13 +252,13 @@ _BOUNDS = {
 
 @dataclass(slots=True)
 class _Life:
-    """What is known in one training.
+    """Save schedule of one training.
 
     Attributes:
-        since: the step of the last save, or that the life began from.
-        plans_at: the step at whose end the next save is planned.
-        due: the step of the next save; None until it is planned.
-        is_owing: whether training may still wait for the copy of the last save.
+        since: Step of the last save, or from which the attempt began.
+        plans_at: Step at whose end the next save is planned.
+        due: Step of the next save; None until it is planned.
+        is_owing: Whether training may still wait for the copy of the last save.
     """
 
     every: SaveEvery
@@ -279,15 +275,15 @@ class _Life:
 
 
 class CadenceCallback(TrainerCallback):
-    """Asks for a save when ``save_every`` seconds of training have passed, or when it pays.
+    """Save requests after ``save_every`` seconds of training, or at the interval with best payoff.
 
-    It plans when the first steps of a life are measured, and at the end of the step after each
-    save: then training has waited for all of its copy. The steps of the slowest rank count, and
-    the time between failures that rank zero knows. What is planned is not saved: a life that goes
-    on plans anew, and which steps are saved changes no bit of training.
+    The schedule is planned after the first measured steps of an attempt, and at the end of the
+    step after each save, when training has waited for the whole copy. The slowest rank's steps
+    count, and the time between failures known to rank 0. The plan is not saved: a resumed attempt
+    plans again, and the choice of saved steps changes no bit of training.
 
     Args:
-        session: the ranks, the clock, the repository.
+        session: Ranks, clock and repository.
     """
 
     def __init__(self, session: Session) -> None:
@@ -295,7 +291,7 @@ class CadenceCallback(TrainerCallback):
         self._life: _Life | None = None
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Look into the history of the run."""
+        """Read the run's failure history."""
         session, step = self._session, state.global_step
         every = parse_every(args.save_every, "`save_every`")
         knows = every.is_auto and session.world.is_coordinator
@@ -309,13 +305,13 @@ class CadenceCallback(TrainerCallback):
         )
 
     def on_step_begin(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Note when."""
+        """Record the start of a step."""
         if self._life is not None:
             now_seconds = self._session.clock.monotonic_seconds()
             self._life.steps.begin(now_seconds, kwargs["took"].stalled_seconds)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
-        """Note when, plan if there is something new to plan from, and ask for what is due."""
+        """Record the end of a step, plan from new measurements, and request a save that is due."""
         life, step, took = self._life, state.global_step, kwargs["took"]
         if life is None:
             return
@@ -332,7 +328,7 @@ class CadenceCallback(TrainerCallback):
             control.should_save = True
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Count from here, whoever asked for the save."""
+        """Count from this save, no matter what requested it."""
         life = self._life
         if life is not None:
             life.steps.save(kwargs["took"].spread_seconds)
@@ -340,17 +336,17 @@ class CadenceCallback(TrainerCallback):
             life.is_owing = True
 
     def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Leave the time of an evaluation out."""
+        """Leave the time of an evaluation out of the measurements."""
         if self._life is not None:
             self._life.steps.disturb()
 
     def on_epoch_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Leave out what comes between two epochs."""
+        """Leave the time between two epochs out of the measurements."""
         if self._life is not None:
             self._life.steps.disturb()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._life is not None:
             self._life.comms.close()
             self._life = None
@@ -376,14 +372,14 @@ class CadenceCallback(TrainerCallback):
 
 
 def cadence_callbacks(session: Session) -> list[CadenceCallback]:
-    """Return what asks for saves in time, if the arguments say so."""
+    """Return the callback for time-based saves, if the arguments request them."""
     return [CadenceCallback(session)] if is_planned(session.args) else []
 
 
 def history_of(session: Session) -> FailureObservations:
-    """Return how often this run has failed, by the newest lives on record.
+    """Return the failures of this run, from its newest recorded attempts.
 
-    A store that does not answer now is no reason to stop training: then nothing is known.
+    A store that does not answer must not stop training: the history is then empty.
     """
     launch, args = session.gang.launch, session.args
     options = {**(args.storage_options or {}), **launch.storage_options}
