@@ -1,19 +1,16 @@
-"""CheckpointEngine: resume, save, wait; background staging thread.
-
-The thread beside training: it copies what a forward pass leaves alone, and gets memory early.
-
-The spine: resume, save, wait. The one object with a memory: it remembers the save in flight.
+"""Checkpoint engine: resume, save, wait, and the background staging thread.
 
 ::
 
-    capture -> stage -> | write -> agree -> commit -> rotate      (keeper process, or a thread)
-    training waits      | training goes on
+    capture -> stage -> | write -> agree -> commit -> delete   (saver daemon, or a thread)
+    training waits      | training continues
 
     capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
     training waits                                 | forward, backward, before_update(), step
 
-Saving and resuming use one agreement (:mod:`resilient.distributed.coordination`): everyone shows a value
-or a Failure, the coordinator rules, everyone obeys. It never uses the collective backend.
+Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
+rank shows a value or a failure, the coordinator decides, and every rank obeys. The protocol never
+uses the collective backend. The engine is the only object that remembers the save in flight.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundStaging:
-    """At most one piece of work beside training, and the places where training waits for it."""
+    """One background task beside training, and the points where training waits for it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-stage")
@@ -78,16 +75,16 @@ class BackgroundStaging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether no work is pending."""
         return self._work is None or self._work.done()
 
     @property
     def is_copying(self) -> bool:
-        """Whether there are copies that nobody has settled."""
+        """Whether copies were started that ``settle`` has not collected yet."""
         return self._copies is not None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do something that only concerns the saves to come; what it raises is forgotten."""
+        """Run a task that only speeds up later saves; its errors are ignored."""
         self._work = self._thread.submit(capture_failure, work)
 
     def copy(
@@ -96,28 +93,28 @@ class BackgroundStaging:
         hand_over: Callable[[RankFailure | None], None],
         begin: threading.Event | None = None,
     ) -> None:
-        """Make copies, then hand over: what was copied, or why it is worthless.
+        """Make the copies in the background, then hand the result over.
 
         Args:
-            copies: to make.
-            hand_over: what comes after.
-            begin: what to wait for first; ``wait`` does not.
+            copies: Copies to make.
+            hand_over: Callback with None, or with the failure that makes the copies worthless.
+            begin: Event to wait for before copying; ``wait`` does not wait for it.
         """
         self._copies = copies
         self._work = self._thread.submit(_copy, copies, hand_over, begin)
 
     def wait(self) -> None:
-        """Return when all is copied and handed over, and help to copy. Raises nothing of it."""
+        """Help to copy; return when all is copied and handed over. Raises no error of the task."""
         if self._copies is not None and self._work is not None:
             self._copies.make()
             self._work.exception()
 
     def settle(self) -> None:
-        """Wait, and let go of the work.
+        """Wait for the task and clear it.
 
         Raises:
-            SaveFailed: the copy could not be handed over.
-            ResilientError: as the hand-over raised it.
+            SaveFailed: The copy could not be handed over.
+            ResilientError: The hand-over raised it.
         """
         self.wait()
         work, self._work, self._copies = self._work, None, None
@@ -127,18 +124,18 @@ class BackgroundStaging:
             work.result()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown()
 
 
 @contextmanager
 def raising_save_failed() -> Iterator[None]:
-    """Say that a save failed if it cannot be handed over, whatever the reason.
+    """Turn any error of a hand-over into ``SaveFailed``.
 
     Raises:
-        SaveFailed: the body raised a ResilientError.
-        Fenced: the body did.
-        ConfigError: the body did.
+        SaveFailed: The body raised a ResilientError.
+        Fenced: The body raised it.
+        ConfigError: The body raised it.
     """
     try:
         yield
@@ -168,16 +165,16 @@ _BASES_MAX = 8
 
 
 class CheckpointEngine:
-    """Resumes and saves the parts of one run at one repository.
+    """Resumes and saves the parts of one run in one repository.
 
     Args:
-        desk: the repository, the ranks, the bounds. Its comms serve one thread at a time, so
-            give it a connection of its own.
-        persister: who writes and commits while training goes on; a thread by default.
+        desk: Context: repository, ranks and options. Its control group serves one thread at a
+            time, so it needs a connection of its own.
+        persister: Executor that writes and commits while training continues; a thread by default.
 
     Attributes:
         start: Identity of the start that its generation belongs to; None for a tool.
-        claimant: The process that claims its generation; None for a tool.
+        claimant: Process that claims its generation; None for a tool.
     """
 
     def __init__(self, desk: CheckpointContext, persister: SaveExecutor | None = None) -> None:
@@ -200,7 +197,7 @@ class CheckpointEngine:
 
     @property
     def generation(self) -> int:
-        """This life's number, 0 before ``resume``."""
+        """Generation number of this attempt; 0 before ``resume``."""
         return self._life.number if self._life else 0
 
     @property
@@ -210,20 +207,21 @@ class CheckpointEngine:
 
     @property
     def saves(self) -> int:
-        """Number of saves that were begun; the same on every rank between two saves."""
+        """Number of saves begun; equal on every rank between two saves."""
         return self._saves
 
     def meet(self) -> None:
         """Wait for the save in flight, then until every rank is about to save.
 
-        Collective: every rank, before ``save``. For callers that use collectives of the training
-        backend before a save: a rank that does not save would confuse them.
+        For callers that run collectives of the training backend before a save. A rank that does not
+        save would break those collectives.
 
+        Collective: every rank, before ``save``.
         Crash: nothing was stored.
 
         Raises:
-            SaveFailed: the save before failed, or a rank does not save.
-            DeadlineExceeded: a rank was silent.
+            SaveFailed: The previous save failed, or a rank does not save.
+            DeadlineExceeded: A rank did not answer in time.
         """
         self._begun()
         self.wait()
@@ -232,18 +230,18 @@ class CheckpointEngine:
 
     @property
     def store(self) -> Store:
-        """The repository that it reads and writes."""
+        """Repository that this engine reads and writes."""
         return self._desk.store
 
     @property
     def in_flight(self) -> SaveExecutor | None:
-        """Who persists a save that nobody has waited for."""
+        """Executor of a save that was not waited for yet; None without one."""
         return self._persister if self._pending else None
 
     def settle(self, wish: str, *, is_first: bool = True) -> str:
-        """Return the reference that this attempt resumes from under the user's wish.
+        """Return the reference from which this attempt resumes, given the user's wish.
 
-        The wish holds until a checkpoint of this run exists; then the answer is ``auto``. The
+        The wish applies until a checkpoint of this run exists; then the answer is ``auto``. The
         identities of all ranks count, because an agent that joined later has a new one. The first
         attempt of a start is refused while another writer is alive.
 
@@ -256,7 +254,8 @@ class CheckpointEngine:
 
         Raises:
             WriterAlive: Another process is proven alive and writes to the repository.
-            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong
+                to this run.
             StoreError: The store failed.
         """
         desk, mine, claimant = self._desk, self.start, self.claimant
@@ -284,30 +283,31 @@ class CheckpointEngine:
         guard: StartGuard | None = None,
         policy: ChangePolicy | None = None,
     ) -> ResumeResult | None:
-        """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
+        """Load the newest checkpoint that all ranks can verify, and claim a generation.
 
-        With nothing committed the parts stay as they are; None is returned. Models and optimizers
-        are read into in place (:mod:`resilient.state_dict.load`), so if this raises, they may hold a
-        mixture: make them anew. ``save`` refuses what is in memory then.
+        Without a committed checkpoint the parts stay as they are, and the result is None. Models
+        and optimizers are loaded in place (:mod:`resilient.state_dict.load`). After an error they
+        may hold a mixture of states: create them again. ``save`` refuses to store such a mixture.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Args:
-            parts: what to load into; loaded in this order.
+            parts: Parts to load into, in this order.
             ref: ``auto``, ``never``, or a reference to one checkpoint.
-            cause: why this life begins, one word.
-            examine: hears the saved configuration once all is proved; may refuse what is in place.
-            guard: conditions of a start at step 0 that ``auto`` leads to; None allows any.
-            policy: differences between the saved and the live objects that are allowed.
+            cause: Cause of this attempt, one word.
+            examine: Callback that receives the saved configuration after verification; it may
+                refuse the objects in place.
+            guard: Conditions of a start at step 0 under ``auto``; None allows any start.
+            policy: Allowed differences between the saved and the live objects.
 
         Raises:
-            NoIntactCheckpoint: something was committed and nothing of it can be read whole.
-            IncompatibleCheckpoint: whole, but this code or model cannot take it.
-            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
-            NothingToResume: the guard requires a checkpoint, and there is none.
-            NotExclusive: the store cannot fence and the user did not promise to be alone.
-            StoreError: the store failed.
+            NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+            IncompatibleCheckpoint: The checkpoint is whole, but this code or model cannot load it.
+            StartOverRefused: The guard found checkpoints that a start at step 0 would ignore.
+            NothingToResume: The guard requires a checkpoint, and there is none.
+            NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+            StoreError: The store failed.
         """
         began_seconds = self._desk.clock.monotonic_seconds()
         rank, landing = self._desk.world.rank, LoadPlan(parts, in_place=True)
@@ -342,7 +342,7 @@ class CheckpointEngine:
     def _load(
         self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck
     ) -> tuple[str, ...]:
-        """Load on every rank, and go on only if it worked on all."""
+        """Load on every rank; continue only if all ranks succeeded."""
         proved = choice.proved
         if proved is None:
             return ()
@@ -352,14 +352,15 @@ class CheckpointEngine:
         return mine if isinstance(mine, tuple) else ()
 
     def warm(self, parts: Mapping[str, Part]) -> None:
-        """Get the memory that saving these parts will take, beside training.
+        """Allocate the memory for a save of these parts in the background.
 
-        Call it after the first step: else the first save waits for it. It fails when ``save`` does.
+        Call it after the first step; otherwise the first save waits for the allocation. Errors
+        appear in ``save``.
 
         Crash: nothing was stored.
 
         Args:
-            parts: what will be saved.
+            parts: Parts that will be saved.
         """
         if self._saves or not self._overlap.is_idle:
             return
@@ -378,32 +379,33 @@ class CheckpointEngine:
     ) -> CheckpointId:
         """Copy the state to host memory and persist it in the background.
 
-        Waits for the save in flight, and for this one where it is streamed. When it returns (with
-        ``overlap``: when ``before_update`` returned) the live state may change, and with a keeper
-        the checkpoint lands even if every trainer dies.
+        Waits for the previous save, and for this save where it is streamed. The live state may
+        change when this method returns; with ``overlap``, when ``before_update`` returns. From
+        then on a saver daemon commits the checkpoint even if every trainer dies.
 
         Collective: every rank, same step, after ``resume``.
-        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
-        not exist and older ones are untouched.
+        Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
+            exist. Older checkpoints are untouched in both cases.
 
         Args:
-            step: names the checkpoint together with this life's number; a whole number.
-            parts: what to save.
-            about: what the manifest says besides.
-            keep: checkpoints that rotation must not delete; the manifest names them.
-            overlap: you promise to call ``before_update`` before you next change parameters that
-                an optimizer of these parts holds, or its state. A broken promise fails the save.
+            step: Step that names the checkpoint together with the generation; a whole number.
+            parts: Parts to save.
+            about: Further content of the manifest.
+            keep: Checkpoints that retention must not delete; the manifest names them.
+            overlap: Promise of the caller to call ``before_update`` before it changes parameters or
+                optimizer state of these parts. A broken promise fails the save.
 
         Returns:
-            The checkpoint that will exist once it is committed.
+            Id of the checkpoint, which exists once it is committed.
 
         Raises:
-            SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
-            ConfigError: no step, one that this life has saved or tried to or is beyond, or
-                ``resume`` is due.
-            UnsavableState: a value that only pickle could save, or state that ``resume`` would
-                refuse or change. Each new structure of a part is checked once.
-            Fenced: a newer life began.
+            SaveFailed: The previous save failed, or no executor accepted this save: it is not
+                stored.
+            ConfigError: The step is not valid, this attempt saved or tried it or is beyond it, or
+                ``resume`` was not called.
+            UnsavableState: A value needs pickle, or ``resume`` would refuse or change some state.
+                Each new structure of a part is checked once.
+            Fenced: A newer generation exists.
         """
         life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
         self.wait()
@@ -439,7 +441,7 @@ class CheckpointEngine:
         return checkpoint
 
     def with_setup(self, about: CheckpointInfo) -> CheckpointInfo:
-        """Return what a manifest says besides, with the setup of optimizers and schedulers.
+        """Return manifest content with the setup of optimizers and schedulers added.
 
         Crash: nothing was stored.
         """
@@ -464,9 +466,10 @@ class CheckpointEngine:
             self._persister.submit(self._desk, replace(job, spoiled=spoiled))
 
     def before_update(self) -> None:
-        """Wait until all of the live state may change: call it before each optimizer step.
+        """Wait until all of the live state may change; call it before each optimizer step.
 
-        Needed after ``save`` with ``overlap``; the next ``wait`` or ``save`` tells how it ended.
+        Needed after ``save`` with ``overlap``. Errors of the save appear in the next ``wait`` or
+        ``save``.
 
         Crash: as in ``save``.
         """
@@ -475,17 +478,20 @@ class CheckpointEngine:
                 self._overlap.wait()
 
     def wait(self, *, in_every_tier: bool = False) -> None:
-        """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
+        """Wait until the save in flight is durable.
 
-        Collective if asked for, and each host has a near tier of its own.
+        Collective: only with ``in_every_tier``, if each host has a near tier of its own.
         Crash: as in ``save``.
 
+        Args:
+            in_every_tier: Wait also until the save was promoted from the near tier.
+
         Raises:
-            SaveFailed: it could not be made durable; older ones are intact.
-            Fenced: a newer life began, so nothing was committed.
+            SaveFailed: The save could not be made durable; older checkpoints are intact.
+            Fenced: A newer generation exists, so nothing was committed.
         """
         pending, self._pending, stall = self._pending, None, self._stall
-        # To wait for this save is what the next one costs, whoever asked first.
+        # The wait for this save counts as stall of the next save, whichever call waited first.
         self._stall = stall if pending is None else Stopwatch(self._desk.clock)
         try:
             with stall.running():
@@ -493,7 +499,7 @@ class CheckpointEngine:
             with self._stall.running():
                 self._persister.wait()
         except ResilientError:
-            if pending is not None:  # It may be committed all the same: who saves next asks.
+            if pending is not None:  # It may be committed all the same: the next save asks.
                 self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]
             raise
         if pending is not None:
@@ -504,17 +510,17 @@ class CheckpointEngine:
     def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example of ``best:loss``.
 
-        All ranks load it or none: what one of them cannot read is raised on all.
+        Either all ranks load it or none: an error of one rank is raised on all.
 
         Collective: every rank, same checkpoint and part.
         Crash: only this process's memory changed.
 
         Raises:
-            NothingToResume: a reference names no checkpoint.
-            KeyNotFound: the checkpoint was rotated away.
-            IntegrityError: it is damaged.
-            IncompatibleCheckpoint: it holds no such part, or another shape.
-            SaveFailed: the save in flight failed; nothing was loaded.
+            NothingToResume: The reference names no checkpoint.
+            KeyNotFound: The checkpoint was deleted by retention.
+            IntegrityError: The checkpoint is damaged.
+            IncompatibleCheckpoint: The checkpoint holds no such part, or another shape of it.
+            SaveFailed: The save in flight failed; nothing was loaded.
         """
         self.wait()
         self._loads += 1
@@ -539,19 +545,19 @@ class CheckpointEngine:
         self._agree(topic, mine)
 
     def _agree(self, topic: str, mine: Any) -> None:
-        """Go on only if no rank failed."""
+        """Continue only if no rank failed."""
         shown = mine if isinstance(mine, RankFailure) else None
         agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
 
     def committed(self) -> list[CheckpointId]:
-        """Return every committed checkpoint, newest first, asked of the store.
+        """Return every committed checkpoint in the store, newest first.
 
         Crash: reads only.
         """
         return catalog.committed(self._desk.store)
 
     def holds_run(self) -> bool:
-        """Say whether a resume would find a checkpoint, or the loss of every one.
+        """Return whether a resume would find a checkpoint, or the loss of every one.
 
         Crash: reads only.
         """
@@ -559,12 +565,12 @@ class CheckpointEngine:
         return bool(known.candidates or known.lost)
 
     def close(self) -> None:
-        """Wait for the save in flight, and until the last is durable; let go of who persisted.
+        """Wait until the save in flight is durable in its last tier, then release all resources.
 
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: the save in flight failed, or the near tier alone has the last.
+            SaveFailed: The save in flight failed, or only the near tier has the last save.
         """
         try:
             self.wait()

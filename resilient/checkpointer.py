@@ -1,4 +1,4 @@
-"""Checkpoints for a loop of one's own, in three lines.
+"""Public checkpointer for a user's own training loop.
 
 ::
 
@@ -7,7 +7,8 @@
     ...
         checkpointer.save(step)
 
-The spine does the work; this finds the ranks and turns what the user names into parts.
+:class:`Checkpointer` finds the ranks and turns the named objects into parts. The checkpoint
+engine (:mod:`resilient.checkpoint_engine`) saves and resumes them.
 """
 
 from __future__ import annotations
@@ -57,43 +58,44 @@ _CHANGES_HINT = (
 
 
 class Checkpointer:
-    """Saves and resumes what a training loop holds, under any launcher and any parallelism.
+    """Saves and resumes the state of a training loop, under any launcher and any parallelism.
 
-    Works under plain ``python``, ``torchrun`` and ``resilient train``; with several ranks call
-    ``torch.distributed.init_process_group`` before ``resume``. Ranks that train a model each for
-    itself are refused: what is saved once for all of them would be of none.
+    Works under plain ``python``, ``torchrun`` and ``resilient train``. With several ranks, call
+    ``torch.distributed.init_process_group`` before ``resume``. Ranks that each train a model of
+    their own are refused, because a thing that is saved once must be equal on all ranks.
 
     Args:
-        url: where checkpoints live; a path or any fsspec URL. What ``resilient train --repo``
-            names wins.
-        rng: save Python's, NumPy's and torch's random state too.
-        overlap: copy what only the optimizers change beside the next step; they wait for it
-            before their own. Change parameters in no other way between a save and the step
-            after it: a save that catches you at it fails. torch does not tell of changes through
-            ``.data``, as some clip weights: without overlap they may come at any time.
-        resume_changes: names of things that may differ from the checkpoint's although the result
-            is another run: a scheduler of another class starts fresh, weights are narrowed to
-            another dtype, tied weights are tied otherwise, a saved thing that is not given here
-            is lost. ``all`` allows it for every thing. Without it ``resume`` refuses.
-        things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
-            their parameters, anything with ``state_dict`` and ``load_state_dict``,
-            ``torch.Generator``, and plain values; dicts and lists are given back in place,
-            other values by ``checkpointer[name]``. On several ranks a thing is the same on all
-            of them and is written once; what each rank has for itself is a
-            ``Part(thing, "rank")``. The options of
-            :func:`resilient.engine_factory.open_engine` (``keep_last``, ``retention``,
-            ``storage_options``, ...) are taken by their names, and ``save_total_limit`` for
-            ``keep_last``. A plain value whose name is close to an option's is refused as a slip;
-            ``Part(value)`` is saved under any name.
+        url: Repository of the checkpoints; a path or any fsspec URL. ``resilient train --repo``
+            takes precedence.
+        rng: Save the random state of Python, NumPy and torch too.
+        overlap: Copy state that only the optimizers change during the next step. Each optimizer
+            waits for the copy before its own step. Do not change parameters in any other way
+            between a save and the step after it: a save that detects such a change fails. torch
+            does not report changes through ``.data``, which some weight clipping uses. Without
+            ``overlap`` such changes are allowed at any time.
+        resume_changes: Names of things that may differ from the checkpoint although the result is
+            a different run. Examples: a scheduler of another class starts fresh, weights are
+            narrowed to another dtype, weights are tied differently, a saved thing that is not
+            given here is lost. ``all`` allows differences in every thing. Without it ``resume``
+            refuses.
+        things: Objects to save, by name. Modules (also wrapped by DDP, FSDP or ``compile``),
+            optimizers over their parameters, objects with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, and plain values. Dicts and lists are restored in place; read
+            other values with ``checkpointer[name]``. With several ranks a thing is equal on all of
+            them and is written once. Wrap per-rank state in ``Part(thing, "rank")``. The options
+            of :func:`resilient.engine_factory.open_engine` (``keep_last``, ``retention``,
+            ``storage_options``, ...) are accepted under their names, and ``save_total_limit`` for
+            ``keep_last``. A plain value with a name close to an option's is refused as a likely
+            typo. ``Part(value)`` is saved under any name.
 
     Attributes:
-        guard: conditions of a start at step 0; adapters add folders to look at.
-        beat: shows the agent that the loop gets on, by the steps of the first optimizer given;
-            None before ``resume`` and without one.
-        resumed: the checkpoint that ``resume`` loaded.
+        guard: Conditions of a start at step 0; integrations add folders to search.
+        beat: Heartbeat that shows the agent progress, by the steps of the first optimizer given.
+            None before ``resume`` and without an optimizer.
+        resumed: Checkpoint that ``resume`` loaded.
 
     Raises:
-        ConfigError: a name is taken, or an option's that was misspelt.
+        ConfigError: A name is reserved, or is a misspelt option.
     """
 
     def __init__(
@@ -122,7 +124,8 @@ class Checkpointer:
         self._detector: MissedSaveDetector | None = None
         self._told: events.Emitter | None = None
         self.resumed: CheckpointId | None = None
-        # Counters that were given as 0 and resumed as more, until the loop reads or sets them.
+        # Counters that were given as 0 and resumed with a higher value. A counter is removed
+        # when the loop reads or sets it.
         self._unread: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -143,13 +146,13 @@ class Checkpointer:
             error.add_note(f"the save in flight failed as well: {failed}")
 
     def __getitem__(self, name: str) -> Any:
-        """Return what was given under ``name``; of a plain value, what it is now."""
+        """Return the object given under ``name``; for a plain value, its current value."""
         self._unread.pop(name, None)
         value = self._things.values.get(name)
         return value.value if value is not None else self._given[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Give a plain value another value, to be saved by the next save."""
+        """Set a plain value; the next save stores it."""
         if name not in self._things.values:
             raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
         self._unread.pop(name, None)
@@ -157,38 +160,39 @@ class Checkpointer:
 
     @property
     def generation(self) -> int:
-        """This life's number, 0 before ``resume``."""
+        """Generation number of this attempt; 0 before ``resume``."""
         return self._spine.generation if self._spine is not None else 0
 
     def resume(self, ref: str | None = None) -> int | None:
-        """Load the newest checkpoint that all ranks can prove, and begin this life.
+        """Load the newest checkpoint that all ranks can verify, and claim a generation.
 
-        Starting is resuming: in a place without checkpoints everything stays as it is.
+        A repository without checkpoints leaves all objects as they are.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Args:
-            ref: ``auto``, ``never`` or a reference to one checkpoint; by default the launcher's
-                ``--resume``. It holds in every attempt until this run has a checkpoint.
+            ref: ``auto``, ``never`` or a reference to one checkpoint; by default the value of the
+                launcher's ``--resume``. It applies in every attempt until this run has a
+                checkpoint.
 
         Returns:
-            The step that was saved, None for a start from scratch.
+            Step of the loaded checkpoint; None for a start from scratch.
 
         Raises:
-            NoIntactCheckpoint: something was committed and nothing of it can be read whole.
-            IncompatibleCheckpoint: whole, but this code or model cannot take it.
-            WriterAlive: another process is proven alive and writes to the repository.
-            StartOverRefused: the repository holds checkpoints of another tool. ``never`` starts.
-            ConfigError: something cannot be saved, there is no place to meet, the ranks train
-                each by itself, or it is the second call.
-            NotExclusive: the store cannot fence and the user did not promise to be alone.
-            StoreError: the store failed.
+            NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+            IncompatibleCheckpoint: The checkpoint is whole, but this code or model cannot load it.
+            WriterAlive: Another process is proven alive and writes to the repository.
+            StartOverRefused: The repository holds checkpoints of another tool; ``never`` starts.
+            ConfigError: A thing cannot be saved, the ranks have no key-value store, each rank
+                trains its own model, or ``resume`` was already called.
+            NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+            StoreError: The store failed.
         """
         if self._spine is not None:
             raise ConfigError("resume() was called already, and a life begins once")
         optimizer = self._optimizers()[:1]
-        # Before the others are met: who waits there for this rank has been heard of.
+        # Before join(): a rank that waits for its peers must already have sent a heartbeat.
         self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
         gang = join()
         self._gang, self._topic = gang, gang.next_topic()
@@ -226,52 +230,54 @@ class Checkpointer:
     ) -> CheckpointId:
         """Copy the state to host memory and make it durable in the background.
 
-        First waits for the save in flight, so there is at most one. When this returns, training
-        may go on.
+        Waits for the save in flight first, so at most one save is in flight. Training may continue
+        when this method returns.
 
         Collective: every rank, same step, after ``resume``.
-        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
-        not exist and older ones are untouched.
+        Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
+            exist. Older checkpoints are untouched in both cases.
 
         Args:
-            step: names the checkpoint; ``resume`` returns it. A whole number of any type.
-            metrics: numbers measured at this step; retention finds the best by them.
-            keep: checkpoints that rotation must not delete.
+            step: Step that names the checkpoint; ``resume`` returns it. Any integer type.
+            metrics: Numbers measured at this step; retention ranks checkpoints by them.
+            keep: Checkpoints that retention must not delete.
 
         Returns:
-            The checkpoint that will exist once it is committed.
+            Id of the checkpoint, which exists once it is committed.
 
         Raises:
-            SaveFailed: the save before this one failed; this one did not begin.
-            ConfigError: it is no step, or this life has saved it already, or ``resume`` was not
-                called, or the loop ignores a resumed counter that it gave as 0.
-            UnsavableState: a value that only pickle could save, state that ``resume`` would
-                refuse or change, or a metric that is no number.
-            Fenced: a newer life began.
+            SaveFailed: The previous save failed; this save did not begin.
+            ConfigError: The step is not a valid step, this attempt has already saved it, or
+                ``resume`` was not called. Also: the loop ignores a resumed counter that it gave
+                as 0.
+            UnsavableState: A value needs pickle, ``resume`` would refuse or change some state, or
+                a metric is not a number.
+            Fenced: A newer generation exists.
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
         self._require_counters_read()
         about = CheckpointInfo(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(spine):
             if things.is_collective:
-                # A rank that saves alone must not begin a collective of the training backend.
+                # The save is collective in the training backend: a rank that saves alone would
+                # hang.
                 spine.meet()
                 things.align()
             return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
-        """Load one thing from what ``save`` returned, or a reference such as ``best:loss`` names.
+        """Load one thing from a checkpoint, given by what ``save`` returned or by a reference.
 
         Collective: every rank, same checkpoint and name.
         Crash: only this process's memory changed.
 
         Raises:
-            KeyNotFound: the checkpoint was rotated away.
-            IntegrityError: it is damaged.
-            IncompatibleCheckpoint: it holds no such thing, or another shape.
-            SaveFailed: the save in flight failed; nothing was loaded.
-            NothingToResume: the reference names no checkpoint.
-            ConfigError: there is no such thing here.
+            KeyNotFound: The checkpoint was deleted by retention.
+            IntegrityError: The checkpoint is damaged.
+            IncompatibleCheckpoint: The checkpoint holds no such thing, or another shape of it.
+            SaveFailed: The save in flight failed; nothing was loaded.
+            NothingToResume: The reference names no checkpoint.
+            ConfigError: This checkpointer has no such thing.
         """
         spine = self._begun("load()")
         if name not in self._things.parts:
@@ -283,7 +289,7 @@ class Checkpointer:
         spine.load_part(checkpoint, name, self._things.parts[name])
 
     def emit(self, event: events.Event) -> None:
-        """Report an event where this checkpointer reports its own; nothing before ``resume``.
+        """Emit an event to the sinks of this checkpointer; before ``resume`` it is discarded.
 
         Crash: nothing in the repository changes.
         """
@@ -296,22 +302,22 @@ class Checkpointer:
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: it could not be made durable; older ones are intact.
-            Fenced: a newer life began, so nothing was committed.
+            SaveFailed: The save could not be made durable; older checkpoints are intact.
+            Fenced: A newer generation exists, so nothing was committed.
         """
         self._begun("wait()").wait()
 
     def close(self) -> None:
-        """Wait for the save in flight and let go of the repository. Collective.
+        """Wait for the save in flight and close the repository. Collective.
 
-        Leaving the ``with`` block does the same, and so does the end of the main program. What
-        goes wrong there is printed; under ``resilient train`` it is how the worker ends, under
-        any other launcher the exit code does not tell.
+        Leaving the ``with`` block and the end of the main program do the same. Errors at the end of
+        the program are printed. Under ``resilient train`` they also decide how the worker ends.
+        Under any other launcher the exit code does not show them.
 
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: the save in flight failed.
+            SaveFailed: The save in flight failed.
         """
         if self._spine is None:
             return
@@ -323,7 +329,7 @@ class Checkpointer:
 
     @contextmanager
     def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
-        """Return a context of a save, for the agent and for the peers."""
+        """Report a save to the agent and to the peers while the block runs."""
         with ExitStack() as inside:
             if self.beat is not None:
                 inside.enter_context(self.beat.saving())
@@ -334,7 +340,7 @@ class Checkpointer:
     def _detect_missed_saves(
         self, gang: RankGroup, spine: checkpoint_engine.CheckpointEngine
     ) -> None:
-        """Have peers that wait for a save hear that this rank trains on without it."""
+        """Start a thread that tells waiting peers when this rank trains on without saving."""
         if gang.board is None or gang.world.size == 1:
             return
         beat = self.beat
@@ -352,10 +358,10 @@ class Checkpointer:
         }
 
     def _require_counters_read(self) -> None:
-        """Raise if the loop goes on with a counter of its own that began at 0.
+        """Raise if the loop continues with its own counter that began at 0.
 
         Raises:
-            ConfigError: It neither read nor set a resumed counter.
+            ConfigError: The loop neither read nor set a resumed counter.
         """
         for name, value in self._unread.items():
             raise ConfigError(
@@ -366,7 +372,7 @@ class Checkpointer:
             )
 
     def _let_optimizers_wait(self, spine: checkpoint_engine.CheckpointEngine) -> None:
-        """Have optimizers wait before each step for what the last save is still copying."""
+        """Make each optimizer wait before its step until the last save has copied the state."""
         for one in self._optimizers():
             self._hooks.append(one.register_step_pre_hook(lambda *_: spine.before_update()))
 
@@ -397,7 +403,7 @@ class Checkpointer:
             spine.close()
 
     def _end(self) -> None:
-        """Close at the end of the process; a rank that died of an error says no farewell."""
+        """Close at the end of the process; after an uncaught error, skip the exit barrier."""
         if getattr(sys, "last_value", None) is None:
             self.close()
         else:
@@ -407,7 +413,7 @@ class Checkpointer:
         launch, options = gang.launch, dict(self._options)
         url = launch.repo or self._url
         publish_repository(launch, url)
-        # Whoever launches names the place, and so knows better how to get there.
+        # The launcher names the place, so its storage options take precedence.
         reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
         alone = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
@@ -426,7 +432,7 @@ class Checkpointer:
         return opened
 
     def _emitter(self, gang: RankGroup) -> events.Emitter:
-        """Return where events go: ranks above zero show only what needs attention."""
+        """Return the emitter; on ranks above 0 the console shows only warnings and errors."""
         given: events.Emitter | None = self._options.get("emit")
         if given is not None:
             return given

@@ -1,4 +1,4 @@
-"""The clock as a parameter, so that a test can own time."""
+"""Clock protocol and system clock, so that tests can control time; stopwatches."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_BOOT_LETTERS = 13  # beyond any chance of two alike among the hosts of a run
+_BOOT_LETTERS = 13  # enough that two hosts of a run never share a name
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|w)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_length(text: str) -> float | None:
-    """Return the seconds that ``30s``, ``10m``, ``2h``, ``1d`` or ``1w`` says; None for others."""
+    """Return the seconds of a length such as ``30s``, ``10m``, ``2h``, ``1d``, ``1w``, or None."""
     found = _LENGTH.fullmatch(text.strip().lower())
     return float(found[1]) * _UNITS[found[2]] if found else None
 
 
 class Clock(Protocol):
-    """What the library may ask about time."""
+    """Time source of the library."""
 
     def monotonic_seconds(self) -> float:
-        """Return seconds that never go back; only differences mean anything."""
+        """Return seconds that never go back; only differences are meaningful."""
 
     def now_iso(self) -> str:
         """Return the wall clock in UTC as ISO 8601 with milliseconds and a ``Z``."""
@@ -56,9 +56,9 @@ class SystemClock:
 
 @cache
 def boot_name() -> str:
-    """Return a name for this start of the machine, whose monotonic clock all processes share.
+    """Return the name of the machine's current boot, on which the monotonic clock depends.
 
-    Empty where the system does not tell.
+    Empty where the system does not provide it.
     """
     try:
         return _BOOT.read_text(encoding="ascii").strip()[:_BOOT_LETTERS]
@@ -67,13 +67,14 @@ def boot_name() -> str:
 
 
 class Timed:
-    """A context that says how long it was inside, however it was left.
+    """Context manager that measures the time spent inside, also after an error.
 
-    Steps of training enter several, so it is no generator's: that would cost more than it measures.
+    A class and no generator, because training steps enter several of them: a generator would cost
+    more than the code that it measures.
 
     Args:
-        clock: measures it.
-        over: is told the seconds.
+        clock: Time source.
+        over: Callback that receives the seconds.
     """
 
     __slots__ = ("_began_seconds", "_clock", "_over")
@@ -90,19 +91,19 @@ class Timed:
 
 
 class Stopwatch:
-    """Adds up time; started and stopped by one thread, read by any.
+    """Adds up time; started and stopped by one thread, read by any thread.
 
     Args:
-        clock: time.
+        clock: Time source.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # One value, so that a reader sees both or neither.
+        # One tuple, so that a reader always sees a consistent pair.
         self._state: tuple[float, float | None] = (0.0, None)
 
     def seconds(self) -> float:
-        """Return what was added up so far, the running part included."""
+        """Return the seconds added up so far, including the running interval."""
         done_seconds, since_seconds = self._state
         if since_seconds is None:
             return done_seconds
@@ -110,7 +111,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Add the time spent inside, once however deep."""
+        """Add the time spent inside; nested uses count once."""
         if self._state[1] is not None:
             yield
             return

@@ -1,4 +1,4 @@
-"""From a URL to a Checkpointer: the composition root of a loop of one's own."""
+"""Composition root of library use: from a URL and options to a CheckpointEngine."""
 
 from __future__ import annotations
 
@@ -58,53 +58,54 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     storage_options: Mapping[str, Any] | None = None,
     require_signature: bool = False,
 ) -> CheckpointEngine:
-    """Return a checkpointer for the repository at ``url``.
+    """Return a checkpoint engine for the repository at ``url``.
 
     Crash: nothing was stored.
 
     Args:
-        url: where checkpoints live; a path or any fsspec URL.
-        world: who this rank is; alone by default.
-        board: where ranks meet; the checkpointer opens a connection of its own. Several ranks
-            need one.
-        emit: where events go; to stderr by default.
-        scope: new for every life and every checkpointer on the same board, and the same on all
-            ranks; what an earlier one left on the board is not mistaken for an answer.
-        keep_last: how many checkpoints to keep; None keeps all.
-        retention: the same and more, in place of ``keep_last``; or its fields by name, as
+        url: Repository of the checkpoints; a path or any fsspec URL.
+        world: Rank and number of ranks; a single rank by default.
+        board: Key-value store that connects the ranks; the engine opens its own connection.
+            Required with several ranks.
+        emit: Emitter of events; to stderr by default.
+        scope: Name that is new for every attempt and every engine on the same key-value store, and
+            equal on all ranks. It keeps answers of an earlier engine apart.
+        keep_last: Number of checkpoints to keep; None keeps all.
+        retention: Retention policy in place of ``keep_last``; or its fields by name, as
             :func:`resilient.checkpoint.retention.parse_retention` takes them.
-        within_seconds: how long one phase of a save or resume may take.
-        single_writer: the user promises that no other job writes there.
-        parity: how many files of each rank's may be lost and be computed back, bit for bit; each
-            costs about the longest of them per save.
-        repair_on_restore: compute damaged files back from parity, in memory, instead of resuming
+        within_seconds: Deadline for one phase of a save or resume.
+        single_writer: Promise of the user that no other job writes to this repository.
+        parity: Number of files per rank that may be lost and are reconstructed bit for bit. Each
+            costs about the size of the rank's longest file per save.
+        repair_on_restore: Reconstruct damaged files from parity, in memory, instead of resuming
             from an older checkpoint.
-        save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
-            are not written again; ``write``: every checkpoint stands for itself.
-        pace_seconds_max: how long a save may take to be durable because whoever persists it, a
-            thread or a keeper, rests while training uses all cores; never more than half of the
-            time between two saves, and no rest at all for whoever waits. 0 for saves that never
-            rest.
-        host_bytes_max: how much memory of this process a save may take where no keeper does it;
-            what parity computes comes on top. State that is larger is streamed to the store,
-            while training waits. A keeper has ``resilient train --host-bytes-max``.
-        keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
-        near_url: a second repository that takes every save and is read first, mostly a folder on
-            a local disk; ``url`` then gets only some of them and decides who may write. All ranks
-            must see the same one.
-        tiering: which saves go on from there to ``url``, and what stays near; by default all go
-            on and two stay. A :class:`~resilient.checkpoint.promotion_policy.TieringOptions`, or its fields by
-            name, as ``{"durable_every": 5}``.
-        storage_options: endpoint, credentials and the like, as
+        save_unchanged: ``refer`` does not write bytes again that the store already has, such as
+            those of frozen weights. ``write`` makes every checkpoint self-contained.
+        pace_seconds_max: Longest extra time until a save is durable because its thread or daemon
+            pauses while training uses all cores. At most half of the time between two saves, and
+            no pause while training waits. 0 disables the pauses.
+        host_bytes_max: Memory of this process that a save without a saver daemon may take; parity
+            buffers are not included. Larger state is streamed to the store while training waits.
+            For a daemon, use ``resilient train --host-bytes-max``.
+        keeper: Address of this host's saver daemon, as the launcher publishes it. All ranks have a
+            daemon or none has.
+        near_url: Second repository that takes every save and is read first, usually a folder on a
+            local disk. ``url`` then receives only some saves and decides which run may write. All
+            ranks must see the same near repository.
+        tiering: Rule for the saves that are promoted to ``url`` and that stay near. By default all
+            are promoted and two stay. A
+            :class:`~resilient.checkpoint.promotion_policy.TieringOptions`, or its fields by name,
+            as ``{"durable_every": 5}``.
+        storage_options: Endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
-            ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
-        require_signature: read only what was signed with the key of ``RESILIENT_SIGNING_KEY`` or
-            ``RESILIENT_SIGNING_KEY_FILE``; with a key every save is signed in any case.
-            ``RESILIENT_REQUIRE_SIGNATURE`` asks for the same.
+            ``RESILIENT_STORAGE_OPTIONS``. They are never shown and never stored.
+        require_signature: Read only checkpoints signed with the key of ``RESILIENT_SIGNING_KEY``
+            or ``RESILIENT_SIGNING_KEY_FILE``. With a key every save is signed in any case.
+            ``RESILIENT_REQUIRE_SIGNATURE`` has the same effect.
 
     Raises:
-        ConfigError: the URL names no kind of storage that is installed, several ranks have no
-            board, a value is not accepted, or a signature is required and there is no key.
+        ConfigError: The URL names no installed kind of storage, several ranks have no key-value
+            store, a value is not accepted, or a required signature has no key.
     """
     world, clock = world or World(), SystemClock()
     _require_common(url, world, board)
@@ -113,7 +114,7 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     kept = Retention(keep_last) if retention is None else _retention(retention)
     bounds = (within_seconds, single_writer, save_unchanged)
     limits = CheckpointOptions(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
-    # A loop of the user's own has no other place that could ask for them.
+    # A user's own loop has no other source of storage options.
     is_said = storage_options is not None
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
     signing = read_signing(os.environ, require_signature=require_signature)
@@ -140,19 +141,19 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
 
 
 FOUND_BY_THE_LOOP = frozenset({"url", "world", "board", "scope", "keeper"})
-"""Arguments of :func:`open_checkpointer` that nobody gives a loop of one's own."""
+"""Arguments of :func:`open_engine` that a user's own loop does not pass."""
 
 _OPTIONS = frozenset(inspect.signature(open_engine).parameters) - FOUND_BY_THE_LOOP
 _LIMIT = "save_total_limit"
-# What is close to one of these was meant to be it, whatever is saved under such a name.
+# A name close to one of these was meant as the option, whatever would be saved under it.
 _MEANT = {
     **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
     **{one.name: "retention" for one in fields(Retention) if one.name not in _OPTIONS},
-    # What others call it.
+    # Names of the same option in other libraries.
     **dict.fromkeys(
         ("keep_n", "max_checkpoints", "max_to_keep", "save_top_k", "total_limit"), "keep_last"
     ),
-    # What the trainer calls it.
+    # Names of the same option in the Trainer.
     **dict.fromkeys(("durable_every", "durable_every_seconds", "near_total_limit"), "tiering"),
     "near_repo": "near_url",
     "save_overlap": "overlap",
@@ -160,7 +161,7 @@ _MEANT = {
     "save_retention": "retention",
     "save_within_seconds": "within_seconds",
 }
-# What has its place elsewhere.
+# Options of the Trainer that have another counterpart here.
 _ELSEWHERE = {
     "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to train on",
 }
@@ -173,14 +174,17 @@ _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, Retention, TieringOpt
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options among what a loop names, and the things that it wants saved.
+    """Split the arguments of a loop into options and things to save.
 
     Args:
-        given: by name; ``save_total_limit`` is ``keep_last``, as Hugging Face calls it.
+        given: Arguments by name; ``save_total_limit`` is Hugging Face's name for ``keep_last``.
+
+    Returns:
+        The options and the things, both by name.
 
     Raises:
-        ConfigError: a name is taken, a limit is given twice or is none, or a plain value has a
-            name so close to an option's that it was meant to be one, or a secret's.
+        ConfigError: A name is reserved, or a limit is given twice or invalid. Also: the name of a
+            plain value is close to that of an option, or looks like that of a secret.
     """
     taken = sorted(FOUND_BY_THE_LOOP & set(given))
     if taken:
@@ -200,10 +204,10 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def mapping_of(storage_options: Any) -> Mapping[str, Any]:
-    """Return storage options, none for None.
+    """Return storage options as a mapping; empty for None.
 
     Raises:
-        ConfigError: they are no mapping; what they are is not shown, for it may be a secret.
+        ConfigError: The value is not a mapping. The error hides it, because it may be a secret.
     """
     if storage_options is None:
         return {}
@@ -216,7 +220,7 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
 
 
 def _refuse_slip(name: str, thing: Any) -> None:
-    """Raise if a plain value has a name as an option that somebody misspelt, or as a secret."""
+    """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
     if thing is not None and not isinstance(thing, _PLAIN):
         return
     anyway = (
@@ -243,10 +247,10 @@ def _refuse_slip(name: str, thing: Any) -> None:
 
 
 def _retention(wished: Any) -> Retention:
-    """Return a retention, or what its fields by name say.
+    """Return a retention policy from a policy or from its fields by name.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: The value is neither.
     """
     if isinstance(wished, Retention):
         return wished
@@ -259,10 +263,10 @@ def _retention(wished: Any) -> Retention:
 
 
 def _require_common(url: str, world: World, board: KVStore | None) -> None:
-    """Require that several ranks meet somewhere and save to one place.
+    """Require that several ranks have a key-value store and save to one place.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: They have not.
     """
     if board is None and world.size > 1:
         raise ConfigError(f"{world.size} ranks need a board to agree on checkpoints")
@@ -275,13 +279,13 @@ def _require_common(url: str, world: World, board: KVStore | None) -> None:
 
 
 def events_file(gang: RankGroup) -> Path | None:
-    """Return where this rank's events go, if the launcher says so."""
+    """Return the events file of this rank, if the launcher set a folder."""
     folder = gang.launch.events
     return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
 
 
 def keeper_of(gang: RankGroup) -> DaemonAddress | None:
-    """Return where this host's keeper is, if the launcher has started one."""
+    """Return the address of this host's saver daemon, if the launcher has started one."""
     launch = gang.launch
     if not launch.keeper:
         return None
@@ -289,6 +293,6 @@ def keeper_of(gang: RankGroup) -> DaemonAddress | None:
 
 
 def claimant_of(launch: LaunchEnv) -> Claimant:
-    """Return the process that a launch stands for: its agent, or this process without one."""
+    """Return the process that claims for this launch: the agent, or else this process."""
     process = identify(launch.agent_pid) if launch.agent_pid else identify_self()
     return Claimant(process, takes_over=launch.takes_over)

@@ -1,7 +1,5 @@
 """Exception tree, RES ids and the exit-code table.
 
-Every error of the library, in one tree, each with its exit code and its RES id.
-
 ::
 
     ResilientError                       1   RES-ERROR
@@ -39,14 +37,11 @@ Every error of the library, in one tree, each with its exit code and its RES id.
     |- WorkerFailed                      1   RES-WORKER
     `- Preempted                        75   RES-PREEMPTED
 
-An error says what failed, where and why; ``hint`` is the command to run next.
-Exit codes follow sysexits where a name exists; one table serves all commands.
+An error states what failed, where and why; its ``hint`` is the next command to run. ``resilient
+help errors`` shows the first sentence of each class docstring.
 
-The exit codes of every command, in one table.
-
-Numbers follow sysexits.h where it has a name for what happened. :mod:`resilient.errors` says
-which error ends in which; ``resilient help exit-codes``, ``resilient --help`` and
-``docs/exit-codes.md`` are made from this table.
+Exit codes follow sysexits.h where it has a name for the case. One table serves all commands:
+``resilient help exit-codes``, ``resilient --help`` and ``docs/exit-codes.md`` are made from it.
 """
 
 from __future__ import annotations
@@ -326,14 +321,14 @@ class Preempted(ResilientError):
 
 @dataclass(frozen=True, slots=True)
 class ExitCode:
-    """One number and what it tells whoever started the command.
+    """Exit code and its meaning for the caller of a command.
 
     Attributes:
-        number: what ``$?`` holds.
-        name: the name in sysexits.h without ``EX_``, or nothing.
-        brief: what it means, in a few words.
-        meaning: the same in a sentence.
-        scheduler: what a scheduler that sees it should do.
+        number: Value of ``$?``.
+        name: Name in sysexits.h without ``EX_``; may be empty.
+        brief: Meaning in a few words.
+        meaning: Meaning in a sentence.
+        scheduler: Action for a scheduler that sees the code.
     """
 
     number: int
@@ -456,7 +451,7 @@ UNKNOWN = "A new code may be added: treat an unknown one as failure."
 OWN = "`train` passes a script's own exit code on; 128 + N is signal N of a worker."
 
 PERMANENT = tuple(one.number for one in EXIT_CODES if one.scheduler.startswith("fail the job"))
-"""Those after which another start would end the same way."""
+"""Exit codes after which another start would end the same way."""
 
 EXIT_CODE_FILE = "RESILIENT_EXIT_CODE_FILE"
-"""A variable that names a file for the exit code of the program, as a line."""
+"""Environment variable with the path of a file that receives the program's exit code as a line."""

@@ -1,12 +1,10 @@
-"""Event base, Level, Emitter, sinks (JSON lines, console), append-only log file.
+"""Event base class, levels, emitter, sinks (JSON lines, console) and append-only log file.
 
-Lines that are written where nothing may come of a failure: to files, and to standard error.
+An event is the record of a fact; a log line is one rendering of it.
 
-Facts, and where they go. A log line is one rendering of an event; the event is the truth.
-
-Names are a noun and a past participle; units are the last word of a field. ``run``,
-``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
-repeated at a call site.
+Event names are a noun and a past participle; units are the last word of a field. ``run``,
+``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never repeated at a
+call site.
 """
 
 from __future__ import annotations
@@ -33,26 +31,27 @@ if TYPE_CHECKING:
 
 
 class AppendOnlyLog:
-    """Appends lines to a file, and never fails: what cannot be written is dropped and counted.
+    """Appends lines to a file without ever failing: lines that cannot be written are dropped.
 
-    A full disk must not end a training whose checkpoints go elsewhere, or that was told to go on
-    without them. Standard error hears when dropping begins and, with the count, when it is over.
-    Each line is one write in append mode, so several processes may share the file.
+    A full disk must not end a training whose checkpoints go elsewhere, or that continues without
+    them. A message on standard error marks the first dropped line, and another the end of the
+    gap with the count. Each line is one write in append mode, so several processes may share
+    the file.
 
     Args:
-        path: the file; its folder is made if it can be.
+        path: File to append to; its folder is created if possible.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._dropped = 0
-        # Events come from the thread that trains and from the one that saves.
+        # Events come from the training thread and from the save thread.
         self._lock = threading.Lock()
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, line: str) -> None:
-        """Write one line, or drop it."""
+        """Write one line, or drop it if the file cannot be written."""
         with self._lock:
             try:
                 _append(self._path, f"{line}\n".encode())
@@ -78,7 +77,8 @@ def _append(path: Path, line: bytes) -> None:
         written = os.write(descriptor, line)
         if written == len(line):
             return
-        # A full disk takes a part; it would spoil the next line, unless that is there already.
+        # A full disk takes a part of the line. Remove that part, or it would spoil the next line,
+        # unless another process has already appended one.
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
         if os.fstat(descriptor).st_size == end:
             os.ftruncate(descriptor, end - written)
@@ -88,14 +88,14 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Write one line to standard error, or let it be."""
-    # A program may have closed it, or have none.
+    """Write one line to standard error; ignore failures."""
+    # The program may have closed standard error, or have none.
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"resilient: {escape_control_chars(redact_secrets(text))}\n")
 
 
 def say_error(error: ResilientError) -> None:
-    """Write to standard error how an error of ours ended the process, or let it be."""
+    """Write the error that ended the process to standard error; ignore failures."""
     hint = f"\n  hint: {error.hint}" if error.hint else ""
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(
@@ -104,7 +104,7 @@ def say_error(error: ResilientError) -> None:
 
 
 class Level(IntEnum):
-    """How loud an event is, with the numbers of the standard library's logging."""
+    """Severity of an event, with the numbers of the standard library's logging."""
 
     DEBUG = 10
     INFO = 20
@@ -114,56 +114,56 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact. Subclasses add fields and say how they read as a line."""
+    """Base class of events. Subclasses add fields and a line for people."""
 
     level: ClassVar[Level] = Level.INFO
 
     def facts(self) -> dict[str, Any]:
-        """Return what the event says, by name, for machines: values that JSON has."""
+        """Return the fields by name, as values that JSON has."""
         return asdict(self)
 
     def line(self) -> str:
-        """Return the event as one line for a person, without time, rank or step."""
+        """Return the event as one line for people, without time, rank or step."""
         facts = " ".join(f"{name}={value}" for name, value in self.facts().items())
         return f"{type(self).__name__} {facts}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationClaimed(Event):
-    """A life of the run began."""
+    """An attempt of the run claimed its generation."""
 
     generation: int
     parent: str
     cause: str
 
     def line(self) -> str:
-        """Say which life this is and where it starts."""
+        """Render the event as one line for people."""
         return f"generation {self.generation} from {self.parent or 'scratch'} ({self.cause})"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSkipped(Event):
-    """Resume passed a checkpoint over."""
+    """Resume skipped a checkpoint."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say what was passed over and why."""
+        """Render the event as one line for people."""
         return f"skipped {self.checkpoint}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRestartedFromScratch(Event):
-    """A life began from scratch beside checkpoints that are there."""
+    """An attempt began from scratch although committed checkpoints are present."""
 
     level: ClassVar[Level] = Level.WARNING
     left: int
     newest: str
 
     def line(self) -> str:
-        """Say what is left aside, and how to come back to it."""
+        """Render the event as one line for people."""
         return (
             f"started over: {self.left} committed checkpoints are left aside and kept; "
             f"to go on from them instead: --resume {self.newest}"
@@ -186,7 +186,7 @@ class ResumeSettled(Event):
     reason: str
 
     def line(self) -> str:
-        """Name the reason, and how to start anew."""
+        """Render the event as one line for people."""
         taken = "the newest checkpoint" if self.reference == "auto" else self.reference
         return (
             f"the wish `--resume {self.wish}` is fulfilled: {self.reason}, so this attempt "
@@ -196,7 +196,7 @@ class ResumeSettled(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestored(Event):
-    """All ranks proved and loaded the same checkpoint."""
+    """All ranks verified and loaded the same checkpoint."""
 
     checkpoint: str
     step: int
@@ -204,7 +204,7 @@ class CheckpointRestored(Event):
     took_seconds: float
 
     def line(self) -> str:
-        """Say what training goes on from."""
+        """Render the event as one line for people."""
         return (
             f"resumed from {self.checkpoint} (step {self.step}), "
             f"proved in {self.took_seconds:.2f} s"
@@ -232,7 +232,7 @@ class CheckpointCommitted(Event):
     written_bytes: int = -1
 
     def line(self) -> str:
-        """Say what became durable and what it cost."""
+        """Render the event as one line for people."""
         spared = 0 <= self.written_bytes < self.size_bytes
         written = f" ({self.written_bytes / 2**20:.1f} MiB written)" if spared else ""
         return (
@@ -251,7 +251,7 @@ class SaveAborted(Event):
     hint: str
 
     def line(self) -> str:
-        """Say what failed, that nothing else is hurt, and what to do."""
+        """Render the event as one line for people."""
         return f"{self.checkpoint} was not saved: {self.reason}; older checkpoints are intact" + (
             f"; {self.hint}" if self.hint else ""
         )
@@ -259,7 +259,7 @@ class SaveAborted(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDeleted(Event):
-    """Retention let a checkpoint go."""
+    """Retention deleted a checkpoint."""
 
     level: ClassVar[Level] = Level.DEBUG
     checkpoint: str
@@ -267,7 +267,7 @@ class CheckpointDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class UploadsAborted(Event):
-    """Unfinished uploads of older lives were cleaned up."""
+    """Unfinished uploads of older attempts were aborted."""
 
     level: ClassVar[Level] = Level.DEBUG
     count: int
@@ -275,7 +275,7 @@ class UploadsAborted(Event):
 
 @dataclass(frozen=True, slots=True)
 class UploadCleanupFailed(Event):
-    """Unfinished uploads of older lives, if there are any, could not be cleaned up."""
+    """Unfinished uploads of older attempts, if any, could not be aborted."""
 
     level: ClassVar[Level] = Level.DEBUG
     reason: str
@@ -293,7 +293,7 @@ class RetentionFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlanned(Event):
-    """Retention decided what stays after a commit, each for all of its reasons."""
+    """Retention decided which checkpoints stay after a commit, with all reasons for each."""
 
     level: ClassVar[Level] = Level.DEBUG
     checkpoint: str
@@ -302,27 +302,27 @@ class RetentionPlanned(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetentionDeferred(Event):
-    """Old checkpoints were not let go, because that might not be safe now."""
+    """Old checkpoints were not deleted, because that might not be safe now."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say why, and that nothing is lost."""
+        """Render the event as one line for people."""
         return f"kept old checkpoints after {self.checkpoint}: {self.reason}; nothing is lost"
 
 
 @dataclass(frozen=True, slots=True)
 class BestCheckpointDamaged(Event):
-    """What would count as one of the best is not whole, so it does not count."""
+    """A checkpoint that would rank among the best is damaged, so it does not count."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Name it, and what to run."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} {self.reason}; it stays, and the next best counts: "
             f"resilient ckpt verify {self.checkpoint}"
@@ -331,16 +331,16 @@ class BestCheckpointDamaged(Event):
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """Sends events to sinks with the context of this process bound once.
+    """Sends events to sinks, with the context of this process bound once.
 
-    A sink that raises hurts nobody: the other sinks and the caller go on, and it is called again
-    for the next event. Standard error hears once of each such sink. What is no ``Exception``,
-    such as KeyboardInterrupt, passes.
+    A sink that raises an ``Exception`` affects neither the other sinks nor the caller, and still
+    receives the next event. The first error of each sink is reported on standard error. Other
+    exceptions, such as KeyboardInterrupt, pass through.
 
     Args:
-        clock: gives the time of each event: of day, and the monotonic one, which nobody can set,
-            with the start of the machine that it counts from.
-        sinks: called in order with the record (a JSON-able mapping) and the event.
+        clock: Source of the time of each event: time of day, and the monotonic time, which cannot
+            be set. The name of the machine's boot is recorded with it.
+        sinks: Callbacks, called in order with the record (a JSON-able mapping) and the event.
         context: ``run``, ``generation``, ``rank``, ``step`` as far as they are known.
     """
 
@@ -350,7 +350,7 @@ class Emitter:
     _failed: set[int] = field(default_factory=set, repr=False, compare=False)
 
     def __call__(self, event: Event, **context: Any) -> None:
-        """Send one event; ``context`` holds for this event only."""
+        """Send one event; ``context`` applies to this event only."""
         record = {
             "at": self.clock.now_iso(),
             "monotonic": round(self.clock.monotonic_seconds(), 3),
@@ -371,7 +371,7 @@ class Emitter:
         return replace(self, context={**self.context, **context})
 
     def _tell_failed(self, sink: object, error: Exception) -> None:
-        """Say it once of each sink, also for the emitters that were bound from this one."""
+        """Report the first error of each sink, also across emitters bound from this one."""
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))
@@ -402,7 +402,7 @@ def console(
             return
         clock_time = str(record["at"])[11:19]
         rank = f"r{record['rank']:03d}  " if "rank" in record else ""
-        # Standard error may be a file on the disk that is full.
+        # Standard error may be a file on a full disk.
         with suppress(OSError):
             line = escape_control_chars(redact_secrets(event.line()))
             (stream or sys.stderr).write(f"{clock_time}  {rank}{line}\n")

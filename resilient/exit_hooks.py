@@ -1,9 +1,9 @@
-"""What a program left open is closed when its main thread has ended, and before pools are shut.
+"""Exit hooks that close what a program left open, before the interpreter shuts thread pools.
 
-Exit functions of ``atexit`` come too late for that: thread pools refuse work by then, ours and
-those of the clients of object stores, so nothing could be sent any more. The hooks that the pools
-of the standard library are shut by come in time. They have no public name, so nothing but this
-module uses them, and ``atexit`` does the same later where a Python has none.
+Exit functions of ``atexit`` run too late: by then thread pools refuse work, both ours and those
+of object store clients, so nothing can be sent. The hooks by which the standard library shuts its
+own pools run in time. They have no public name, so only this module uses them. Where a Python has
+none, ``atexit`` makes the calls later.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from resilient.events import say_error, write_stderr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A process ends once. By call: which process asked for it, and which of its threads.
+# A process ends only once. Keys are the calls; values are the process and thread that asked.
 _calls: dict[Callable[[], None], tuple[int, threading.Thread]] = {}
 
 
 def register_exit_hook(call: Callable[[], None]) -> None:
-    """Have ``call`` made when the main program has ended; what came last is called first.
+    """Register a call for the end of the main program; the latest one is called first.
 
-    It is made by this process and no fork of it. A thread that still runs then, and has asked for
-    it, is waited for: its call is made by ``atexit``.
+    Only this process makes the call, never a fork of it. If the registering thread still runs at
+    that time, ``atexit`` makes the call after the thread ended.
     """
     _hook()
     _calls[call] = (os.getpid(), threading.current_thread())
 
 
 def unregister_exit_hook(call: Callable[[], None]) -> None:
-    """Do not make this call any more."""
+    """Remove a registered call."""
     _calls.pop(call, None)
 
 
 def run_exit_hooks(*, is_last: bool = False) -> None:
-    """Make the calls now, each of them although another one fails.
+    """Make all registered calls now, even if one of them fails.
 
     Args:
-        is_last: those of threads that still run too.
+        is_last: Also make the calls of threads that still run.
 
     Raises:
-        BaseException: what a call raised; of several the last, with the others as its context.
+        BaseException: The error of a call; of several, the last one with the others as context.
     """
     with ExitStack() as stack:
         for call, (process, thread) in list(_calls.items()):
@@ -61,8 +61,8 @@ def run_exit_hooks(*, is_last: bool = False) -> None:
 
 @cache
 def _hook() -> None:
-    """Ask the interpreter for both ends, once; a fork inherits that."""
-    # A Python without it, or one whose main program has ended.
+    """Register with both hooks of the interpreter, once; a fork inherits them."""
+    # A Python without the hook raises AttributeError; after the main program it is RuntimeError.
     with suppress(AttributeError, RuntimeError):
         threading._register_atexit(_end_or_tell)  # type: ignore[attr-defined]  # noqa: SLF001
     atexit.register(_end_or_tell, is_last=True)

@@ -1,14 +1,14 @@
-"""Each step in the keeper's memory: staged beside the next pass, and saved only if ranks die.
+"""Step cache: every step in the saver daemon's memory, committed only if ranks die.
 
 ::
 
-    capture -> copy what a forward pass changes -> | copy the rest -> | say that it is whole
+    capture -> copy what a forward pass changes -> | copy the rest -> | mark the step complete
     training waits                                 | forward          | backward, before_update()
 
-Nothing is written and nothing is agreed on, so it costs what a copy costs. To say that it is whole
-takes the interpreter, which a forward pass needs too and torch's backward pass does not, so it
-waits for that if training tells when it begins. Why a step that all ranks hold is always there:
-:mod:`resilient.checkpoint.daemon.session`.
+Nothing is written and the ranks do not agree on anything, so a step costs only its copy. Marking a
+step complete needs the interpreter. A forward pass needs the interpreter too, and torch's backward
+pass does not. So the mark waits for the backward pass if training signals its beginning.
+:mod:`resilient.checkpoint.daemon.session` explains why a step that all ranks hold always exists.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ if TYPE_CHECKING:
     from resilient.state_dict.host_copy import DeferredCopies
     from resilient.state_dict.snapshot import Part
 
-# What is copied within a backward pass; to begin earlier takes the interpreter from the forward
-# pass at every tensor.
+# Largest state that is copied within a backward pass. To begin earlier would take the interpreter
+# from the forward pass at every tensor.
 _LULL_BYTES_MAX = 64 << 20
 _Settle = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
 
 
 class StepCache:
-    """Holds the newest steps of one life in the memory of every rank's keeper, or none does.
+    """Caches the newest steps of one attempt in the memory of every rank's daemon, or of none.
 
     Args:
-        checkpointer: of the life; it has resumed.
-        holder: of this rank.
-        lull: set by training whenever it does not need the interpreter for a while.
-        near_sums: as in the attribute.
+        checkpointer: Engine of the attempt; it has resumed.
+        holder: Step cache client of this rank.
+        lull: Event that training sets whenever it does not need the interpreter for a while.
+        near_sums: As in the attribute.
 
     Attributes:
-        near_sums: adds numbers of all ranks up if they are on one host.
+        near_sums: Sum of numbers over all ranks if they are on one host; else None.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class StepCache:
         self._overlap = BackgroundStaging()
         self._lull = lull or threading.Event()
         self._cores = usable_cores()
-        # What is not known yet may be long.
+        # The size of the first step is unknown, so assume that its copy is long.
         self._size_bytes, self._turns = _LULL_BYTES_MAX + 1, 0
         self._unproved: tuple[int, DeferredCopies] | None = None
         self._failure: RankFailure | None = None
@@ -92,22 +92,23 @@ class StepCache:
     def hold(
         self, step: int, parts: Mapping[str, Part], about: CheckpointInfo, *, overlap: bool
     ) -> None:
-        """Copy the state of a step to host memory; with ``overlap`` some of it beside training.
+        """Copy the state of a step to host memory; with ``overlap`` partly beside training.
 
-        When it returns (with ``overlap``: when ``before_update`` did) the step comes back though
-        every rank is killed, as long as the keepers live. It is a checkpoint only then.
+        The step survives the death of every rank, while the daemons live, from the return of this
+        method on. With ``overlap`` it survives from the return of ``before_update`` on. It becomes
+        a checkpoint only if the ranks die.
 
-        Collective: every rank, same step; they do not talk.
-        Crash: the step before is held whole, or what was saved is newer.
+        Collective: every rank, same step; they do not communicate.
+        Crash: the previous step is still cached whole, or the last save is newer.
 
         Args:
-            step: names the checkpoint that it would become.
-            parts: what to hold.
-            about: what the manifest would say besides.
-            overlap: as in ``Checkpointer.save``.
+            step: Step that names the checkpoint that it would become.
+            parts: Parts to cache.
+            about: Further content of the manifest.
+            overlap: As in ``Checkpointer.save``.
 
         Raises:
-            ResilientError: the keeper is gone, or has no room.
+            ResilientError: The saver daemon is gone, or has no memory left.
         """
         desk, life, bases, has_saved = _lent(self._checkpointer)
         began_seconds = desk.clock.monotonic_seconds()
@@ -148,7 +149,7 @@ class StepCache:
                 self._say(slot, job, None)
 
     def before_update(self) -> None:
-        """Wait until the live state may change: call it before each optimizer step.
+        """Wait until the live state may change; call it before each optimizer step.
 
         Crash: as in ``hold``.
         """
@@ -159,15 +160,15 @@ class StepCache:
             self._prove(*unproved)
 
     def drop(self) -> None:
-        """Forget what is held: training goes back, on purpose.
+        """Discard the cached steps, because training goes back on purpose.
 
-        Crash: what is held may land.
+        Crash: a cached step may still be committed.
         """
         self.before_update()
         capture_failure(self._holder.drop)
 
     def close(self) -> None:
-        """Let go; what is held lands if it is newer than what is saved.
+        """Release the cache; the daemon commits a cached step that is newer than the last save.
 
         Crash: as in ``hold``.
         """
@@ -178,10 +179,10 @@ class StepCache:
             arena.close()
 
     def _has_room_beside(self) -> bool:
-        """Say whether to copy beside training is better than to have it wait for the copy.
+        """Return whether a copy beside training is better than a copy that training waits for.
 
-        Where training has a thread on every core a copy beside it takes its time from one of them
-        all the same, and threads that wake each other take more. It may be too long to wait for.
+        If training has a thread on every core, a copy beside it takes time from one of them anyway,
+        and threads that wake each other cost more. A large copy may be too long to wait for.
         """
         ranks = read_integer(os.environ, "LOCAL_WORLD_SIZE", 1, least=1)
         return self._size_bytes > _LULL_BYTES_MAX or has_idle_core(ranks, self._cores)
@@ -190,19 +191,20 @@ class StepCache:
         self, slot: int, job: SaveJob, copies: DeferredCopies, spoiled: RankFailure | None
     ) -> None:
         self._lull.wait()
-        # torch counts a change once it is made: those of the forward pass are, by now.
+        # torch counts a change after it is made: all changes of the forward pass are counted by
+        # now.
         late = spoiled or capture_failure(copies.require_unchanged)
         self._say(slot, job, late if isinstance(late, RankFailure) else None)
 
     def _prove(self, slot: int, copies: DeferredCopies) -> None:
-        """Void a slot whose sources were being changed when they were last looked at."""
+        """Void a slot whose sources had changed at the last check."""
         late = capture_failure(copies.require_unchanged)
         if isinstance(late, RankFailure):
             self._failure = late
             capture_failure(partial(self._holder.void, slot))
 
     def _say(self, slot: int, job: SaveJob, spoiled: RankFailure | None) -> None:
-        """Say that a step is whole; one that was changed while it was copied is not."""
+        """Mark a step complete, unless its sources changed during the copy."""
         said = spoiled or capture_failure(lambda: self._holder.hold(slot, job))
         self._failure = said if isinstance(said, RankFailure) else None
 
@@ -210,13 +212,13 @@ class StepCache:
 def start_step_cache(
     checkpointer: CheckpointEngine, lull: threading.Event | None = None
 ) -> StepCache | None:
-    """Return what holds the steps of this life if every rank can; else tell why not. Collective.
+    """Start the step cache of this attempt if every rank can; else emit the reason. Collective.
 
     Crash: nothing was stored.
 
     Args:
-        checkpointer: of the life; it has resumed.
-        lull: as in ``Holding``.
+        checkpointer: Engine of the attempt; it has resumed.
+        lull: As in ``StepCache``.
     """
     desk, *_ = _lent(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
@@ -232,7 +234,7 @@ def start_step_cache(
 
 
 def _why_not(found: Any) -> str:
-    """Return why there is no holder; nothing if there is one."""
+    """Return the reason for a missing client; empty if there is a client."""
     if isinstance(found, RankFailure):
         return found.message
     return found if isinstance(found, str) else ""
@@ -241,7 +243,7 @@ def _why_not(found: Any) -> str:
 def _near_sums(
     holder: StepCacheClient, desk: CheckpointContext, settle: _Settle
 ) -> HostLocalSum | None:
-    """Return what adds numbers of all ranks up if they are on one host. Collective."""
+    """Return a sum over all ranks if they are on one host, else None. Collective."""
     if (
         desk.world.size == 1
         or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != desk.world.size
@@ -265,16 +267,16 @@ def _page(path: Path) -> memoryview:
 def _lent(
     checkpointer: CheckpointEngine,
 ) -> tuple[CheckpointContext, Generation, tuple[DedupBase, ...], bool]:
-    """Return what the saves of this life are made with, as of now."""
-    # The other half of the spine: it makes the same jobs, for another place.
+    """Return the current state from which the engine makes its saves."""
+    # The step cache makes the same jobs as the engine, for another place.
     one = checkpointer
     return one._desk, one._begun(), one._bases, one._has_saved  # noqa: SLF001
 
 
 @contextmanager
 def _agreeing(desk: CheckpointContext) -> Iterator[_Settle]:
-    """Inside, ranks rule over what they show: by a topic, what is shown, and the rule."""
-    # The desk's own comms may be at work for a save in flight.
+    """Yield a function by which the ranks agree: topic, value shown, and the rule."""
+    # The context's own control group may be in use by a save in flight.
     comms = desk.comms.apart("hold", desk.world)
 
     def settle(topic: str, mine: Any, rule: Callable[[list[Any]], Any]) -> Any:

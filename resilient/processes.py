@@ -23,13 +23,13 @@ _FIELDS = {"host": str, "pid": int, "boot": str, "start_ticks": int}
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, told from every other that bears its number later.
+    """Identity of one process, distinct from a later process with the same pid.
 
     Attributes:
-        host: name of its machine.
-        pid: its number there.
-        boot: name of the machine's boot; empty where the system does not tell.
-        start_ticks: start time in clock ticks since that boot.
+        host: Name of its machine.
+        pid: Process id on that machine.
+        boot: Name of the machine's boot; empty where the system does not provide it.
+        start_ticks: Start time in clock ticks since that boot.
     """
 
     host: str
@@ -39,7 +39,7 @@ class ProcessIdentity:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether this process is proven to run on this host; False proves nothing elsewhere."""
+        """Whether this process is proven to run here; False proves nothing on another host."""
         return bool(self.boot) and identify(self.pid) == self
 
     def to_json(self) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def identify_self() -> ProcessIdentity | None:
 
 
 def release_claim(token: str) -> None:
-    """Tell this host that a living process writes no more under its claim.
+    """Record on this host that a living process no longer writes under its claim.
 
-    The note lies in the folder for temporary files until the process ends. A host that cannot
-    keep the note takes the process for a writer as long as it lives.
+    The note lies in the folder for temporary files until the process ends. If the note cannot be
+    written, the host treats the process as a writer while it lives.
 
     Args:
         token: Token of the generation that the process claimed.
@@ -99,7 +99,7 @@ def release_claim(token: str) -> None:
 
 
 def is_released(token: str) -> bool:
-    """Say whether the process that made a claim has told this host that it writes no more."""
+    """Return whether the process that made a claim has released it on this host."""
     return token.isalnum() and _note_of(token).exists()
 
 

@@ -1,4 +1,4 @@
-"""What may be shown of a text that others wrote: no secrets, and nothing that a screen obeys."""
+"""Redaction of secrets, escaping of control characters, and shell quoting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# A secret of S3 may hold a slash, which ends a user's part of a URL. A port is no secret, and a
-# bucket has none. Of two slashes one is lost where a URL was taken for a path.
+# A secret of S3 may hold a slash, which ends the user part of a URL. A port is no secret, and a
+# bucket has no port. One of two slashes is lost where a URL was parsed as a path.
 _USERINFO = re.compile(
     r"(?P<any>://)[^\s/@]*@"
     r"|(?P<bucket>\b(?:s3a?|gs):/{1,2})[^\s/@:]*:[^\s@]*@"
@@ -19,18 +19,18 @@ _QUERY_OF_URL = re.compile(
 )
 
 _WORD = re.compile(r"(?!~)[\w@%+=:,./~-]+")
-"""What no shell takes for more than one word, or for anything else."""
+"""A word that no shell splits or interprets."""
 
 
 def redact_userinfo(text: str, instead: str = "***@") -> str:
-    """Return a text with something else for users and secrets in front of a URL's host."""
+    """Replace users and secrets in front of a URL's host."""
     return _USERINFO.sub(lambda found: found[found.lastgroup or 0] + instead, text)
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text for people without users, queries and fragments of what looks like a URL.
+    """Remove users, queries and fragments from everything in a text that looks like a URL.
 
-    What was a URL until it was taken for a path, ``s3:/bucket/run``, looks like one.
+    A URL that was parsed as a path, ``s3:/bucket/run``, counts as a URL.
     """
     if ":/" not in text:
         return text
@@ -38,14 +38,14 @@ def redact_secrets(text: str) -> str:
 
 
 def escape_control_chars(text: str, keeps: str = "\n\t") -> str:
-    """Return a text that a terminal shows and does not obey: what is not printed is spelled.
+    """Escape the characters of a text that a terminal would obey instead of show.
 
-    Names come from files and servers of others. An escape, a bell, a carriage return, or a letter
-    that turns the direction of those around it could hide what is said, or say something else.
+    Names come from files and servers of others. An escape, a bell, a carriage return or a
+    character that reverses text direction could hide or falsify a message.
 
     Args:
-        text: anybody's.
-        keeps: what is left as it is.
+        text: Text from any source.
+        keeps: Characters that stay as they are.
     """
     if text.isprintable():
         return text
@@ -56,9 +56,9 @@ def escape_control_chars(text: str, keeps: str = "\n\t") -> str:
 
 
 def shell_quote(word: object) -> str:
-    """Return one word of a command line as a shell takes it: a path, a URL, a name, a reference.
+    """Quote one word for a shell command line: a path, a URL, a name or a reference.
 
-    One that begins with a dash is a path and no option: ``./-run``.
+    A word that begins with a dash is a path and no option: ``./-run``.
     """
     text = str(word)
     text = f"./{text}" if text.startswith("-") else text
@@ -66,7 +66,7 @@ def shell_quote(word: object) -> str:
 
 
 def redact_json(value: Any) -> Any:
-    """Return a value as JSON has it, each text in it as :func:`without_secrets` returns it."""
+    """Apply :func:`redact_secrets` to every text in a JSON value."""
     if isinstance(value, str):
         return redact_secrets(value)
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""The interval between saves at which the least time is lost, by Young and by Daly (pure).
+"""Optimal save interval after Young and Daly (pure).
 
-All lengths are seconds. ``cost`` (C) is what a save costs training, ``mtbf`` (M) the mean time
-between failures of the run as a whole.
+All lengths are seconds. ``cost`` (C) is the training time that a save costs. ``mtbf`` (M) is the
+mean time between failures of the run as a whole.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 PRIOR_SECONDS = 86_400.0
-"""A run that has not failed yet is taken to fail once in the time it was seen and a day more."""
+"""Prior of one day: an unfailed run is assumed to fail once in its observed time plus a day."""
 
 OVERHEAD_MAX = 0.05
 SECONDS_MAX = 3600.0
-# Lives that began because work was lost. What was asked to stop saved before it went, and who
-# joins or leaves a run does that between two steps.
+# Causes of attempts that follow lost work. A run that was asked to stop saves first, and a
+# host joins or leaves between two steps.
 _LOSSES = frozenset({"failure", "hang", "rollback"})
 HOST_LOSSES = frozenset({"membership"})
-"""Causes of lives that began because a host went, or came: the record does not tell which."""
+"""Causes of attempts after a host left or joined; the record does not show which."""
 
 PROMOTING_SHARE_MAX = 0.5
-"""Training does not wait for a promotion; the way to the store is to be free half of the time."""
+"""Training does not wait for a promotion, but the link should be free half of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """Between what an interval stays; of two that contradict each other the longer one wins.
+    """Bounds of a save interval; of two that contradict each other the longer one applies.
 
     Attributes:
-        overhead_max: the share of time that saves may take, above 0 and below 1.
-        seconds_max: the longest interval.
-        land_seconds: what a save takes until it is whole: the next would only wait for it.
+        overhead_max: Largest share of time for saves, above 0 and below 1.
+        seconds_max: Longest interval.
+        land_seconds: Seconds until a save is durable; a save before that would only wait.
     """
 
     overhead_max: float = OVERHEAD_MAX
@@ -46,14 +46,14 @@ class IntervalBounds:
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """An interval and where it comes from.
+    """Save interval and its derivation.
 
     Attributes:
-        seconds: from the end of one save to the beginning of the next.
+        seconds: Seconds from the end of one save to the beginning of the next.
         cost_seconds: C.
         mtbf_seconds: M.
-        best_seconds: by the formula alone.
-        bound: what made it another one: ``overhead``, ``landing``, ``longest``; empty if nothing.
+        best_seconds: Interval by the formula alone.
+        bound: Bound that changed the interval: ``overhead``, ``landing``, ``longest``, or empty.
     """
 
     seconds: float
@@ -65,12 +65,12 @@ class SaveInterval:
 
 @dataclass(frozen=True, slots=True)
 class IntervalEstimate:
-    """What an interval costs in the long run.
+    """Expected long-run cost of a save interval.
 
     Attributes:
-        saving_share: of the time that goes to saves.
-        lost_share: of the time that is done again after failures.
-        lost_seconds: of training that one failure loses in the mean.
+        saving_share: Share of the time spent in saves.
+        lost_share: Share of the time spent repeating work after failures.
+        lost_seconds: Mean training time that one failure loses.
     """
 
     saving_share: float
@@ -79,44 +79,44 @@ class IntervalEstimate:
 
     @property
     def share(self) -> float:
-        """Of the time that does not bring the run forward."""
+        """Share of the time without progress."""
         return min(1.0, self.saving_share + self.lost_share)
 
 
 @dataclass(frozen=True, slots=True)
 class FailureObservations:
-    """How often a run has failed.
+    """Observed failures of a run.
 
     Attributes:
-        failures: lives that began because the one before lost work.
-        observed_seconds: how long it was seen to run.
+        failures: Number of attempts that began because the previous attempt lost work.
+        observed_seconds: Observed running time.
     """
 
     failures: int = 0
     observed_seconds: float = 0.0
 
     def mtbf_seconds(self, more_seconds: float = 0.0) -> float:
-        """Return M: ``(observed + 24 h) / (failures + 1)``, defined for a run that never failed.
+        """Return M: ``(observed + 24 h) / (failures + 1)``; defined also without failures.
 
         Args:
-            more_seconds: that the run has been seen since.
+            more_seconds: Running time since the last record.
         """
         seen_seconds = self.observed_seconds + max(0.0, more_seconds)
         return (seen_seconds + PRIOR_SECONDS) / (self.failures + 1)
 
 
 def best_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
-    """Return the interval at which saves and lost work together take the least time.
+    """Return the interval that minimizes the time for saves and lost work together.
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
     Future Generation Computer Systems 22 (2006) 303-312: with ``x = sqrt(C / 2M)`` it is
     ``sqrt(2CM) (1 + x/3 + x^2/9) - C`` for C below 2M, else M. Its first terms, ``sqrt(2CM) - C``,
-    are Young's (1974) and nearly the same while C is small; alone they go to nothing as C comes
-    near 2M. It grows with C and with M.
+    are Young's (1974). They are a good estimate while C is small, but go to 0 as C nears 2M. The
+    interval grows with C and with M.
 
     Args:
-        cost_seconds: at least 0.
-        mtbf_seconds: above 0.
+        cost_seconds: C, at least 0.
+        mtbf_seconds: M, above 0.
     """
     if cost_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
@@ -143,10 +143,10 @@ def choose_interval(
 def expect(
     seconds: float, cost_seconds: float, mtbf_seconds: float, land_seconds: float
 ) -> IntervalEstimate:
-    """Return what an interval costs, to first order, for failures at any moment alike.
+    """Return the first-order cost of an interval, for failures that are equally likely at any time.
 
-    A failure loses half an interval in the mean, and what was done while the last save was not
-    whole yet.
+    A failure loses half an interval on average, plus the work done while the last save was not
+    durable yet.
     """
     lost_seconds = seconds / 2 + land_seconds
     saving = cost_seconds / (seconds + cost_seconds) if cost_seconds else 0.0
@@ -156,15 +156,15 @@ def expect(
 def observe(
     lives: Iterable[tuple[str, str]], losses: Collection[str] = _LOSSES
 ) -> FailureObservations:
-    """Return how often a run has failed, by the records of its lives.
+    """Count the failures of a run from the records of its attempts.
 
-    The time of a life is known if the agent began the next one, within moments of its end. Nobody
-    wrote down when a life ended that a new launch followed, so it counts as a life of no length;
-    so does the last one.
+    The length of an attempt is known only if the agent began the next one, moments after its end.
+    The end is not recorded if a new launch followed. Such an attempt counts with length 0, and so
+    does the last attempt.
 
     Args:
-        lives: the cause of each and when it was claimed (ISO 8601), rising.
-        losses: the causes that count.
+        lives: Cause and claim time (ISO 8601) of each attempt, in rising order.
+        losses: Causes that count as failures.
     """
     failures, observed_seconds, before = 0, 0.0, None
     for cause, claimed_at in lives:

@@ -1,4 +1,4 @@
-"""Start guard: refuse to begin at step 0 where checkpoints lie, whoever wrote them."""
+"""Start guard: refuses a start at step 0 that would ignore existing checkpoints of any tool."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 OURS = "resilient"
 TRANSFORMERS = "hf-trainer"
 _FILES_MAX = 50_000
-"""Names that are looked at in one place; a folder with more than that was named by mistake."""
+"""Limit on names read in one place; a folder with more was named by mistake."""
 _DEPTH_MAX = 2
-"""Folders inside a checkpoint whose files tell its layout."""
+"""Depth of folders inside a checkpoint whose files identify its layout."""
 _HOLDER = re.compile(r"checkpoints?|lightning_logs|version_\d+")
 """Folders in which trainers collect checkpoints."""
 _STEP_FOLDER = re.compile(r"checkpoint-\d+")
@@ -67,11 +67,11 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Wording of one Python API for the two ways to go on.
+    """Wording of one Python API for the two ways to continue.
 
     Attributes:
-        never: call that starts at step 0.
-        takes: call that continues from ``{path}``; empty if the API imports no other layout.
+        never: Call that starts at step 0.
+        takes: Call that continues from ``{path}``; empty if the API imports no other layout.
     """
 
     never: str
@@ -155,12 +155,12 @@ def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
 
 @dataclass(frozen=True, slots=True)
 class SkippedFolder:
-    """A checkpoint folder that a take-over passes over.
+    """Checkpoint folder that a takeover skips.
 
     Attributes:
-        path: of the folder.
-        reason: damage or loss.
-        is_lossy: a resume works, and loses what ``reason`` names.
+        path: Path of the folder.
+        reason: Damage or loss.
+        is_lossy: Whether a resume works but loses what ``reason`` names.
     """
 
     path: str
@@ -170,11 +170,11 @@ class SkippedFolder:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverPlan:
-    """Candidates of a take-over from the Hugging Face Trainer.
+    """Candidates of a takeover from the Hugging Face Trainer.
 
     Attributes:
-        intact: folders that lose nothing, newest first.
-        skipped: the other folders, newest first.
+        intact: Folders that lose nothing, newest first.
+        skipped: Other folders, newest first.
     """
 
     intact: tuple[str, ...] = ()
@@ -191,12 +191,12 @@ class TakeoverPlan:
 
 
 def plan_takeover(folder: str) -> TakeoverPlan:
-    """Judge the ``checkpoint-<step>`` folders of the Hugging Face Trainer, newest first.
+    """Classify the ``checkpoint-<step>`` folders of the Hugging Face Trainer, newest first.
 
     Crash: reads only.
 
     Args:
-        folder: output folder of the run; a URL has no candidates.
+        folder: Output folder of the run; a URL has no candidates.
     """
     root = local_root(folder)
     found = checkpoints_in_folder(root) if root is not None else []
@@ -254,17 +254,17 @@ def _is_own_key(key: str) -> bool:
 
 
 def _layout_of_root(listing: DirectoryListing) -> str:
-    """Return the layout of a folder that is a checkpoint itself, empty for any other."""
+    """Return the layout of a folder that is itself a checkpoint; empty for any other folder."""
     layout = next((one.name for one in LAYOUTS if one.is_it(listing)), "")
     names = {name.partition("/")[0] for name in listing.sizes}
-    # `Trainer.save_state()` writes a trainer's state beside the checkpoints of its run.
+    # `Trainer.save_state()` writes the trainer's state beside the checkpoints of its run.
     is_end_of_run = layout == TRANSFORMERS and not names & set(_OPTIMIZERS)
     holds_others = bool(checkpoints_of(listing))
     return "" if layout == WEIGHTS or is_end_of_run or holds_others else layout
 
 
 def _counts(one: RunCheckpoint) -> bool:
-    """Say whether this is a checkpoint of the run itself, by its place, layout and name."""
+    """Return whether this is a checkpoint of the run itself, by its place, layout and name."""
     if one.folder and not all(_HOLDER.fullmatch(part) for part in one.folder.split("/")):
         return False
     if one.layout == WEIGHTS:
@@ -276,7 +276,7 @@ def _counts(one: RunCheckpoint) -> bool:
 
 
 def _files_of(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the files that tell which checkpoints a folder holds."""
+    """Yield name and size of the files that identify the checkpoints in a folder."""
     waiting = [("", -1)]
     while waiting:
         prefix, depth = waiting.pop()
@@ -298,7 +298,7 @@ def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:
-    """Say whether an entry is a file or folder that a reader may follow."""
+    """Return whether an entry is a file or folder that a reader may follow."""
     return entry.is_file() or entry.is_dir(follow_symlinks=False)
 
 
@@ -315,7 +315,7 @@ def _refusal(found: list[FoundCheckpoint], door: Door) -> StartOverRefused:
 
 
 def _continuing(found: FoundCheckpoint, door: Door) -> str:
-    """Return how to continue from a checkpoint, never by a command that would refuse it."""
+    """Return instructions to continue from a checkpoint; never a command that would refuse it."""
     if found.layout == OURS:
         return f"resilient train --repo {shell_quote(found.path.rpartition('/')[0])} SCRIPT"
     command = f"resilient train --resume {shell_quote(found.path)} SCRIPT"

@@ -1,4 +1,4 @@
-"""Receipts to Manifest, put last, by the coordinator: here a checkpoint begins to exist."""
+"""Commit: from receipts to a manifest, whose exclusive create makes a checkpoint exist."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
-    """Return the manifest of everything that the ranks stored.
+    """Merge the receipts of all ranks into one manifest.
 
     Args:
-        about: a manifest with what the run says of itself and no files.
-        receipts: one per rank.
+        about: Manifest with the run's own content and no files.
+        receipts: One receipt per rank.
 
     Raises:
-        IntegrityError: ranks disagree on a tensor or a file, or left holes in a tensor.
+        IntegrityError: Ranks disagree on a tensor or a file, or left holes in a tensor.
     """
     return replace(
         about,
         files=merge_receipt_files(receipts),
         tensors=merge_receipt_tensors(receipts),
         parts=tuple(part for receipt in receipts for part in receipt.parts),
-        # Ranks may refer to files that are protected together.
+        # Ranks may reference files of one parity group.
         parity=tuple(dict.fromkeys(one for receipt in receipts for one in receipt.parity)),
     )
 
@@ -50,27 +50,27 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
 def commit(
     store: Store, manifest: Manifest, signature: Signature | None = None, token: str = ""
 ) -> None:
-    """Put the manifest; from here on the checkpoint exists. A signature comes before it.
+    """Store the signature, then the manifest; from then on the checkpoint exists.
 
-    Crash: before the put the checkpoint does not exist and older ones are untouched; after it,
-    it does. A store puts all of an object or none.
+    Crash: before the put the checkpoint does not exist and older ones are untouched; after the put
+        it exists. A store writes all of an object or none.
 
     Args:
-        store: the repository.
-        manifest: of everything that the ranks stored.
-        signature: what to sign it with; None leaves it unsigned.
-        token: token of the claim that commits; empty compares the number alone.
+        store: Repository.
+        manifest: Manifest of everything that the ranks stored.
+        signature: Signing key and digests; None leaves the checkpoint unsigned.
+        token: Token of the claim that commits; empty compares the number alone.
 
     Raises:
-        Fenced: another claim replaced this one; nothing was committed.
-        IntegrityError: the manifest contradicts itself, or is out of bounds.
-        KeyExists: this step of this life was committed before, as something else.
-        StoreError: the store failed; the manifest may be there, and if so it is whole.
+        Fenced: Another claim replaced this one; nothing was committed.
+        IntegrityError: The manifest contradicts itself, or exceeds a bound.
+        KeyExists: This step of this generation was already committed with other content.
+        StoreError: The store failed; the manifest may be there, and if so it is whole.
     """
     checkpoint = manifest.checkpoint
     check_fence(store, checkpoint.generation, token)
     data = encode(manifest)
-    # What no reader would take must not count as saved.
+    # A manifest that no reader would accept must not count as saved.
     root = decode(data, checkpoint.manifest_key).root
     if signature is not None:
         put_signature(store, checkpoint, root, signature)
@@ -78,13 +78,13 @@ def commit(
 
 
 def require_files(store: Store, manifest: Manifest) -> None:
-    """See that what was written for a checkpoint is still there, at its length.
+    """Check that all files of a checkpoint are still stored with their length.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: another process deleted or replaced a file meanwhile.
-        StoreError: the store failed.
+        IntegrityError: Another process deleted or replaced a file meanwhile.
+        StoreError: The store failed.
     """
     checkpoint = manifest.checkpoint
     there = {one.key: one.size_bytes for one in store.list(f"{checkpoint.folder}/")}
@@ -95,13 +95,13 @@ def require_files(store: Store, manifest: Manifest) -> None:
 
 
 def put_manifest(store: Store, key: str, data: bytes) -> None:
-    """Put a manifest's bytes if there are none, as exclusively as the store can.
+    """Store a manifest if there is none, as exclusively as the store can.
 
     Crash: as in ``commit``.
 
     Raises:
-        KeyExists: another manifest is there.
-        StoreError: the store failed; the manifest may be there, and if so it is whole.
+        KeyExists: Another manifest is there.
+        StoreError: The store failed; the manifest may be there, and if so it is whole.
     """
     try:
         if store.exclusive:
@@ -109,8 +109,8 @@ def put_manifest(store: Store, key: str, data: bytes) -> None:
         else:
             _put_if_absent(store, key, data)
     except (StoreUnavailable, KeyExists):
-        # The answer may have been lost after the effect, or another process put the same: only
-        # the store knows.
+        # The response may have been lost after the write, or another process stored the same bytes.
+        # Only the store can tell.
         if not _is_there(store, key, data):
             raise
 
@@ -132,14 +132,14 @@ def _is_there(store: Store, key: str, data: bytes) -> bool:
 
 
 def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
-    """Put the bytes of a committed manifest once more, for a repair of the first.
+    """Store a second copy of a committed manifest, from which the first can be repaired.
 
-    Crash: the copy is there or not; nothing ever asks it whether the checkpoint exists.
+    Crash: the copy is there or not; it never decides whether the checkpoint exists.
 
     Raises:
-        KeyNotFound: the checkpoint is not committed.
-        IntegrityError: its manifest is damaged; nothing was copied.
-        StoreError: the copy may be missing; the checkpoint is committed all the same.
+        KeyNotFound: The checkpoint is not committed.
+        IntegrityError: Its manifest is damaged; nothing was copied.
+        StoreError: The copy may be missing; the checkpoint is committed anyway.
     """
     key = checkpoint.manifest_key
 

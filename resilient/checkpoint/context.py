@@ -1,4 +1,4 @@
-"""Where the vault's work is done: the repository, the ranks, the bounds, the time, the listener."""
+"""Context of a checkpoint operation: store, ranks, options, clock, events, promoter."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _RESTED_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """Bounds of one run at its repository.
+    """Options of one run at its repository.
 
     Attributes:
-        retention: which checkpoints stay.
-        within_seconds: how long one phase of a save or one candidate of a resume may take.
-        single_writer: the user promises to be the only job, so a store without exclusive
+        retention: Policy that decides which checkpoints stay.
+        within_seconds: Deadline for one phase of a save or one candidate of a resume.
+        single_writer: Promise of the user to run the only job, so a store without exclusive
             create may be used.
-        save_unchanged: ``refer``: bytes that the store has already are not written again;
-            ``write``: every checkpoint stands for itself.
-        parity: how many files of each rank may be lost and be computed back.
-        repair_on_restore: whether a restore computes damaged files back, in memory, where parity
-            can, instead of going back to an older checkpoint.
-        pace_seconds_max: how long a save may take to be durable because whoever persists it
-            rests while training uses all cores (:mod:`resilient.checkpoint.throttle`); 0 for no rest.
+        save_unchanged: ``refer`` does not write bytes again that the store already has.
+            ``write`` makes every checkpoint self-contained.
+        parity: Number of files per rank that may be lost and are reconstructed.
+        repair_on_restore: Whether a restore reconstructs damaged files from parity, in memory,
+            instead of going back to an older checkpoint.
+        pace_seconds_max: Longest extra time until a save is durable because it pauses while
+            training uses all cores (:mod:`resilient.checkpoint.throttle`); 0 for no pauses.
 
     Raises:
-        ConfigError: a value that is not accepted.
+        ConfigError: A value is not accepted.
     """
 
     retention: Retention = field(default_factory=Retention)
@@ -88,7 +88,7 @@ class CheckpointOptions:
 
     @property
     def rested_seconds_max(self) -> float:
-        """How long a save may rest: other ranks wait for its receipt, and not beyond a deadline."""
+        """Longest pause of a save; other ranks wait for its receipt, with a deadline."""
         return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,18 +97,18 @@ class CheckpointOptions:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointOptions:
-        """Return the limits that ``to_json`` described."""
+        """Return the options that ``to_json`` described."""
         return CheckpointOptions(**{**value, "retention": Retention.from_json(value["retention"])})
 
 
 @dataclass(frozen=True, slots=True)
 class PostCommitPlan:
-    """What every place does after a commit, as the coordinator rules.
+    """Actions of every place after a commit, as the coordinator decided.
 
     Attributes:
-        due: what goes on to the durable tier, oldest first.
-        staying: what may not leave the near tiers, because it is on its way or still owed.
-        keep: what the run protects, so that no run ends well before it is durable.
+        due: Checkpoints to promote to the durable tier, oldest first.
+        staying: Checkpoints that must stay in the near tiers, because their promotion is pending.
+        keep: Checkpoints that the run protects; the run does not end well before they are durable.
     """
 
     due: tuple[CheckpointId, ...] = ()
@@ -125,7 +125,7 @@ class PostCommitPlan:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PostCommitPlan:
-        """Return what ``to_json`` described."""
+        """Return the plan that ``to_json`` described."""
         found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")}
         return PostCommitPlan(
             **{name: tuple(one for one in some if one) for name, some in found.items()}
@@ -133,45 +133,45 @@ class PostCommitPlan:
 
 
 class Promoter(Protocol):
-    """Brings what a near tier took to the durable one; asked by the leader of each place."""
+    """Promotes checkpoints from a near tier to the durable tier; used by the leader of each place."""
 
     def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
-        """Note which life this is, and what it began from."""
+        """Record the generation of this attempt, and the checkpoint that it began from."""
 
     def plan(
         self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
-        """Return what follows now that ``checkpoint`` is committed; asked of the coordinator."""
+        """Return the actions after the commit of ``checkpoint``; called on the coordinator."""
 
     def committed(
         self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
-        """Start to promote what is due, and rotate the near tier of this place."""
+        """Start to promote what is due, and collect garbage in the near tier of this place."""
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
-        """Take a checkpoint for the newest that somebody else has committed and seen to."""
+        """Record as newest a checkpoint that another process has committed and handled."""
 
     def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
-        """Return when what was committed last is durable, and what the run protects."""
+        """Return when the last commit and everything that the run protects are durable."""
 
     def close(self) -> None:
-        """Let go of threads."""
+        """Release threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContext:
-    """What every collective act of the vault needs.
+    """Context of every collective checkpoint operation.
 
     Attributes:
-        store: the repository.
-        comms: the ranks; used by one thread at a time.
-        limits: the bounds.
-        clock: time.
-        emit: where events go.
-        signing: whether what is committed is signed, and what is read must be.
-        promoter: brings what the store's near tier took to the durable one; None without tiers.
-        places: which ranks share a near tier.
-        token: token of the claim that this process writes for; empty before the claim.
+        store: Repository.
+        comms: Control group of the ranks; used by one thread at a time.
+        limits: Options.
+        clock: Time source.
+        emit: Emitter of events.
+        signing: Whether commits are signed, and whether reads require a signature.
+        promoter: Promotes from the near tier to the durable one; None without tiers.
+        places: Groups of ranks that share a near tier.
+        token: Token of the claim under which this process writes; empty before the claim.
     """
 
     store: Store
@@ -186,26 +186,26 @@ class CheckpointContext:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank cares for the near repository of its host, if each has its own."""
+        """Whether this rank manages the near repository of its host, if each host has its own."""
         return self.places.leads(self.world.rank)
 
     @property
     def world(self) -> World:
-        """Who this rank is."""
+        """Rank and number of ranks."""
         return self.comms.world
 
     def tell(self, event: Event) -> None:
-        """Emit a fact of the whole gang once, from the coordinator."""
+        """Emit an event of the whole rank group once, from the coordinator."""
         if self.world.is_coordinator:
             self.emit(event)
 
     def tell_mended(self, proved: VerifiedCheckpoint) -> None:
-        """Say what this rank found damaged; another rank may have read other files."""
+        """Report the files that this rank found damaged; other ranks may have read other files."""
         if proved.mended:
             self.emit(CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.mended))
 
     def within(self, life: Generation) -> CheckpointContext:
-        """Return a desk that writes for this generation and names it in its events."""
+        """Return a context that writes for this generation and names it in its events."""
         emit = self.emit.bind(run=life.run_id, generation=life.number)
         return replace(self, emit=emit, token=life.token)
 
@@ -215,22 +215,22 @@ class CheckpointContext:
         boxes: Callable[[Manifest], Boxes],
         places: Callable[[Manifest], PlacesByFile] | None = None,
     ) -> ReadRequest:
-        """Return what to read of a checkpoint, under the bounds of this run."""
+        """Return the request to read a checkpoint, with the options of this run."""
         return ReadRequest(parts, boxes, self.signing, self.limits.repair_on_restore, places)
 
     def finish(self, *, is_closing: bool = False) -> None:
-        """Return when what was saved last is in the durable tier, if there are tiers.
+        """Wait until the last save is in the durable tier, if there are tiers.
 
-        Collective with a near tier for each host.
+        Collective: with a near tier per host.
         Crash: the near tier has it.
 
         Args:
-            is_closing: the other hosts may never come, for this may be the way out after an
-                error; they are not waited for as long as for a slow store.
+            is_closing: Whether the run is closing, perhaps after an error. Other hosts may never
+                arrive then, so the wait is at most 10 s.
 
         Raises:
-            SaveFailed: the near tier alone has it.
-            Fenced: a newer life began.
+            SaveFailed: Only the near tier has it.
+            Fenced: A newer generation exists.
         """
         within_seconds = self.limits.within_seconds
         if is_closing:
@@ -239,7 +239,7 @@ class CheckpointContext:
             self.promoter.finish(self, within_seconds)
 
     def close(self) -> None:
-        """Let go of threads and connections.
+        """Release threads and connections.
 
         Crash: nothing changes.
         """

@@ -1,4 +1,4 @@
-"""Events of the keeper, of parity, of tiers and of a resume."""
+"""Events of the checkpoint engine: saver daemon, parity, tiers and resume."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DaemonBypassed(Event):
-    """A save was persisted by the trainers themselves, because a rank has no keeper for it."""
+    """The trainers persisted a save themselves, because a rank has no saver daemon for it."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say what that means for a crash."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is persisted by the trainers and would be lost with them, "
             f"because a keeper is missing: {self.reason}"
@@ -29,25 +29,25 @@ class DaemonBypassed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CachedStepCommitted(Event):
-    """A step that only memory held is a checkpoint now: the ranks that made it are gone."""
+    """The daemon committed a cached step after the ranks that made it had ended."""
 
     checkpoint: str
 
     def line(self) -> str:
-        """Say what was saved for whom."""
+        """Render the event as one line for people."""
         return f"{self.checkpoint} was held in memory; its ranks ended, and it is durable now"
 
 
 @dataclass(frozen=True, slots=True)
 class CachedStepLost(Event):
-    """Steps that memory held could not be saved when their ranks were gone."""
+    """Cached steps could not be committed after their ranks had ended."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say why, and what counts now."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} was held in memory and is lost with its ranks: {self.reason}; "
             "the last save counts"
@@ -56,50 +56,50 @@ class CachedStepLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepCacheDisabled(Event):
-    """Steps are not held in memory, or no more: what is lost to a crash is what saves say."""
+    """Steps are not, or no longer, cached; a crash loses everything since the last save."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str
 
     def line(self) -> str:
-        """Say why."""
+        """Render the event as one line for people."""
         return f"steps are not held in memory: {self.reason}; saves go on as they did"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCopyRejected(Event):
-    """A file in the keeper's memory is not what was stored; it was read from the store."""
+    """A file in the daemon's memory differs from the stored one; it was read from the store."""
 
     level: ClassVar[Level] = Level.WARNING
     key: str
 
     def line(self) -> str:
-        """Say what was read from where."""
+        """Render the event as one line for people."""
         return f"`{self.key}` in memory is not what was saved; read from the store instead"
 
 
 @dataclass(frozen=True, slots=True)
 class PartsMissing(Event):
-    """The checkpoint does not hold these parts."""
+    """Parts that the checkpoint does not hold; they keep their fresh state."""
 
     level: ClassVar[Level] = Level.WARNING
     parts: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the parts."""
+        """Render the event as one line for people."""
         return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
 
 
 @dataclass(frozen=True, slots=True)
 class PartsIgnored(Event):
-    """The checkpoint that was resumed holds parts that nothing here takes."""
+    """Parts of the resumed checkpoint that no object here takes."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     parts: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the parts, and say what keeps them."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} holds what was not given and will not be saved again: "
             f"{', '.join(self.parts)}; `resilient ckpt tag` keeps it from being rotated away"
@@ -108,14 +108,14 @@ class PartsIgnored(Event):
 
 @dataclass(frozen=True, slots=True)
 class ManifestCopyFailed(Event):
-    """The second copy of a manifest could not be put; the checkpoint is committed all the same."""
+    """The second copy of a manifest could not be stored; the checkpoint is committed anyway."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say what is missing, and what puts it there."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is saved, but its manifest has no second copy: {self.reason}; "
             f"resilient ckpt repair {self.checkpoint}"
@@ -124,14 +124,14 @@ class ManifestCopyFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class PostCommitCleanupFailed(Event):
-    """What follows a commit met an error that is no store's; the checkpoint stays committed."""
+    """An error other than a store error followed a commit; the checkpoint stays committed."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say what broke where, and that nothing was lost by it."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is saved, but a defect, not the store, kept old ones from being "
             f"looked through: {self.reason}; report it, and run resilient ckpt prune REPO --dry-run"
@@ -140,14 +140,14 @@ class PostCommitCleanupFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReconstructed(Event):
-    """A rank resumed from a damaged checkpoint: parity gave back what was lost, in memory."""
+    """A rank resumed from a damaged checkpoint: parity restored the lost bytes in memory."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     files: Sequence[str]
 
     def line(self) -> str:
-        """Say what is still damaged in the store, and what mends it there."""
+        """Render the event as one line for people."""
         return (
             f"computed back from parity and proved: {', '.join(self.files)}; the store still "
             f"holds the damage: resilient ckpt repair {self.checkpoint}"
@@ -156,14 +156,14 @@ class CheckpointReconstructed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPromoted(Event):
-    """A checkpoint of the near tier is in the durable one as well."""
+    """A checkpoint of the near tier is now in the durable tier as well."""
 
     checkpoint: str
     put_bytes: int
     took_seconds: float
 
     def line(self) -> str:
-        """Say what it cost."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is in the durable tier too, {self.put_bytes / 2**20:.1f} MiB in "
             f"{self.took_seconds:.2f} s"
@@ -172,14 +172,14 @@ class CheckpointPromoted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PromotionScheduleChosen(Event):
-    """How often the durable tier takes a save is chosen, or is another by more than a quarter.
+    """The promotion interval was chosen, or changed by more than a quarter.
 
     Attributes:
-        interval_seconds: from one that goes on to the next.
-        cost_seconds: C, what a promotion takes.
-        mtbf_seconds: M, the mean time between losses of hosts.
-        losses: of hosts that are on record, which M is from.
-        bound: what keeps the interval from the best one; empty if nothing does.
+        interval_seconds: Seconds from one promoted save to the next.
+        cost_seconds: C, duration of a promotion.
+        mtbf_seconds: M, mean time between losses of hosts.
+        losses: Number of recorded host losses, from which M is computed.
+        bound: Bound that keeps the interval from the optimum; empty for none.
     """
 
     interval_seconds: float
@@ -189,7 +189,7 @@ class PromotionScheduleChosen(Event):
     bound: str
 
     def line(self) -> str:
-        """Say the interval and why it is that."""
+        """Render the event as one line for people."""
         why = f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
         why += f" {self.mtbf_seconds / 3600:.3g} h"
         if self.bound:
@@ -199,14 +199,14 @@ class PromotionScheduleChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class PromotionFailed(Event):
-    """A checkpoint did not get to the durable tier; the near one has it, the next save retries."""
+    """A promotion failed; the near tier has the checkpoint and the next save retries."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
     reason: str
 
     def line(self) -> str:
-        """Say where it is."""
+        """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is in the near tier alone: {self.reason}; "
             "the next save is promoted in its place"
@@ -215,13 +215,13 @@ class PromotionFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class NearTierEmpty(Event):
-    """The near tier of some ranks' host holds no life of this run, though other hosts' do."""
+    """The near tier of some host holds no generation of this run, while other hosts' tiers do."""
 
     level: ClassVar[Level] = Level.WARNING
     ranks: Sequence[int]
 
     def line(self) -> str:
-        """Say what is lost with it."""
+        """Render the event as one line for people."""
         ranks = ", ".join(str(rank) for rank in self.ranks)
         return (
             f"the near tier of ranks {ranks} is empty: that host is new or lost its disk; what "
@@ -231,7 +231,7 @@ class NearTierEmpty(Event):
 
 @dataclass(frozen=True, slots=True)
 class NearCopyRejected(Event):
-    """An object of the near tier is not what was stored; it was read from the durable tier."""
+    """An object of the near tier is damaged; it was read from the durable tier."""
 
     level: ClassVar[Level] = Level.WARNING
     key: str
@@ -239,7 +239,7 @@ class NearCopyRejected(Event):
     durable: str
 
     def line(self) -> str:
-        """Say what was read from where, and what mends it."""
+        """Render the event as one line for people."""
         checkpoint = self.key.partition("/")[0]
         return (
             f"`{self.key}` in the near tier is damaged; read from the durable one instead: "

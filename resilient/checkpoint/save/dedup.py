@@ -1,19 +1,13 @@
-"""Reference unchanged regions instead of writing them.
+"""Deduplication: references to unchanged regions instead of writing them again.
 
-Which files are worth a reference, and what protects those: whole groups, or none does.
+A rank compares each staged region with the newest committed checkpoint of its attempt. The same
+tensor, dtype, box and digest mean that the store already has the bytes. A reference names the place
+where the bytes are stored, never a checkpoint that references in turn. Only verified places count:
+written by this attempt, or read from the store and verified when it resumed.
 
-Digests of staged regions, and which of them need none because they changed for certain.
-
-What the store has already is not written again: regions that did not change are referred to.
-
-A rank compares each region that it staged with the newest committed checkpoint of its life: same
-tensor, dtype, box and digest means that the bytes are there. A reference names the place where
-they lie, never a checkpoint that refers in turn, and only places that are known to hold them:
-written by this life, or read from the store and proved when it resumed.
-
-Three bounds keep a repository simple. A small region is written all the same. A file is only
-referred to while a good part of it is needed, so what is dead in it stays small against what is
-alive. And a checkpoint refers to a bounded number of folders.
+Three bounds keep a repository simple. A small region is always written. A file is referenced only
+while a good part of it is needed, so its unneeded bytes stay few. And a checkpoint references at
+most a fixed number of folders.
 """
 
 from __future__ import annotations
@@ -52,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DedupThresholds:
-    """What decides whether a file is referred to, or written in part.
+    """Thresholds that decide whether a file is referenced, or written in part.
 
     Attributes:
-        share_min: one in how many bytes is enough.
-        lengths: bytes of the files there, by key, and of the staged ones, by name.
-        tensors: how many each staged file holds.
-        copies_bytes_max: memory for what is left of a staged file; None if nothing bounds it.
+        share_min: Reciprocal of the smallest share of a file that is worth a reference.
+        lengths: Bytes of the stored files, by key, and of the staged files, by name.
+        tensors: Number of tensors in each staged file.
+        copies_bytes_max: Memory for the remaining bytes of a staged file; None for no limit.
     """
 
     share_min: int
@@ -67,12 +61,12 @@ class DedupThresholds:
     copies_bytes_max: int | None
 
     def allow(self, name: str, taken_bytes: int, taken: int) -> bool:
-        """Say whether enough of a file is referred to, and what is left of it can be copied.
+        """Return whether enough of a file is referenced, and its remaining bytes may be copied.
 
         Args:
-            name: of a staged file, or the key of one that is there.
-            taken_bytes: that are referred to.
-            taken: in how many tensors.
+            name: Name of a staged file, or key of a stored one.
+            taken_bytes: Bytes that are referenced.
+            taken: Number of tensors that are referenced.
         """
         length, room_bytes = self.lengths[name], self.copies_bytes_max
         if taken_bytes * self.share_min < length:
@@ -82,7 +76,7 @@ class DedupThresholds:
 
 
 def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:
-    """Return the groups of a checkpoint with the names by which a newer one refers to them."""
+    """Return the parity groups of a checkpoint, with the names that a newer one uses for them."""
     return [
         replace(
             group,
@@ -96,20 +90,20 @@ def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:
 def is_worth_referencing(
     group: ParityGroup, wanted: Mapping[str, int], lengths: Mapping[str, int], share_min: int
 ) -> bool:
-    """Say whether a good part of a group is needed; all of it must stay for the sake of any.
+    """Return whether a good part of a group is needed; a group can only be kept whole.
 
     Args:
-        group: the group.
-        wanted: bytes that are needed, by name of the file.
-        lengths: bytes of each file.
-        share_min: one in how many bytes is enough.
+        group: Parity group.
+        wanted: Needed bytes by file name.
+        lengths: Bytes of each file.
+        share_min: Reciprocal of the smallest share that is worth a reference.
     """
     needed = sum(wanted.get(name, 0) for name in group.files)
     return 0 < sum(lengths[name] for name in group.files) <= share_min * needed
 
 
 def is_there(store: Store, keys: Iterable[str], lengths: Mapping[str, int]) -> bool:
-    """Say whether files have their full lengths; if the store does not say, they are in doubt.
+    """Return whether all files have their full lengths; after a store error the answer is False.
 
     Crash: reads only.
     """
@@ -123,18 +117,18 @@ _GLIMPSE_BYTES = 4096
 
 
 class RegionFingerprints:
-    """Remembers a few bytes of every region that a rank staged last.
+    """Fingerprints (a few bytes) of every region that a rank staged last.
 
-    Where they differ the region has changed, so it is not digested only to find that out: a
-    save of state that is all trained costs no second pass over it. Where they are the same
-    the digest decides. So this spares work and never changes what is referred to wrongly.
+    A region with another fingerprint has changed, so no digest is needed to find that out. A save
+    of fully trained state therefore costs no second pass. For equal fingerprints the digest
+    decides. So fingerprints save work and never cause a wrong reference.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Region], str] = {}
 
     def changed(self, file: StagedFile) -> set[int]:
-        """Return where regions begin in ``file`` that are not what they were; remember all."""
+        """Return the start offsets of the regions of ``file`` that changed; remember all regions."""
         data, found = memoryview(file.data), set()
         for tensor in file.tensors:
             for one in tensor.regions:
@@ -156,12 +150,12 @@ def _few(data: memoryview, one: StoredRegion) -> bytes:
 def digested(
     file: StagedFile, changed: Collection[int] = (), told: Callable[[int], None] = no_progress
 ) -> StagedFile:
-    """Return the file with the digest of each region's own bytes, where there is none yet.
+    """Return the file with the digest of each region's own bytes, where it is missing.
 
     Args:
-        file: as it was staged.
-        changed: where regions begin that need none.
-        told: told of each piece's length when it is done, and may take its time.
+        file: Staged file.
+        changed: Start offsets of regions that need no digest.
+        told: Callback with the length of each digested piece; it may block.
     """
     data = memoryview(file.data)
 
@@ -182,21 +176,21 @@ def digested(
 _What = tuple[str, str, tuple[int, ...], "Region"]
 
 REFER_BYTES_MIN = 16 << 10
-"""A smaller region is always written: it costs less than what must be kept for its sake."""
+"""A smaller region is always written: that costs less than keeping the older file."""
 SHARE_MIN = 4
-"""A file is referred to, or written in part, only if that concerns a quarter of it or more."""
+"""A file is referenced, or written in part, only if at least a quarter of it is affected."""
 FOLDERS_MAX = 16
-"""One rank refers to files in at most so many folders; the rest is written anew."""
+"""Most folders that one rank references; regions in other folders are written again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DedupBase:
-    """A checkpoint whose bytes may be referred to, if it is committed.
+    """Checkpoint whose bytes may be referenced, if it is committed.
 
     Attributes:
-        checkpoint: which.
-        proved: (file, first byte, byte after the last) of all that this rank has read of it from
-            the store and proved; None means everything, because this life wrote it.
+        checkpoint: Id of the checkpoint.
+        proved: (file, first byte, byte after the last) of all that this rank has read from the
+            store and verified; None means everything, because this attempt wrote it.
     """
 
     checkpoint: CheckpointId
@@ -208,10 +202,10 @@ class DedupBase:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> DedupBase:
-        """Return what ``to_json`` described.
+        """Return the dedup base that ``to_json`` described.
 
         Raises:
-            ValueError: it describes nothing.
+            ValueError: The value describes none.
         """
         checkpoint, proved = parse_checkpoint(value["checkpoint"]), value["proved"]
         if checkpoint is None:
@@ -222,16 +216,17 @@ class DedupBase:
 
 
 def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
-    """Return the checkpoint that was resumed from, as far as this rank has proved what is stored.
+    """Return the resumed checkpoint as a dedup base, as far as this rank verified stored bytes.
 
-    What came from the keeper's memory says nothing about the store's copy of it, what came from
-    the durable tier nothing about a near one, and what was computed back from parity is damaged.
+    Bytes from the daemon's memory prove nothing about the store's copy. Bytes from the durable
+    tier prove nothing about the near tier. Files that were reconstructed from parity are damaged
+    in the store.
 
     Crash: reads nothing.
 
     Args:
-        proved: what was read.
-        store: what it was read from.
+        proved: Verified checkpoint.
+        store: Store from which it was read.
     """
     recalled = store.recalled if isinstance(store, MemoryCachedStore | TieredStore) else set[str]()
     ranges: list[tuple[str, int, int]] = []
@@ -244,15 +239,15 @@ def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
 
 @dataclass(frozen=True, slots=True)
 class DedupResult:
-    """One rank's save, divided into what is to be written and what is there already.
+    """One rank's save, divided into bytes to write and bytes that are stored already.
 
     Attributes:
-        files: what is to be written.
-        referred: tensors that are not written, with the places of their regions.
-        origins: the files that those lie in, all of older checkpoints, and those that protect
+        files: Files to write.
+        referred: Tensors that are not written, with the places of their regions.
+        origins: Files of older checkpoints that hold those regions, and the files that protect
             them.
-        parity: how many of the files that are written may be lost.
-        groups: the groups that protect files of ``origins``.
+        parity: Number of the written files that may be lost.
+        groups: Parity groups that protect files of ``origins``.
     """
 
     files: tuple[FileContent, ...]
@@ -263,12 +258,12 @@ class DedupResult:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are to be written."""
+        """Bytes to write, parity included."""
         sizes = [file.size_bytes for file in self.files]
         return sum(sizes) + parity_bytes(sizes, self.parity)
 
     def complete(self, written: Receipt) -> Receipt:
-        """Return the receipt of all: what was written, and what was there."""
+        """Return the receipt of the whole save: written files and references."""
         return replace(
             written,
             files=(*written.files, *self.origins),
@@ -279,7 +274,7 @@ class DedupResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Match:
-    """A staged region whose bytes are in the store: where here, and where there."""
+    """Staged region whose bytes are in the store: its staged place and its stored place."""
 
     file: str
     start: int
@@ -299,30 +294,30 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     copies_bytes_max: int | None = None,
     told: Callable[[int], None] = no_progress,
 ) -> DedupResult:
-    """Return what must be written of ``files``, and where the rest of it is.
+    """Divide ``files`` into what must be written and what is stored already.
 
-    Whatever is in doubt is written: a base that is gone or damaged or cannot be asked for, a file
-    that is not there with its full length.
+    Everything in doubt is written: a base that is missing, damaged or unreachable, and regions in
+    a file that does not have its full length.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        checkpoint: what is about to be saved.
-        files: what this rank staged.
-        parts: the parts whose documents are among ``files``; documents are always written.
-        bases: what may be referred to, the likeliest first; the first that is committed counts.
-        parity: how many files of this rank may be lost; if any, only files are referred to that
-            are protected where they lie.
-        glimpses: of what this rank staged last; spare work.
-        copies_bytes_max: memory for what is left of a file, if it is bounded: one of which more
-            is left is written as it lies.
-        told: told of each piece's length when it is digested, and may take its time.
+        store: Repository.
+        checkpoint: Checkpoint about to be saved.
+        files: Files that this rank staged.
+        parts: Parts whose documents are among ``files``; documents are always written.
+        bases: Dedup bases, the likeliest first; the first committed one counts.
+        parity: Number of this rank's files that may be lost. If above 0, only files that are
+            protected where they are stored are referenced.
+        glimpses: Fingerprints of this rank's last save, which save work.
+        copies_bytes_max: Memory for the remaining bytes of a file; None for no limit. A file with
+            more remaining bytes is written whole.
+        told: Callback with the length of each digested piece; it may block.
     """
     documents = {one.document for one in parts}
     seen = glimpses or RegionFingerprints()
     changed = {one.name: seen.changed(one) for one in files if one.name not in documents}
-    # Nothing is asked of the store where nothing can be referred to: so most saves are.
+    # The store is not asked if nothing can be referenced, which is the common case.
     found = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
     if found is None:
         return DedupResult(tuple(files), parity=parity)
@@ -355,10 +350,10 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
 def _protected(
     store: Store, manifest: Manifest, matches: list[_Match], bounds: DedupThresholds
 ) -> tuple[list[_Match], tuple[ParityGroup, ...]]:
-    """Drop what lies in files that nothing protects; return the rest and its groups.
+    """Drop matches in unprotected files; return the others and their parity groups.
 
-    A group protects only as a whole, so all of it must stay as long as a file of it is needed.
-    That is worth it for a good part of the group, and only if all of it is there.
+    A group protects only as a whole, so all of it must stay while one of its files is needed.
+    That pays for a good part of the group, and only if all of the group is stored.
     """
     groups = groups_of_origin(manifest)
     while True:
@@ -377,10 +372,10 @@ def _protected(
 
 
 def _is_new(files: Sequence[StagedFile], changed: Mapping[str, set[int]]) -> bool:
-    """Say whether no region of the files in ``changed`` can be what it was: all have changed.
+    """Return whether every region of the files in ``changed`` has certainly changed.
 
-    What is too small to refer to does not count: a random state that nobody drew from must not
-    make every rank read a manifest of all ranks.
+    Regions too small to reference do not count: an unused random state must not make every rank
+    read a manifest of all ranks.
     """
     return all(
         one.start in changed[file.name]
@@ -395,7 +390,7 @@ def _is_new(files: Sequence[StagedFile], changed: Mapping[str, set[int]]) -> boo
 def _first_committed(
     store: Store, checkpoint: CheckpointId, bases: Sequence[DedupBase]
 ) -> tuple[Manifest, DedupBase] | None:
-    """Return the first of ``bases`` that has a manifest; None if it is in doubt which that is."""
+    """Return the first of ``bases`` that has a manifest; None if that is in doubt."""
     for base in bases:
         if base.checkpoint < checkpoint:
             try:
@@ -410,7 +405,7 @@ def _first_committed(
 def _places(
     manifest: Manifest, base: DedupBase, checkpoint: CheckpointId
 ) -> dict[_What, StoredRegion]:
-    """Return where the regions of a checkpoint lie that may be referred to, by what they are."""
+    """Return the places of a checkpoint's regions that may be referenced, by region identity."""
     proved: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for file, start, stop in base.proved or ():
         proved[file].append((start, stop))
@@ -443,7 +438,7 @@ def _matches(file: StagedFile, places: Mapping[_What, StoredRegion]) -> Iterator
 
 
 def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
-    """Drop what is not worth a reference, or leaves too much to copy, until all bounds hold."""
+    """Drop matches that are not worth a reference, or leave too much to copy, until bounds hold."""
     folders = Counter[CheckpointId | None]()
     for one in matches:
         folders[origin_of(one.place.file)] += one.place.size_bytes
@@ -463,7 +458,7 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
 
 
 def _there(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
-    """Drop what refers to a file that is gone, or not as long as it was."""
+    """Drop matches in files that are missing or have another length."""
     files = {one.place.file for one in matches}
     there = {key for key in files if is_there(store, [key], lengths)}
     return [one for one in matches if one.place.file in there]

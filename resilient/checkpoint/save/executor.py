@@ -1,8 +1,7 @@
-"""SaveExecutor protocol, thread executor, memory budget.
+"""SaveExecutor protocol, thread executor, and memory budget of a save.
 
-How much memory of this process one save may take, where no keeper has its own bound.
-
-Who runs write, commit and rotate while training goes on: a thread here, or the keeper.
+A save executor runs write, commit and garbage collection while training continues. The executor is
+a thread of this process, or the saver daemon.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class MemoryBudget:
-    """At most so many bytes at once: what is staged, or the files that are streamed.
+    """Limit on the bytes of a save in memory at once: staged, or in streamed files.
 
     Args:
-        bytes_max: None for no bound.
+        bytes_max: Limit in bytes; None for no limit.
 
     Raises:
-        ConfigError: it is no number of bytes.
+        ConfigError: The limit is not a number of bytes.
     """
 
     def __init__(self, bytes_max: int | None = None) -> None:
@@ -50,10 +49,10 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def is_exceeded_by(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether files of these names and lengths do not fit together.
+        """Return whether files of these lengths do not fit together.
 
         Raises:
-            ConfigError: one of them does not fit alone.
+            ConfigError: One of them does not fit alone.
         """
         if self._bytes_max is None or sum(sizes.values()) <= self._bytes_max:
             return False
@@ -67,12 +66,12 @@ class MemoryBudget:
         return True
 
     def of(self, file: FileContent) -> BudgetedFile:
-        """Return a file whose bytes are lent when there is room for them."""
+        """Return a file whose bytes are lent when they fit into the budget."""
         return BudgetedFile(file, self)
 
     @contextmanager
     def taking(self, size_bytes: int) -> Iterator[None]:
-        """Wait until so many bytes are left, and have them inside.
+        """Wait until ``size_bytes`` are left, and hold them inside the block.
 
         Crash: memory is gone with the process.
         """
@@ -92,7 +91,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class BudgetedFile:
-    """A file that is streamed as far as a bound allows."""
+    """File that is streamed as the memory budget allows."""
 
     file: FileContent
     bound: MemoryBudget
@@ -104,84 +103,85 @@ class BudgetedFile:
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
+        """Length in bytes."""
         return self.file.size_bytes
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """What it holds."""
+        """Tensors in the file."""
         return self.file.tensors
 
     @contextmanager
     def lend(self) -> Iterator[bytes | memoryview]:
-        """Yield the content once there is room for it."""
+        """Yield the content once it fits into the budget."""
         with self.bound.taking(self.size_bytes), self.file.lend() as data:
             yield data
 
 
 class SaveExecutor(Protocol):
-    """Takes at most one job at a time and brings it to an end."""
+    """Takes at most one save job at a time and completes it."""
 
     took_seconds: float
-    """What the last job took from its beginning until it was durable, once ``wait`` returned."""
+    """Seconds from the beginning of the last job until it was durable, once ``wait`` returned."""
     rested_seconds: float
-    """How much of it were rests, of the rank that rested longest: nobody had waited for it."""
+    """Pauses in the last job, of the rank that paused longest, while nothing waited for the job."""
 
     def open(self, desk: CheckpointContext) -> Store:
-        """Settle what an earlier life left, and return the store to resume from. Collective."""
+        """Finish what an earlier attempt left; return the store to resume from. Collective."""
 
     def begin(self, topic: str) -> None:
-        """Announce the job that will have this topic, before its bytes are copied.
+        """Announce the job with this topic, before its bytes are copied.
 
-        From here to ``submit`` one thread at a time may use this, and none may ``wait``.
+        From here to ``submit`` one thread at a time may use this executor, and none may ``wait``.
         """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return at least so much memory for a file of the jobs to come, mostly the same again.
+        """Return at least ``size_bytes`` of memory for a file of later jobs, usually the same again.
 
-        Nobody who persists an earlier job still reads there.
+        No executor still reads an earlier job from it.
         """
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether files of these names and lengths must be streamed: there is no room for all.
+        """Return whether files of these lengths must be streamed, because they do not fit in memory.
 
-        Asked before the buffers of a save are; memory of files that are not named may go.
+        Called before the buffers of a save are requested. Memory of files that are not named may be
+        released.
 
         Raises:
-            ConfigError: there is not even room to stream them.
+            ConfigError: There is not even enough memory to stream them.
         """
 
     def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
-        """Take the job over, whose bytes are all there. Collective.
+        """Take over a job whose bytes are complete. Collective.
 
-        With files to be streamed on any rank it returns when the job has come to its end, which
-        ``wait`` tells.
+        If any rank has streamed files, it returns when the job has ended. ``wait`` then reports the
+        result.
         """
 
     def wait(self) -> None:
         """Return when the job is durable.
 
         Raises:
-            SaveFailed: it could not be made so; older checkpoints are intact.
-            Fenced: a newer life began, so nothing was committed.
+            SaveFailed: The save could not be made durable; older checkpoints are intact.
+            Fenced: A newer generation exists, so nothing was committed.
         """
 
     def close(self) -> None:
-        """Let go of threads and connections; nothing is in flight."""
+        """Release threads and connections; nothing is in flight."""
 
 
 class ThreadSaveExecutor:
-    """A thread of this process: a job in flight dies with it, and training's cores are its own.
+    """Save executor in a thread: a job in flight dies with the process and uses its cores.
 
     Args:
-        bound: how much memory of this process a save may take; as much as there is by default.
+        bound: Memory budget of a save; unlimited by default.
     """
 
     def __init__(self, bound: MemoryBudget | None = None) -> None:
         self._bound = bound or MemoryBudget()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
-        # What a keeper that is gone still owed, nobody here knows; to mark again costs one file.
+        # A daemon that is gone may have owed the mark. To mark again costs one file.
         self._known = SaveHistory(owes_mark=True)
         self._pacing = ThrottleHistory()
         self._pace: SaveThrottle | None = None
@@ -189,21 +189,21 @@ class ThreadSaveExecutor:
         self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, desk: CheckpointContext) -> Store:
-        """Return the desk's own store: an earlier life left nothing here."""
+        """Return the context's own store: an earlier attempt left nothing in this process."""
         return desk.store
 
     def begin(self, topic: str) -> None:
-        """Do nothing: nobody else needs to know."""
+        """Do nothing: no other process needs the announcement."""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return private memory."""
         return self._memory.get(name, size_bytes)
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether files of these names and lengths are more than this process may hold.
+        """Return whether files of these lengths exceed the memory budget.
 
         Raises:
-            ConfigError: one of them alone is.
+            ConfigError: One of them alone exceeds it.
         """
         is_exceeded = self._bound.is_exceeded_by(sizes)
         if is_exceeded:
@@ -211,9 +211,9 @@ class ThreadSaveExecutor:
         return is_exceeded
 
     def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
-        """Start to persist the job, at a pace that leaves training its cores.
+        """Start to persist the job, throttled so that training keeps its cores.
 
-        With files that are streamed training waits, so it comes to its end here.
+        With streamed files training waits, so the job ends before this method returns.
         """
         seconds_max = desk.limits.rested_seconds_max
         job = replace(job, streamed=tuple(map(self._bound.of, job.streamed)))
@@ -224,7 +224,7 @@ class ThreadSaveExecutor:
             self._in_flight.exception()
 
     def wait(self) -> None:
-        """Wait for the thread, which rests no more, and raise what it raised."""
+        """Wait for the thread, which makes no more pauses, and raise its error."""
         if self._pace is not None:
             self._pace.hurry()
         in_flight, self._in_flight = self._in_flight, None

@@ -1,9 +1,4 @@
-"""What a checkpoint says of itself; steps already saved.
-
-What a checkpoint says of itself, before anything of it is stored.
-
-The checkpoints that one life has begun to save: each step once, and none below another.
-"""
+"""Content of a manifest besides files, and the record of steps already saved."""
 
 from __future__ import annotations
 
@@ -27,21 +22,21 @@ if TYPE_CHECKING:
     from resilient.format.ledger import Segment
 
 CloseLedger = Callable[[CheckpointId, str], "Segment | None"]
-"""Closes the ledger for a checkpoint of the run with this id; None where another rank does."""
+"""Closes the ledger for a checkpoint of a run id; returns None if another rank does."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a checkpoint says of itself besides state; all of it JSON-able.
+    """Content of a manifest besides state; all of it JSON-able.
 
     Attributes:
-        config: the resolved configuration of the run.
-        data: the data position, for people and tools; the state itself is a part.
-        strategy: how the model is parallel, for example ``ddp``.
-        metrics: what was measured at this step, by name; retention finds the best by them. What
-            is not finite is left out, for nothing is better or worse than it.
-        ledger: closes the ledger of samples, once it is sure that the save before is durable.
-        segment: what that has closed.
+        config: Resolved configuration of the run.
+        data: Data position for people and tools; the state itself is a part.
+        strategy: Parallelism of the model, for example ``ddp``.
+        metrics: Numbers measured at this step, by name; retention ranks checkpoints by them. Values
+            that are not finite are left out, because they cannot be ranked.
+        ledger: Callback that closes the sample ledger once the previous save is durable.
+        segment: Ledger segment that the callback returned.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +47,7 @@ class CheckpointInfo:
     segment: Segment | None = None
 
     def closing(self, checkpoint: CheckpointId, life: Generation) -> CheckpointInfo:
-        """Return it with the ledger closed, if there is one.
+        """Return a copy with the ledger closed, if there is a ledger.
 
         Crash: nothing was stored.
         """
@@ -70,17 +65,17 @@ def draft_manifest(
     about: CheckpointInfo,
     keep: Collection[CheckpointId],
 ) -> Manifest:
-    """Return a manifest with what the run says of itself and no files.
+    """Return a manifest with the run's own content and no files.
 
     Args:
-        desk: the ranks and the time.
-        life: who saves.
-        step: what is saved.
-        about: what the manifest says besides.
-        keep: checkpoints that rotation must not delete.
+        desk: Context: ranks and clock.
+        life: Generation that saves.
+        step: Step that is saved.
+        about: Further content of the manifest.
+        keep: Checkpoints that retention must not delete.
 
     Raises:
-        UnsavableState: a metric is no number.
+        UnsavableState: A metric is not a number.
     """
     return Manifest(
         run_id=life.run_id,
@@ -107,10 +102,10 @@ def _software() -> dict[str, str]:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that a manifest can hold, as plain numbers; NaN and infinity cannot.
+    """Return the finite metrics as plain numbers; a manifest cannot hold NaN and infinity.
 
     Raises:
-        UnsavableState: one is no number.
+        UnsavableState: A metric is not a number.
     """
     plain = {}
     for name, value in metrics.items():
@@ -123,18 +118,21 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class SavedSteps:
-    """Remembers what was handed to be persisted."""
+    """Record of the checkpoints that one attempt has begun to save.
+
+    Each step is saved once, and none below an already saved step.
+    """
 
     def __init__(self) -> None:
         self._all: set[CheckpointId] = set()
 
     def claim(self, checkpoint: CheckpointId) -> CheckpointId:
-        """Return a checkpoint that may be saved.
+        """Return the checkpoint if it may be saved.
 
         Crash: nothing was stored.
 
         Raises:
-            ConfigError: this life has saved it, or tried to, or has saved a higher step.
+            ConfigError: This attempt has saved the step, or tried to, or has saved a higher step.
         """
         if checkpoint in self._all:
             raise ConfigError(
@@ -152,7 +150,7 @@ class SavedSteps:
         return checkpoint
 
     def add(self, checkpoint: CheckpointId) -> None:
-        """Remember that it was handed over.
+        """Record that a checkpoint was handed over.
 
         Crash: nothing was stored.
         """

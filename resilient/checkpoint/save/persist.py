@@ -1,14 +1,8 @@
-"""SaveJob: write, agree, commit, collect.
+"""Persisting of a save: write, agree, commit, collect garbage.
 
-Is there room? Asked before the first byte of a save is written.
-
-After a commit: mark the first of a life, let old ones go. A failure here is only an event.
-
-Put one rank's files into the store, and prove what was put.
-
-Host bytes to a committed checkpoint, together: write, agree, commit, rotate.
-
-Runs beside training, in a thread or a process; it holds no tensor.
+A save turns host bytes into a committed checkpoint, collectively. It runs beside training, in a
+thread or in the saver daemon, and holds no tensor. Free space is checked before the first byte is
+written. Errors after the commit are only events.
 """
 
 from __future__ import annotations
@@ -75,15 +69,15 @@ _MARGIN_SHARE = 64
 
 
 def with_margin(size_bytes: int) -> int:
-    """Return what a save of so many bytes is said to need.
+    """Return the bytes that a save of ``size_bytes`` needs with a margin.
 
-    The manifest and the file system's own records take room too: 64 KiB and a 64th.
+    The manifest and the records of the file system need space too: 64 KiB plus 1/64.
     """
     return size_bytes + size_bytes // _MARGIN_SHARE + MARGIN_BYTES
 
 
 def space_topic(topic: str) -> str:
-    """Return the name of the agreement about room that comes before the save ``topic``."""
+    """Return the topic of the space check that precedes the save ``topic``."""
     return f"{topic}/space"
 
 
@@ -93,24 +87,24 @@ def require_space(
     division: DedupResult | RankFailure,
     topic: str,
 ) -> None:
-    """Refuse a save that the store has no room for, on all ranks and before any has written.
+    """Refuse a save that does not fit into the store, on all ranks, before any rank writes.
 
-    A repository is one place, so the bytes of all ranks count against the least that any of
-    them sees free; with a near tier for each host, those of each host against its own. Where the
-    store cannot tell, nothing is refused here.
+    A repository is one place. So the bytes of all ranks count against the smallest free space that
+    any rank sees. With a near tier per host, the bytes of each host count against its own. If the
+    store does not report free space, nothing is refused here.
 
     Collective: every rank, same topic.
     Crash: nothing was stored.
 
     Args:
-        desk: the repository and the ranks.
-        checkpoint: what is about to be saved.
-        division: what this rank is about to write, or why it cannot.
-        topic: names the save.
+        desk: Context: repository and ranks.
+        checkpoint: Checkpoint about to be saved.
+        division: Dedup result of this rank, or the failure that prevents the save.
+        topic: Topic of the save.
 
     Raises:
-        StoreFull: with the numbers: needed, free, and what a rotation could free.
-        ResilientError: another rank failed.
+        StoreFull: Not enough space; the error shows the needed, free and reclaimable bytes.
+        ResilientError: Another rank failed.
     """
     mine: Any = division
     if not isinstance(division, RankFailure):
@@ -143,7 +137,7 @@ def _full(
 
 
 def _what_rotation_could_free(desk: CheckpointContext) -> str:
-    """Say what the retention would let go now; that goes after a commit and never before."""
+    """Describe what retention could delete now; that is deleted only after a commit."""
     try:
         found = scan_and_plan(desk.store, desk.limits.retention)
     except ResilientError as error:
@@ -160,20 +154,20 @@ def collect_garbage_after_commit(
     *,
     is_first: bool,
 ) -> bool:
-    """Mark the life's first commit in a repository and rotate there, and say what went.
+    """Mark the attempt's first commit in a repository, collect garbage there, and emit events.
 
-    Crash: as in ``rotate``; without the mark the checkpoint is as safe as ever.
+    Crash: as in ``collect_garbage``; without the mark the checkpoint is just as safe.
 
     Args:
-        desk: whom to tell.
-        store: the repository.
-        retention: what stays there.
-        checkpoint: what was committed there just now.
-        keep: checkpoints that must not go.
-        is_first: whether this life has committed nothing there before, or is not marked there yet.
+        desk: Context for events, time and the claim.
+        store: Repository.
+        retention: Retention policy of that repository.
+        checkpoint: Checkpoint that was just committed there.
+        keep: Checkpoints that must not be deleted.
+        is_first: Whether this attempt has committed nothing there before, or is not marked yet.
 
     Returns:
-        Whether the life is marked there; if not, the next call must say ``is_first`` again.
+        Whether the attempt is marked there; if not, pass ``is_first`` again at the next call.
     """
     is_marked = not is_first
     try:
@@ -191,7 +185,7 @@ def collect_garbage_after_commit(
             token=desk.token,
         )
     except ResilientError as error:
-        # Who leads a place may be no coordinator, and nobody else knows.
+        # The leader of a place may not be the coordinator, and no other rank knows of this error.
         desk.emit(events.RetentionFailed(checkpoint.folder, error.message))
         return is_marked
     _tell(desk, checkpoint, plan)
@@ -212,10 +206,10 @@ def _tell(desk: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan)
 
 
 SMALL_BYTES = 8 << 20
-"""A save that is no larger is written one file after the other: threads would not pay."""
+"""A save of at most this size is written file by file, because threads would not pay."""
 
 _STREAMED_AT_ONCE_MAX = 4
-"""A file without memory has its bytes made for the time that it is written."""
+"""Limit on concurrent streamed files: each has its bytes in memory while it is written."""
 
 
 def write(  # noqa: PLR0913 - a save as one rank sees it
@@ -230,33 +224,32 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     told: Callable[[int], None] = no_progress,
     token: str = "",
 ) -> Receipt:
-    """Store ``files`` under the checkpoint's folder and return the receipt.
+    """Store ``files`` in the checkpoint's folder and return the receipt.
 
-    The names hold the rank and the folder holds the generation. Another process writes the same
-    names only in a repository that was restored from a backup; the token of the claim tells.
+    File names hold the rank and the folder holds the generation. Another process writes the same
+    names only in a repository that was restored from a backup. The token of the claim detects it.
 
-    Several large files are written at once; the receipt names them in the order given. What fails
-    first ends the writing: no more files are begun, and those on their way are waited for.
+    Several large files are written at once; the receipt lists them in the given order. After the
+    first failure no further file is begun, and the files in progress are waited for.
 
     Crash: some files may be there; without a manifest the checkpoint does not exist.
 
     Args:
-        store: where to.
-        checkpoint: whose folder.
-        rank: who writes; recorded with each file.
-        files: host memory that nobody changes meanwhile.
-        parts: the parts whose documents are among ``files``.
-        parity: how many of these files may be lost later and be computed back; each costs as
-            many bytes as the longest, in the store and, meanwhile, in memory.
-        copies_bytes_max: memory for what is left of thinned files, if it is bounded: of those
-            that do not fit together fewer are written at once.
-        told: told of each piece's length when it is digested, by several threads, and may take
-            its time.
-        token: token of the claim that saves; empty compares the number alone.
+        store: Repository.
+        checkpoint: Checkpoint whose folder receives the files.
+        rank: Writing rank; recorded with each file.
+        files: Host memory that does not change meanwhile.
+        parts: Parts whose documents are among ``files``.
+        parity: Number of these files that may be lost later and are reconstructed. Each costs as
+            many bytes as the longest file, in the store and, meanwhile, in memory.
+        copies_bytes_max: Memory for the remaining bytes of reduced files; None for no limit. If
+            they do not fit together, fewer are written at once.
+        told: Callback with the length of each digested piece, from several threads; it may block.
+        token: Token of the claim that saves; empty compares the number alone.
 
     Raises:
-        Fenced: another claim replaced this one; no committed file was changed.
-        StoreError: a file could not be stored; the checkpoint will not be committed.
+        Fenced: Another claim replaced this one; no committed file was changed.
+        StoreError: A file could not be stored; the checkpoint will not be committed.
     """
     groups = grouped([file.name for file in files], rank, parity)
     at_once = _at_once(store, files, copies_bytes_max)
@@ -276,7 +269,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 
 
 def _at_once(store: Store, files: Sequence[FileContent], copies_bytes_max: int | None) -> int:
-    """Return how many files may be on their way at once, for the store and for memory."""
+    """Return how many files may be written at once, limited by the store and by memory."""
     sizes = [file.size_bytes for file in files]
     if sum(sizes) <= SMALL_BYTES:
         return 1
@@ -292,9 +285,9 @@ def _at_once(store: Store, files: Sequence[FileContent], copies_bytes_max: int |
 def _prove(
     tensors: Sequence[TensorEntry], data: bytes | memoryview, told: Callable[[int], None]
 ) -> tuple[FileDigest, Sequence[TensorEntry]]:
-    """Return the proof of a file, and its tensors with the digests of their own bytes.
+    """Return the digests of a file, and its tensors with the digests of their own bytes.
 
-    Only the digests that are not known yet are taken.
+    Computes only the digests that are not known yet.
     """
     places = [one for tensor in tensors for one in tensor.regions if not one.digest]
     spans = [(one.start, one.start + one.size_bytes) for one in places]
@@ -314,24 +307,25 @@ class SaveJob:
     """One save between staging and commit, as one rank sees it.
 
     Attributes:
-        about: a manifest with what the run says of itself and no files.
-        files: this rank's files in host memory.
-        streamed: files of this rank that have no memory; they are written whole, for to find
-            what did not change would take copying them once more.
-        parts: the parts whose documents are among them.
-        keep: checkpoints that rotation must not delete.
-        is_first: whether this life has committed nothing yet.
-        topic: names the agreement; the same on every rank and never used before.
-        began_seconds: monotonic time when ``save`` was called.
-        stall_seconds: how long training has waited for it so far.
-        bases: checkpoints whose bytes may be referred to, the likeliest first.
-        has_rival: whether another process may be writing the same files: the keeper that was
-            given up, or the trainers that gave it up. Then a save that failed deletes nothing,
-            and the files are looked for before the commit.
-        spoiled: why the bytes are not what they should be, told to all in place of a receipt.
-        segment: of the ledger; the coordinator puts it before the manifest that names it.
-        copies_bytes_max: memory for what is left of files whose other bytes the store has, beside
-            the files themselves; None if nothing bounds it.
+        about: Manifest with the run's own content and no files.
+        files: This rank's files in host memory.
+        streamed: Files of this rank without memory. They are written whole, because finding the
+            unchanged regions would need one more copy.
+        parts: Parts whose documents are among the files.
+        keep: Checkpoints that retention must not delete.
+        is_first: Whether this attempt has committed nothing yet.
+        topic: Topic of the agreement; equal on every rank and never used before.
+        began_seconds: Monotonic time when ``save`` was called.
+        stall_seconds: Time that training has waited for the save so far.
+        bases: Dedup bases, the likeliest first.
+        has_rival: Whether another process may write the same files: the daemon that was given up,
+            or the trainers that gave it up. Then a failed save deletes nothing, and the files are
+            checked before the commit.
+        spoiled: Failure that makes the bytes worthless; it is shown to all ranks in place of a
+            receipt.
+        segment: Ledger segment; the coordinator stores it before the manifest that names it.
+        copies_bytes_max: Memory for the remaining bytes of reduced files, in addition to the
+            files; None for no limit.
         token: Token of the claim that saves; the daemon compares it at the fence.
     """
 
@@ -353,23 +347,23 @@ class SaveJob:
 
     @property
     def content(self) -> tuple[FileContent, ...]:
-        """All of this rank's files."""
+        """All files of this rank."""
         return (*self.files, *self.streamed)
 
     @property
     def size_bytes(self) -> int:
-        """Of all of them together."""
+        """Size of all files together."""
         return sum(file.size_bytes for file in self.content)
 
 
 @dataclass(slots=True)
 class SaveHistory:
-    """What a save leaves to the next one of this life, where both are persisted.
+    """State that a save leaves for the next save of the attempt in the same process.
 
     Attributes:
-        glimpses: of this rank's last save; spare work.
-        owes_mark: the life's mark could not be put.
-        rested_seconds: of the last save, by the rank that rested longest: the others waited.
+        glimpses: Fingerprints of this rank's last save, which save work.
+        owes_mark: Whether the mark of the attempt could not be stored.
+        rested_seconds: Pauses in the last save, of the rank that paused longest.
     """
 
     glimpses: RegionFingerprints = field(default_factory=RegionFingerprints)
@@ -383,27 +377,27 @@ def persist(
     memory: SaveHistory | None = None,
     pace: Throttle = FULL_SPEED,
 ) -> Receipt:
-    """Write what the store has not yet of this rank's files, agree; the coordinator commits.
+    """Write the new bytes of this rank's files and agree; the coordinator commits.
 
-    Before that it sees that there is room, and afterwards it rotates.
+    Checks the free space before writing, and collects garbage after the commit.
 
     Collective: every rank, same topic.
-    Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
-    exist and older ones are untouched.
+    Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
+        exist. Older checkpoints are untouched in both cases.
 
     Args:
-        desk: the repository, the ranks, the bounds.
-        job: the save.
-        memory: what the last save left; it is kept up to date.
-        pace: when to rest.
+        desk: Context: repository, ranks and options.
+        job: The save.
+        memory: History of the last save; it is updated.
+        pace: Throttle that inserts the pauses.
 
     Returns:
-        What this rank stored of the checkpoint, which is committed.
+        Receipt of this rank for the committed checkpoint.
 
     Raises:
-        SaveFailed: it was not committed; older ones are intact.
-        SaveAbandoned: the same, because another rank ended or went silent.
-        Fenced: a newer life began; nothing was committed.
+        SaveFailed: The save was not committed; older checkpoints are intact.
+        SaveAbandoned: As above, because another rank ended or did not answer.
+        Fenced: A newer generation exists; nothing was committed.
     """
     checkpoint, memory = job.about.checkpoint, memory or SaveHistory()
     memory.rested_seconds = 0.0
@@ -424,13 +418,13 @@ def persist(
         raise
     except ResilientError as error:
         _abort(desk, job, error)
-        # Whoever lost a peer is not the one to blame, and another life may well save.
+        # The rank that lost a peer is not the cause, and another attempt may well save.
         is_echo = isinstance(error, PeerFailed | DeadlineExceeded)
         raise (SaveAbandoned if is_echo else SaveFailed)(
             f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
             hint=error.hint,
         ) from error
-    # Committed: from here on nothing may make a failure of it.
+    # Committed: from here on no error may turn the save into a failure.
     memory.rested_seconds = ruling["rested_seconds"]
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     told = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
@@ -448,9 +442,9 @@ def _divide(
 ) -> DedupResult:
     if job.streamed:
         return DedupResult(job.content, parity=desk.limits.parity)
-    # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
+    # A signed checkpoint is self-contained: no SHA-256 is known for files it could reference.
     bases = () if desk.signing.key else job.bases
-    # A near tier refers to nothing but itself: the durable one rotates without asking it.
+    # A near tier references only itself: the durable tier deletes without asking the near tier.
     return deduplicate(
         nearest_store(desk.store),
         job.about.checkpoint,
@@ -489,11 +483,11 @@ def _shown(
 
 
 def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str, Any]:
-    """Rule over the receipts: the manifest is put here, by the coordinator alone.
+    """Decide over the receipts: only the coordinator stores the manifest, here.
 
     Returns:
-        Bytes of all files that the checkpoint needs, and of those that were written for it; how
-        long the save rested; and what must now go on to the durable tier.
+        Bytes of all files that the checkpoint needs and of those written for it; seconds paused;
+        and the plan for the durable tier.
     """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
@@ -520,7 +514,7 @@ def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str
 def _settle_or_tell(
     desk: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
-    """Do what follows a commit; whatever is raised there is only an event."""
+    """Run the cleanup after a commit; any error there is only an event."""
     settled = capture_failure(lambda: _settle(desk, job, memory, orders))
     if isinstance(settled, RankFailure):
         memory.owes_mark = True
@@ -536,7 +530,7 @@ def _settle_or_tell(
 
 
 def _place_of(error: BaseException | None) -> str:
-    """Return where an error that nobody expected was raised."""
+    """Return the source location of an unexpected error."""
     frames = traceback.extract_tb(error.__traceback__ if error else None)
     if not frames:
         return ""
@@ -546,7 +540,7 @@ def _place_of(error: BaseException | None) -> str:
 def _settle(
     desk: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
-    """Let the checkpoint go on to the durable tier, and old ones go."""
+    """Start the promotion of the checkpoint, or collect garbage."""
     checkpoint = job.about.checkpoint
     if desk.promoter:
         desk.promoter.committed(desk, checkpoint, orders)
@@ -559,7 +553,7 @@ def _settle(
 
 
 def _copy(desk: CheckpointContext, checkpoint: CheckpointId) -> None:
-    """Put the manifest's second copy, where parity is wanted; a failure here is only an event."""
+    """Store the second copy of the manifest if parity is on; an error is only an event."""
     if not desk.limits.parity:
         return
     copied = capture_failure(lambda: copy_manifest(desk.store, checkpoint))
@@ -568,10 +562,10 @@ def _copy(desk: CheckpointContext, checkpoint: CheckpointId) -> None:
 
 
 def _abort(desk: CheckpointContext, job: SaveJob, error: ResilientError) -> None:
-    """Say what failed, and free the space where that cannot hurt a commit in doubt."""
+    """Emit the failure, and free the space unless the commit is in doubt."""
     checkpoint = job.about.checkpoint
     desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
-    # A ruling that did not get here says nothing: who rules may put the manifest all the same.
+    # A lost decision proves nothing: the coordinator may still store the manifest.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
     if desk.leads and not in_doubt and not job.has_rival:
         capture_failure(lambda: discard_uncommitted(desk.store, checkpoint, desk.token))
