@@ -1,1 +1,1 @@
-"""Shipped for users: a reference store, faults, and ranks as threads."""
+"""Test tools for users: reference store, injected faults, ranks as threads, chaos experiments."""

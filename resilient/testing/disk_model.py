@@ -1,22 +1,20 @@
-"""Recorded file operations and power-loss states.
+"""Recorded file operations of a store, and the disk states that a power loss may leave.
 
-What a LocalStore really asks of the file system: each operation done, and written down in order.
+The recorder executes each operation on an inner file system, for example the machine's own. So
+the record shows what happened and not what was intended. A record can be replayed into
+:class:`resilient.testing.disk_model.Disk`.
 
-The operations are carried out by the files that it stands on, the machine's own for example, so
-the record is of what happened and not of what was meant. A record can be replayed into
-:class:`resilient.testing.disk_model.Disk`, which says what a power loss may leave of it.
+The model follows POSIX:
 
-A model of what POSIX allows a power loss to leave, fed with recorded operations.
-
-* What was written to a file and not synced may be there, or not, or in part: each block of it may
-  be missing, zero or garbage, in any order (metadata before data, data before metadata).
-* What was done to the names of a folder and not synced may have happened or not, each operation
-  for itself and in any combination; a rename within a folder is atomic.
-* What was synced is there. A folder whose own name was lost is lost with all that it holds.
+* Unsynced content of a file may be present, absent or partial. Each block of it may be missing,
+  zero or garbage, in any order (metadata before data, data before metadata).
+* Unsynced changes of the names in a folder may have happened or not, each on its own and in any
+  combination. A rename within a folder is atomic.
+* Synced content is present. A folder whose own name was lost is lost with its whole content.
 
 A file system that orders its operations, as ext4 does, leaves a subset of these states.
 
-Threads that take turns in an order that a seed decides, so that it can be repeated.
+Threads take turns in an order drawn from a seed, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class FileOpKind(Enum):
-    """What a file system may be asked to change."""
+    """Kind of a change to a file system."""
 
     MAKE_FOLDER = "mkdir"
     REMOVE_FOLDER = "rmdir"
@@ -58,14 +56,14 @@ class FileOpKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileOp:
-    """One operation that succeeded.
+    """Operation that succeeded.
 
     Attributes:
-        act: which.
-        path: names below the machine's top; empty for the top itself.
-        target: the new name, of a rename or a link.
-        file: number of the file, of what is done to a file and not to a name.
-        data: what was appended.
+        act: Kind of the operation.
+        path: Names below the machine's root; empty for the root itself.
+        target: New name of a rename or a link.
+        file: Number of the file, for operations on a file and not on a name.
+        data: Appended bytes.
     """
 
     act: FileOpKind
@@ -77,11 +75,11 @@ class FileOp:
 
 @dataclass(slots=True)
 class FileOpLog:
-    """What happened, in order: operations, and between them what the user of a store noted.
+    """Operations in order, with the notes of the store's user between them.
 
     Attributes:
-        steps: operations and notes.
-        operations: how many of them are operations.
+        steps: Operations and notes.
+        operations: Number of operations.
     """
 
     steps: list[FileOp | Any] = field(default_factory=list)
@@ -89,13 +87,13 @@ class FileOpLog:
 
 
 class RecordingFileSystem:
-    """``Files`` that do the work with others and write down what succeeded.
+    """File system that executes operations on an inner one and records the successful ones.
 
     Args:
-        inner: who does the work.
-        top: the folder that stands for the machine's root; what happens outside is not recorded.
-        record: where it is written down.
-        turns: decides which thread comes next; None for a process with one thread.
+        inner: Inner file system.
+        top: Folder that stands for the machine's root; operations outside are not recorded.
+        record: Log of the operations.
+        turns: Scheduler of the threads; None for a process with one thread.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class RecordingFileSystem:
         self._files = 0
 
     def create(self, path: Path) -> RecordingHandle:
-        """Create a file; writing to it is recorded too."""
+        """Create a file; writes to the file are recorded too."""
         with self._step():
             handle = self._inner.create(path)
             number = self._files
@@ -122,17 +120,17 @@ class RecordingFileSystem:
         return RecordingHandle(self, handle, number)
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
-        """Read."""
+        """Read bytes of a file."""
         with self._look():
             return self._inner.read(path, start, length)
 
     def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Read into memory."""
+        """Read bytes of a file into memory."""
         with self._look():
             return self._inner.read_into(path, start, room, arrived)
 
     def size_bytes(self, path: Path) -> int:
-        """Ask for a file's length."""
+        """Return the length of a file."""
         with self._look():
             return self._inner.size_bytes(path)
 
@@ -142,19 +140,19 @@ class RecordingFileSystem:
             return self._inner.items(path)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename."""
+        """Rename a file."""
         with self._step():
             self._inner.replace(source, target)
             self._did(FileOpKind.REPLACE, source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Add a name."""
+        """Add a name to a file."""
         with self._step():
             self._inner.link(source, target)
             self._did(FileOpKind.LINK, source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name."""
+        """Remove a name of a file."""
         with self._step():
             self._inner.unlink(path)
             self._did(FileOpKind.UNLINK, path)
@@ -172,22 +170,22 @@ class RecordingFileSystem:
             self._did(FileOpKind.REMOVE_FOLDER, path)
 
     def sync_folder(self, path: Path) -> None:
-        """Make names durable."""
+        """Make the names in a folder durable."""
         with self._step():
             self._inner.sync_folder(path)
             self._did(FileOpKind.SYNC_FOLDER, path)
 
     def note(self, what: Any) -> None:
-        """Write down what the user of the store knows at this moment."""
+        """Record what the user of the store knows at this moment."""
         with self._lock:
             self.record.steps.append(what)
 
     def die_in(self, operations: int) -> None:
-        """Let the process die right after so many more operations."""
+        """Make the process die right after ``operations`` more operations."""
         self.dies_after = self.record.operations + operations
 
     def revive(self) -> None:
-        """Begin the next process, on the disk as the dead one left it."""
+        """Start the next process on the disk of the dead one."""
         self._dead, self.dies_after, self.full_in = False, None, None
 
     def _live(self) -> None:
@@ -196,7 +194,7 @@ class RecordingFileSystem:
 
     @contextmanager
     def _look(self) -> Iterator[None]:
-        """Read, which is a turn too: what comes after it depends on whether the process lives."""
+        """Take a turn for a read too: later steps depend on whether the process is alive."""
         with self._turns.turn() if self._turns else nullcontext():
             self._live()
             yield
@@ -231,7 +229,7 @@ class RecordingFileSystem:
 
 
 class RecordingHandle:
-    """A file of ``RecordingFiles`` that is being written."""
+    """Open file of a :class:`RecordingFileSystem`."""
 
     def __init__(self, files: RecordingFileSystem, inner: WritableFile, number: int) -> None:
         self._files = files
@@ -239,7 +237,7 @@ class RecordingHandle:
         self._number = number
 
     def write(self, data: memoryview) -> int:
-        """Append, and record as much as was appended."""
+        """Append to the file, and record the bytes that were appended."""
         files = self._files
         with files._step():  # noqa: SLF001 - one recorder in two classes
             if files.full_in is not None:
@@ -259,7 +257,7 @@ class RecordingHandle:
             self._files._did(FileOpKind.SYNC, None, file=self._number)  # noqa: SLF001
 
     def close(self) -> None:
-        """Close; that changes nothing on the disk."""
+        """Close the file, without an effect on the disk."""
         self._inner.close()
 
 
@@ -267,10 +265,10 @@ BLOCK_BYTES = 512
 SUBSETS_OF_MAX = 5
 _GARBAGE = b"\xa5"
 _FOLDER = 1 << 62
-"""Begins the sum of a folder, so that an empty one is no empty file."""
+"""Start value of a folder's digest, so that an empty folder differs from an empty file."""
 
 Tree = dict[str, Union[bytes, "Tree"]]
-"""What is on a disk: content by name, a tree for a folder."""
+"""Content of a disk: bytes by file name, a tree by folder name."""
 
 
 @dataclass(slots=True)
@@ -303,11 +301,11 @@ _Shape = tuple[int, list[tuple[str, _File | _Folder]]]
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """What a disk may hold after a power loss.
+    """Possible content of a disk after a power loss.
 
     Attributes:
-        digest: equal for equal trees within one process.
-        tree: files and folders; None if the caller knows it already.
+        digest: Number that equal trees share within one process.
+        tree: Files and folders; None if the caller knows the tree already.
     """
 
     digest: int
@@ -315,11 +313,11 @@ class DiskState:
 
 
 class Disk:
-    """A disk as recorded operations leave it, with what is durable of it.
+    """Disk built from recorded operations, with its durable part.
 
     Args:
-        tree: what is on it, all of it durable.
-        lies: asked at each sync; where it says True, the disk only claims to have synced.
+        tree: Initial content, all durable.
+        lies: Function called at each sync; if it returns True, the sync has no effect.
     """
 
     def __init__(self, tree: Tree | None = None, lies: Callable[[], bool] | None = None) -> None:
@@ -329,7 +327,7 @@ class Disk:
         self._lies = lies or (lambda: False)
 
     def apply(self, op: FileOp) -> None:
-        """Let one operation happen."""
+        """Apply one operation."""
         match op.act:
             case FileOpKind.CREATE:
                 file = self._files[op.file] = _File()
@@ -364,15 +362,15 @@ class Disk:
     def states(
         self, draw: Random, limit: int, known: Container[int] = frozenset()
     ) -> Iterator[DiskState]:
-        """Return what may be left if the power goes now: all of it, or ``limit`` drawn ones.
+        """Yield the possible states after a power loss now: all, or ``limit`` drawn ones.
 
-        Each comes once; the last is that all of it is there, and the first that nothing
-        unsynced is, if that differs.
+        Each state is yielded once. The last one has all unsynced data, and the first one has none,
+        if the two differ.
 
         Args:
-            draw: draws, where there are too many.
-            limit: how many are too many.
-            known: digests of states whose trees need not be built.
+            draw: Random source for too many states.
+            limit: Largest number of states.
+            known: Digests of states whose trees need not be built.
         """
         unsettled: list[_File | _Folder] = []
         settled: dict[int, tuple[int, Tree]] = {}
@@ -392,7 +390,7 @@ class Disk:
             yield DiskState(digest, tree)
 
     def _at(self, names: Sequence[str]) -> _Folder:
-        """Return a folder in which something changes, and with it all that it lies in."""
+        """Return a folder that changes, and reset the caches of all folders above it."""
         folder = self._top
         folder.settled = None
         for name in names:
@@ -422,7 +420,7 @@ def _folder_of(tree: Tree) -> _Folder:
 def _find(
     folder: _Folder, unsettled: list[_File | _Folder], settled: dict[int, tuple[int, Tree]]
 ) -> bool:
-    """Gather what may have several fates; say whether nothing at or below ``folder`` has."""
+    """Collect nodes with several possible states; return whether ``folder`` has none of them."""
     if folder.settled is not None:
         settled[id(folder)] = folder.settled
         return True
@@ -443,7 +441,7 @@ def _find(
 
 
 def _reached(folder: _Folder) -> Iterable[_File | _Folder]:
-    """Return what may be in a folder: a name may come back; what has none has a fate no more."""
+    """Return the possible entries of a folder: a removed name may come back."""
     reached = {id(node): node for node in folder.durable.values()}
     for change in folder.pending:
         reached |= {id(node): node for node in change.values() if node is not None}
@@ -456,7 +454,7 @@ def _digest(
     settled: Mapping[int, tuple[int, Tree]],
     shapes: dict[int, _Shape],
 ) -> int:
-    """Return a number that equal folders share: a sum over names, so that most is added once."""
+    """Return a number that equal folders share: a sum over names, so that most of it is reused."""
     if id(folder) in settled:
         return settled[id(folder)][0]
     names = fates.get(id(folder), folder.names)
@@ -474,7 +472,7 @@ def _digest(
 
 
 def _spread(name: str, digest: int) -> int:
-    """Return a number that adds up well: hashes of tuples are almost linear, squares are not."""
+    """Return a number suitable for sums: hashes of tuples are almost linear, squares are not."""
     mixed = hash((name, digest))
     return mixed * mixed
 
@@ -482,7 +480,7 @@ def _spread(name: str, digest: int) -> int:
 def _shape(
     names: Names, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
 ) -> _Shape:
-    """Return the sum over those names whose fate is known, and the others."""
+    """Return the sum over the names with a known state, and the other names."""
     total, unsettled = _FOLDER, list[tuple[str, _File | _Folder]]()
     for name, node in names.items():
         if id(node) in fates or (isinstance(node, _Folder) and id(node) not in settled):
@@ -517,7 +515,7 @@ def _fates(node: _File | _Folder, draw: Random) -> Sequence[Fate]:
 
 
 def _names_left(folder: _Folder, draw: Random) -> list[Names]:
-    """Return which names may be left: of few changes every subset, of many some."""
+    """Return possible sets of names: all subsets of few changes, a sample of many."""
     count = len(folder.pending)
     if count <= SUBSETS_OF_MAX:
         masks = list(range(1 << count))
@@ -534,13 +532,13 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
             if mask >> at & 1:
                 _apply(names, change)
         key = frozenset((name, id(node)) for name, node in names.items())
-        found.pop(key, None)  # so that the last one is that everything happened
+        found.pop(key, None)  # Removed first, so that the last entry is the state with all changes.
         found[key] = names
     return list(found.values())
 
 
 def _contents_left(file: _File, draw: Random) -> list[bytes]:
-    """Return what may be left of a file, from nothing unsynced to all of it."""
+    """Return possible contents of a file, from no unsynced byte to all of them."""
     kept, whole = file.durable, file.content
     size = len(whole) - len(kept)
     starts = range(len(kept), len(whole), BLOCK_BYTES)
@@ -572,12 +570,12 @@ def _choices(
 
 
 class ThreadScheduler:
-    """Decides which of several threads may do its next operation.
+    """Scheduler that lets one of several threads do its next operation.
 
-    A thread that is not one of them, and one that is alone, never waits.
+    Other threads, and a thread that is alone, never wait.
 
     Args:
-        draw: who comes next.
+        draw: Random source for the next thread.
     """
 
     def __init__(self, draw: Random) -> None:
@@ -588,9 +586,10 @@ class ThreadScheduler:
         self._mine = threading.local()
 
     def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run each in a thread of its own; return the results, or raise the first's error.
+        """Run each function in its own thread; return the results, or raise the first error.
 
-        To end is a turn too: otherwise the order would depend on how soon a thread ends.
+        The end of a thread is a turn too. Otherwise the order would depend on how soon a thread
+        ends.
         """
         self._members = list(range(len(works)))
         self._next = self._draw.choice(self._members)
@@ -608,7 +607,7 @@ class ThreadScheduler:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until this thread comes next; afterwards somebody else may."""
+        """Wait for the turn of this thread, and pass the turn on after the block."""
         number = getattr(self._mine, "number", None)
         if number is None:
             yield

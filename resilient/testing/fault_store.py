@@ -1,4 +1,4 @@
-"""Faults on purpose, at a counted operation, so that a failing test is a line to paste."""
+"""Store with planned faults at counted operations, so that one line reproduces a failing test."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WRITES = frozenset({"put", "put_new"})
 
 
 class Crash(BaseException):
-    """The process died here. No ``except Exception`` can swallow a death."""
+    """Simulated death of the process; no ``except Exception`` can swallow it."""
 
 
 class StoreFaultKind(Enum):
-    """What goes wrong. Every store must survive all of them, but for ``TORN``."""
+    """Kind of a fault. Every store must survive all kinds except ``TORN``."""
 
     CRASH_BEFORE = "the process dies before the operation takes effect"
     CRASH_AFTER = "the process dies after the effect, before the answer"
@@ -47,12 +47,12 @@ class StoreFaultKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreFault:
-    """One fault.
+    """Planned fault.
 
     Attributes:
-        at: the operation's number, counted from 0, reads included.
-        kind: what goes wrong.
-        seconds: how long a ``DELAY`` takes.
+        at: Number of the operation, from 0, reads included.
+        kind: Kind of the fault.
+        seconds: Length of a ``DELAY``.
     """
 
     at: int
@@ -62,11 +62,11 @@ class StoreFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What will go wrong; its ``repr`` is the call that makes it again.
+    """Plan of faults; its ``repr`` is the call that creates it again.
 
     Attributes:
-        seed: decides what a fault leaves open: where a ``TORN`` put is cut.
-        faults: at most one per operation counts, the first.
+        seed: Seed for open details: the cut of a ``TORN`` put.
+        faults: Faults; only the first one of an operation counts.
     """
 
     seed: int = 0
@@ -76,7 +76,7 @@ class FaultPlan:
     def drawn(
         cls, seed: int, operations: int, count: int, kinds: Sequence[StoreFaultKind]
     ) -> FaultPlan:
-        """Return ``count`` faults over the first ``operations``, the same for the same seed."""
+        """Return ``count`` faults in the first ``operations``, equal for equal seeds."""
         random = Random(seed)  # noqa: S311 - repeatable is the point
         places = sorted(random.sample(range(operations), count))
         return cls(seed, tuple(StoreFault(at, random.choice(list(kinds))) for at in places))
@@ -87,19 +87,19 @@ class FaultPlan:
 
 
 class FaultyStore:
-    """A Store to which a plan happens.
+    """Store that follows a fault plan.
 
-    After a crash every operation of every thread raises ``Crash``: the process is dead. Open
-    the inner store again for the next life.
+    After a crash every operation of every thread raises ``Crash``: the process is dead. Open the
+    inner store again for the next process.
 
     Args:
-        store: does the work.
-        plan: what goes wrong.
-        clock: who sleeps through a ``DELAY``.
+        store: Inner store.
+        plan: Planned faults.
+        clock: Clock that sleeps for a ``DELAY``.
 
     Attributes:
-        operations: how many were begun, so that a sweep knows where to end.
-        trace: each one's name and key (or prefix), in order.
+        operations: Number of started operations, so that a sweep knows its end.
+        trace: Name and key (or prefix) of each operation, in order.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FaultyStore:
         return self._run("get_range", key, lambda: self._store.get_range(key, start, length))
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """Return what is there, or fail as planned."""
+        """Return the entries, or fail as planned."""
         return self._run("list", prefix, lambda: tuple(self._store.list(prefix)))
 
     def delete(self, key: str) -> None:
@@ -153,7 +153,7 @@ class FaultyStore:
         if fault is not None:
             self._after(fault, name, key)
         with self._lock:
-            # Another thread may have crashed meanwhile, and nobody lives to see this answer.
+            # Another thread may have crashed meanwhile, so this result must not be returned.
             self._live()
         return result
 
@@ -206,7 +206,7 @@ class FaultyStore:
 
 
 def every_crash(operations: int) -> Iterator[FaultPlan]:
-    """Return a plan for a crash before and a crash after each of ``operations``."""
+    """Yield a plan for a crash before and a plan for a crash after each of ``operations``."""
     for at in range(operations):
         yield FaultPlan(0, (StoreFault(at, StoreFaultKind.CRASH_BEFORE),))
         yield FaultPlan(0, (StoreFault(at, StoreFaultKind.CRASH_AFTER),))

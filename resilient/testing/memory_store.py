@@ -1,9 +1,4 @@
-"""In-memory Store; ranks as threads.
-
-The reference Store: a dict and a lock.
-
-Ranks as threads: a way to run one function on every rank of one process.
-"""
+"""In-memory reference Store, and ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -24,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """Objects in this process's memory; keeps every promise but the one about power.
+    """Store in this process's memory; it keeps every promise except durability.
 
     Attributes:
-        objects: what is stored, for a test to look at or to damage.
+        objects: Stored objects, which a test may inspect or damage.
     """
 
     exclusive = True
@@ -38,7 +33,7 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def put(self, key: str, data: Data) -> None:
-        """Store a copy of ``data`` under ``key``, replacing what was there."""
+        """Store a copy of ``data`` under ``key``, replacing an old object."""
         content = bytes(as_byte_view(data, check_key(key)))
         with self._lock:
             self.objects[key] = content
@@ -72,7 +67,7 @@ class MemoryStore:
             )
 
     def delete(self, key: str) -> None:
-        """Remove the object; a missing one is no error."""
+        """Remove the object; a missing object is not an error."""
         check_key(key)
         with self._lock:
             self.objects.pop(key, None)
@@ -95,7 +90,7 @@ def run_ranks(size: int, rank_main: Callable[[World, InMemoryKVStore], Result]) 
     """Run ``rank_main`` once per rank, each in its own thread, and return the results by rank.
 
     Raises:
-        BaseException: whatever the lowest failing rank raised, after all ranks ended.
+        BaseException: The error of the lowest failing rank, after all ranks ended.
     """
     board = InMemoryKVStore()
     with ThreadPoolExecutor(size, thread_name_prefix="rank") as pool:

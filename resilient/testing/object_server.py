@@ -1,8 +1,8 @@
-"""An object store in memory, one request at a time, and everything that may happen to a request.
+"""Object-store simulator in memory, with planned faults for single requests.
 
-Large objects go up in parts, as on S3: begun, part by part, completed; until then nobody sees
-them. A condition (``If-None-Match: *``) is judged where the object lies. What is in the way
-happens between the client and the server, so a client may learn nothing of what took effect.
+Large objects are uploaded in parts, as on S3: begin, upload parts, complete. Until then the object
+is invisible. The server evaluates a condition (``If-None-Match: *``). Faults happen between client
+and server, so a client may not learn which effects happened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class RequestFault(Enum):
-    """What may happen to a request."""
+    """Fault of a request."""
 
     DIES_BEFORE = "the client dies before the request leaves"
     DIES_AFTER = "the client dies after the effect, before the answer"
@@ -45,14 +45,14 @@ class RequestFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequestFault:
-    """What happens to one request.
+    """Planned fault of one request.
 
     Attributes:
-        at: its number, counted from 0 over all clients.
-        trouble: what happens.
-        after: how many requests later a ``LATE`` one arrives.
-        lasting: how many requests in a row it happens to; with a client that asks again, more
-            than one are needed to make it give up.
+        at: Number of the request, from 0 over all clients.
+        trouble: Kind of the fault.
+        after: Number of later requests before a ``LATE`` one arrives.
+        lasting: Number of consecutive requests with the fault; a client that retries gives up
+            only after several.
     """
 
     at: int
@@ -62,15 +62,15 @@ class PlannedRequestFault:
 
 
 class ObjectServer:
-    """Objects and unfinished uploads, and a plan of what goes wrong.
+    """Server with objects, unfinished uploads and a fault plan.
 
     Args:
-        objects: what is there.
-        mishaps: what will happen.
+        objects: Initial objects.
+        mishaps: Planned faults.
 
     Attributes:
-        requests: how many came.
-        trace: verb and key of each.
+        requests: Number of requests so far.
+        trace: Verb and key of each request.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ObjectServer:
         self._lock = threading.RLock()
 
     def request(self, verb: str, key: str, effect: Callable[[], Result]) -> Result:
-        """Take one request, to which the plan may happen."""
+        """Handle one request, with its planned fault."""
         with self._lock:
             return self._take(verb, key, effect)
 
@@ -116,7 +116,7 @@ class ObjectServer:
         raise _answer(mishap.trouble, verb, key)
 
     def calm(self) -> None:
-        """Let everything that is still on its way arrive, and nothing more go wrong."""
+        """Deliver all late requests, and cancel all planned faults."""
         self._plan.clear()
         self._deliver(1 << 62)
 
@@ -127,11 +127,11 @@ class ObjectServer:
         return self._begun
 
     def take_part(self, upload: int, number: int, content: bytes) -> None:
-        """Keep one part of an upload."""
+        """Store one part of an upload."""
         self._upload(upload)[1][number] = content
 
     def complete(self, upload: int, parts: int) -> None:
-        """Make an object of an upload; again is harmless, as S3 promises for a while."""
+        """Turn an upload into an object; repetition is harmless, as S3 promises for some time."""
         if upload not in self.uploads:
             return
         key, found = self._upload(upload)
@@ -153,7 +153,7 @@ class ObjectServer:
 
 
 def _silently(effect: Callable[[], object]) -> None:
-    """Do it; nobody hears the answer."""
+    """Apply the effect and drop its result."""
     with suppress(StoreError):
         effect()
 
@@ -167,12 +167,12 @@ def _answer(trouble: RequestFault, verb: str, key: str) -> StoreError:
 
 
 class ObjectClient:
-    """A Store that speaks to an ``ObjectServer``: one process, which may die.
+    """Store client of an :class:`ObjectServer`: one process, which may die.
 
     Args:
-        server: where the objects are.
-        part_bytes: larger objects go up in parts, but for an exclusive create.
-        page: how many keys one request lists.
+        server: Server with the objects.
+        part_bytes: Size above which objects are uploaded in parts, except exclusive creates.
+        page: Number of keys per list request.
     """
 
     exclusive = True
@@ -185,7 +185,7 @@ class ObjectClient:
         self._is_dead = False
 
     def put(self, key: str, data: Data) -> None:
-        """Store, in parts if it is large."""
+        """Store an object, in parts if it is large."""
         content = bytes(as_byte_view(data, check_key(key)))
         if len(content) <= self._part_bytes:
             self._ask("put", key, lambda: self._server.objects.update({key: content}))
@@ -199,7 +199,7 @@ class ObjectClient:
         self._ask("complete", key, lambda: self._server.complete(upload, len(parts)))
 
     def put_new(self, key: str, data: Data) -> None:
-        """Store with ``If-None-Match: *``."""
+        """Create an object with ``If-None-Match: *``."""
         content = bytes(as_byte_view(data, check_key(key)))
 
         def create() -> None:
@@ -214,12 +214,12 @@ class ObjectClient:
         return self._ask("get", key, lambda: self._find(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a part of an object."""
+        """Return part of an object."""
         check_range(key, start, length)
         return self._ask("get", key, lambda: self._find(key)[start : start + length])
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """Return entries, page by page."""
+        """Return the entries, page by page."""
         after, found = "", list[ObjectInfo]()
         while True:
             page = self._ask("list", prefix, lambda after=after: self._list(prefix, after))  # type: ignore[misc]
@@ -240,7 +240,7 @@ class ObjectClient:
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Abort unfinished uploads; on this server all of them are old."""
+        """Abort unfinished uploads; this server treats all of them as old."""
         del older_than_seconds, clock
         uploads = self._server.uploads
         found = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})

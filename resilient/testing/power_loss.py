@@ -1,4 +1,4 @@
-"""A POSIX file system in memory that forgets, when the power goes, what was not synced."""
+"""POSIX file system in memory that loses unsynced data in a power loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Keep(Enum):
-    """What survives besides all that was synced. POSIX allows every one of these."""
+    """Unsynced data that survives a power loss. POSIX allows each of these."""
 
     NOTHING = "no unsynced name and no unsynced byte"
     TORN = "every name; of unsynced content the first half"
@@ -44,17 +44,17 @@ class _Folder:
 
 
 class PowerLossFileSystem:
-    """The ``Files`` of a machine whose power a test can cut.
+    """File system of a machine whose power a test can cut.
 
-    Content is durable after its handle's ``sync``, a name after ``sync_folder`` of its
-    folder, and nothing is before. A replace is atomic, as on every journaling file system.
+    Content becomes durable by its handle's ``sync``, and a name by ``sync_folder`` of its folder.
+    Nothing is durable earlier. A replace is atomic, as on every journaling file system.
 
     Args:
-        fault: a crash to inject, at an operation counted from 0; reads count.
+        fault: Crash to inject, at an operation counted from 0; reads count.
 
     Attributes:
-        operations: how many were begun.
-        trace: their names, in order.
+        operations: Number of started operations.
+        trace: Names of the operations, in order.
     """
 
     def __init__(self, fault: StoreFault | None = None) -> None:
@@ -66,13 +66,13 @@ class PowerLossFileSystem:
         self._lock = threading.RLock()
 
     def lose_power(self, keep: Keep) -> PowerLossFileSystem:
-        """Return the machine after its next start; this one is left as it was."""
+        """Return the machine after its next start; this object is unchanged."""
         after = PowerLossFileSystem()
         after._top = _revived_folder(self._top, keep, {})
         return after
 
     def paths(self) -> list[str]:
-        """Return the path of every file, temporary ones too."""
+        """Return the path of every file, temporary files included."""
         return sorted(_paths(self._top, ""))
 
     def create(self, path: Path) -> PowerLossHandle:
@@ -103,7 +103,7 @@ class PowerLossFileSystem:
             return len(self._file(path).content)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename, atomically."""
+        """Rename a file atomically."""
         with self._step("replace"):
             self._file(source)
             folder = self._folder(target.parent)
@@ -112,7 +112,7 @@ class PowerLossFileSystem:
             folder.names[target.name] = self._folder(source.parent).names.pop(source.name)
 
     def link(self, source: Path, target: Path) -> None:
-        """Add a name, if it is free."""
+        """Add a name to a file, if the name is free."""
         with self._step("link"):
             folder = self._folder(target.parent)
             if target.name in folder.names:
@@ -120,7 +120,7 @@ class PowerLossFileSystem:
             folder.names[target.name] = self._file(source)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file's name."""
+        """Remove a name of a file."""
         with self._step("unlink"):
             self._file(path)
             del self._folder(path.parent).names[path.name]
@@ -141,13 +141,13 @@ class PowerLossFileSystem:
             del self._folder(path.parent).names[path.name]
 
     def sync_folder(self, path: Path) -> None:
-        """Make the folder's names, as they are now, durable."""
+        """Make the current names of a folder durable."""
         with self._step("sync_folder"):
             folder = self._folder(path)
             folder.synced = dict(folder.names)
 
     def items(self, path: Path) -> Iterable[DirEntry]:
-        """Return what is in a folder."""
+        """Return the entries of a folder."""
         with self._step("items"):
             try:
                 names = self._folder(path).names
@@ -167,7 +167,7 @@ class PowerLossFileSystem:
             try:
                 yield
             finally:
-                # After an operation that failed, too.
+                # Also crash after an operation that failed.
                 self._crash_if(number, StoreFaultKind.CRASH_AFTER)
 
     def _crash_if(self, number: int, kind: StoreFaultKind) -> None:
@@ -199,26 +199,26 @@ class PowerLossFileSystem:
 
 
 class PowerLossHandle:
-    """A file of ``PowerLossFiles`` open for writing."""
+    """File of a :class:`PowerLossFileSystem` that is open for writing."""
 
     def __init__(self, files: PowerLossFileSystem, file: _File) -> None:
         self._files = files
         self._file = file
 
     def write(self, data: memoryview) -> int:
-        """Append the first half of ``data``: writes may be short, so they are."""
+        """Append only the first half of ``data``, because POSIX allows short writes."""
         with self._files._step("write"):  # noqa: SLF001 - one model in two classes
             part = data[: (data.nbytes + 1) // 2]
             self._file.content += part
             return part.nbytes
 
     def sync(self) -> None:
-        """Make the content, as it is now, durable."""
+        """Make the current content durable."""
         with self._files._step("sync"):  # noqa: SLF001 - one model in two classes
             self._file.synced = bytes(self._file.content)
 
     def close(self) -> None:
-        """Do nothing: to close is not to sync."""
+        """Do nothing, because a close does not sync."""
 
 
 def _item(name: str, node: _File | _Folder) -> DirEntry:
@@ -264,7 +264,7 @@ def _revived_folder(folder: _Folder, keep: Keep, seen: dict[int, _File]) -> _Fol
         if isinstance(node, _Folder):
             names[name] = _revived_folder(node, keep, seen)
         else:
-            # One file may have several names, and is still one file.
+            # A file with several names stays one file.
             names[name] = seen.setdefault(id(node), _revived_file(node, keep))
     return _Folder(names, dict(names))
 

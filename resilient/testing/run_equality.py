@@ -1,4 +1,4 @@
-"""What a run ended with, and where two runs differ: correctness as an equality test.
+"""Bitwise comparison of the final checkpoints of two runs, as a test of correctness.
 
 ::
 
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
     from resilient.storage.store import Store
 
-# Names the life that saved the best model, which two equal runs may differ in.
+# This part names the attempt that saved the best model, which may differ in equal runs.
 NOT_COMPARED = frozenset({"best"})
 
 
 class AnyState:
-    """A Stateful that takes any state and holds it."""
+    """Stateful that accepts and keeps any state."""
 
     def __init__(self) -> None:
         self.state: Any = None
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what is held."""
+        """Return the state."""
         held: Mapping[str, Any] = self.state
         return held
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold a state."""
+        """Set the state."""
         self.state = state_dict
 
 
 def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[str, Any]:
     """Return the state of every part of a checkpoint by stored name, and its ``step``.
 
-    Every byte is proved; the ranks' own parts are there by their stored names.
+    Every byte is verified. Parts that belong to one rank have their stored names.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        ref: of the checkpoint.
-        with_own: whether parts are there that each rank has of its own.
+        store: Store of the repository.
+        ref: Reference of the checkpoint.
+        with_own: Whether to include parts that belong to one rank.
 
     Raises:
-        IntegrityError: the checkpoint is damaged.
-        KeyNotFound: there is none.
+        IntegrityError: The checkpoint is damaged.
+        KeyNotFound: The checkpoint does not exist.
     """
     proved = read(store, resolve(store, ref))
     names = [
@@ -72,12 +72,12 @@ def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return where two values differ in type, shape or a single bit; empty if nowhere.
+    """Return the places where two values differ in type, shape or a single bit; empty if equal.
 
     Args:
-        one: nested dicts, lists and tuples of tensors and plain values.
-        other: what it is held against.
-        path: of these values in something larger; begins each line.
+        one: Nested dicts, lists and tuples of tensors and plain values.
+        other: Value to compare with.
+        path: Path of the values in a larger value; it begins each line.
     """
     if type(one) is not type(other):
         return [f"{path}: {type(one).__name__} and {type(other).__name__}"]
@@ -100,6 +100,6 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors of one dtype and shape hold the same bits, NaNs included."""
+    """Return whether two tensors of one dtype and shape have the same bits, NaNs included."""
     plain = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*plain)

@@ -1,4 +1,4 @@
-"""The conformance suite of Store: subclass it, give it a ``store`` fixture, run pytest."""
+"""Conformance suite of Store: subclass it, define a ``store`` fixture, run pytest."""
 
 # ruff: noqa: S101, PLR2004 - these are tests, shipped for those who write a Store
 
@@ -41,35 +41,35 @@ _BAD_KEYS = (
 
 
 class StoreContract:
-    """What every Store promises, as tests.
+    """Tests of every promise of a Store.
 
     Attributes:
-        atomic: False skips what only a store with atomic puts can do, and says so.
+        atomic: Whether the store has atomic puts; False skips the tests that need them.
     """
 
     atomic = True
 
     @pytest.fixture
     def store(self) -> Store:
-        """Return an empty store; to be overridden."""
+        """Return an empty store; override this fixture."""
         raise NotImplementedError
 
     def test_what_was_put_is_what_is_got(self, store: Store) -> None:
-        """Any bytes come back as they were."""
+        """Read back arbitrary bytes unchanged."""
         content = bytes(range(256)) * 300
         store.put("folder/object.bin", content)
         assert store.get("folder/object.bin") == content
         assert isinstance(store.get("folder/object.bin"), bytes)
 
     def test_an_empty_object_is_an_object(self, store: Store) -> None:
-        """Nothing in it is not the same as not there."""
+        """Distinguish an empty object from a missing one."""
         store.put("empty", b"")
         assert store.get("empty") == b""
         assert store.stat("empty") == ObjectInfo("empty", 0)
         assert list(store.list()) == [ObjectInfo("empty", 0)]
 
     def test_a_put_replaces_all_of_the_old_object(self, store: Store) -> None:
-        """Nothing of a longer old object shows behind the new one."""
+        """Read no bytes of a longer old object behind the new one."""
         store.put("a", b"a long first version")
         store.put("a", b"second")
         assert store.get("a") == b"second"
@@ -91,12 +91,12 @@ class StoreContract:
     def test_a_range_is_what_it_covers_of_the_object(
         self, store: Store, start: int, length: int, expected: bytes
     ) -> None:
-        """Fewer bytes than asked for only at the end."""
+        """Return fewer bytes than requested only at the end."""
         store.put("a/b", b"0123456789")
         assert store.get_range("a/b", start, length) == expected
         memory = bytearray(b"." * length)
         pieces: list[tuple[int, int]] = []
-        # In two pieces, as memory of two tensors is; the second one is empty where nothing is left.
+        # In two pieces, like the memory of two tensors. The second one is empty for a short range.
         room = ScatterBuffer([memoryview(memory)[:3], memoryview(memory)[3:]])
         came = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
         assert came == len(expected)
@@ -105,7 +105,7 @@ class StoreContract:
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])
     def test_a_negative_range_is_refused(self, store: Store, start: int, length: int) -> None:
-        """Python's meaning of a negative index is not the store's."""
+        """Reject negative offsets and lengths instead of applying Python's negative indices."""
         store.put("a", b"0123456789")
         with pytest.raises(StoreError):
             store.get_range("a", start, length)
@@ -113,7 +113,7 @@ class StoreContract:
             read_into(store, "a", -1, ScatterBuffer([memoryview(bytearray(5))]), lambda *_: None)
 
     def test_a_missing_object_is_not_found(self, store: Store) -> None:
-        """In an empty store, beside other objects, and where a folder is."""
+        """Raise KeyNotFound in an empty store, beside other objects, and for a folder."""
         store.put("there/object", b"x")
         for key in ("missing", "there/missing", "there", "missing/deep/er"):
             with pytest.raises(KeyNotFound):
@@ -129,7 +129,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("key", _BAD_KEYS)
     def test_a_name_outside_the_grammar_is_refused(self, store: Store, key: str) -> None:
-        """By every operation that takes a key."""
+        """Reject the key in every operation."""
         for operation in (store.get, store.stat, store.delete):
             with pytest.raises(StoreError):
                 operation(key)
@@ -141,15 +141,15 @@ class StoreContract:
         assert list(store.list()) == []
 
     def test_a_list_is_in_the_order_of_keys(self, store: Store) -> None:
-        """The order of characters, in which ``-`` and ``.`` come before ``/``."""
+        """List in the order of characters, in which ``-`` and ``.`` come before ``/``."""
         keys = ["a/b/c", "a/b", "a-b/c", "a.b", "Z", "b", "a/a", "a0"]
-        keys.remove("a/b")  # an object in the place of a folder is not promised
+        keys.remove("a/b")  # The contract does not promise an object in the place of a folder.
         for key in keys:
             store.put(key, key.encode())
         assert list(store.list()) == [ObjectInfo(key, len(key)) for key in sorted(keys)]
 
     def test_a_list_holds_the_keys_that_begin_with_the_prefix(self, store: Store) -> None:
-        """A prefix is characters, not a folder."""
+        """Treat a prefix as characters, not as a folder."""
         keys = ["run-1/a", "run-1/b/c", "run-10/a", "run-2/a", "run"]
         for key in keys:
             store.put(key, b"x")
@@ -167,17 +167,17 @@ class StoreContract:
 
     @pytest.mark.parametrize("prefix", ["/", "../", "..", ".", "a//", "*", "[a]"])
     def test_a_prefix_that_no_key_has_lists_nothing(self, store: Store, prefix: str) -> None:
-        """Neither an error nor a way out of the store."""
+        """List nothing, without an error and without leaving the store."""
         store.put("a/b", b"x")
         assert list(store.list(prefix)) == []
 
     def test_an_empty_store_lists_nothing(self, store: Store) -> None:
-        """Even before anything created it."""
+        """List nothing before the first object exists."""
         assert list(store.list()) == []
         assert list(store.list("any/")) == []
 
     def test_a_delete_of_a_missing_object_is_no_error(self, store: Store) -> None:
-        """Before, after and without the object."""
+        """Delete a missing object without an error, before and after it existed."""
         store.delete("never/was")
         store.put("a/b", b"x")
         store.delete("a/b")
@@ -185,7 +185,7 @@ class StoreContract:
         assert list(store.list()) == []
 
     def test_a_delete_takes_one_object(self, store: Store) -> None:
-        """Not its neighbours, and not those under its name."""
+        """Keep the neighbours of a deleted object, and objects below its name."""
         for key in ("a/b", "a/c", "a/bb", "d/e"):
             store.put(key, b"x")
         store.delete("a/b")
@@ -193,16 +193,17 @@ class StoreContract:
         assert [entry.key for entry in store.list()] == ["a/bb", "a/c", "d/e"]
 
     def test_a_deleted_key_can_be_put_again(self, store: Store) -> None:
-        """Its folder too."""
+        """Put an object again after its folder was emptied."""
         store.put("a/b", b"first")
         store.delete("a/b")
         store.put("a/b", b"second")
         assert store.get("a/b") == b"second"
 
     def test_a_second_exclusive_create_is_refused(self, store: Store) -> None:
-        """And changes nothing; after a delete the key is free.
+        """Reject the second create without an effect, and free the key after a delete.
 
-        Contents differ: who retries may take an equal one for the echo of its own.
+        The contents differ, because a retry may take an equal object for the result of its own
+        create.
         """
         if not store.exclusive:
             with pytest.raises(NotExclusive):
@@ -219,7 +220,7 @@ class StoreContract:
         assert store.get("claim") == b"yours"
 
     def test_an_exclusive_create_sees_a_plain_put(self, store: Store) -> None:
-        """However the key was taken, it is taken."""
+        """Reject an exclusive create of a key taken by a plain put."""
         if not store.exclusive:
             pytest.skip("this store has no exclusive create")
         store.put("claim", b"mine")
@@ -227,7 +228,7 @@ class StoreContract:
             store.put_new("claim", b"yours")
 
     def test_of_many_exclusive_creates_exactly_one_returns(self, store: Store) -> None:
-        """And what is stored is the winner's."""
+        """Let one of several concurrent creates succeed, and store the winner's content."""
         if not store.exclusive:
             pytest.skip("this store has no exclusive create")
         with ThreadPoolExecutor(_RACERS) as pool:
@@ -247,7 +248,7 @@ class StoreContract:
                 assert store.get(key) == f"racer {won.index(True)}".encode() * 100
 
     def test_every_write_that_returned_is_seen(self, store: Store) -> None:
-        """By get, stat and list, at once, also where they looked before."""
+        """Show a write at once in get, stat and list, also after an earlier read."""
         for size in range(1, 6):
             store.put("seen/now", b"x" * size)
             assert store.get("seen/now") == b"x" * size
@@ -270,28 +271,28 @@ class StoreContract:
         ids=["bytearray", "memoryview", "slice", "floats", "three dimensions"],
     )
     def test_any_contiguous_buffer_can_be_put(self, store: Store, data: Data) -> None:
-        """What is stored is its bytes, and a copy of them."""
+        """Store a copy of the buffer's bytes."""
         expected = bytes(data)
         store.put("a", data)
         assert store.get("a") == expected
         assert store.stat("a").size_bytes == 8
 
     def test_a_buffer_may_change_after_the_put(self, store: Store) -> None:
-        """The store has its own copy."""
+        """Keep the stored content when the buffer changes later."""
         data = bytearray(b"before")
         store.put("a", data)
         data[:] = b"after!"
         assert store.get("a") == b"before"
 
     def test_a_buffer_with_gaps_is_refused(self, store: Store) -> None:
-        """Its bytes would not be the ones meant."""
+        """Reject a buffer that is not contiguous: its bytes are ambiguous."""
         with pytest.raises(StoreError):
             store.put("a", memoryview(b"123456")[::2])
         with pytest.raises(KeyNotFound):
             store.get("a")
 
     def test_concurrent_puts_leave_one_of_them_whole(self, store: Store) -> None:
-        """And readers meanwhile see a whole one, too."""
+        """Show only complete contents to readers, during and after concurrent puts."""
         if not self.atomic:
             pytest.skip("this store's put is not atomic, and it does not claim to be")
         contents = [bytes([number]) * (5000 + number) for number in range(1, _RACERS)]
@@ -310,7 +311,7 @@ class StoreContract:
         assert [entry.key for entry in store.list()] == ["contested"]
 
     def test_concurrent_puts_and_deletes_in_one_folder_all_succeed(self, store: Store) -> None:
-        """A folder that one writer empties is not pulled from under another."""
+        """Keep a folder usable for one writer while another writer empties it."""
 
         def work(number: int) -> None:
             for _ in range(15):
@@ -325,7 +326,7 @@ class StoreContract:
     def test_an_object_in_the_place_of_a_folder_works_or_is_a_store_error(
         self, store: Store
     ) -> None:
-        """Object stores can, file systems cannot; nobody may raise anything else."""
+        """Accept the object, as object stores do, or raise StoreError, as file systems do."""
         store.put("a", b"object")
         store.put("c/d", b"object")
         for key in ("a/b", "c"):
@@ -338,7 +339,7 @@ class StoreContract:
         assert store.get("c/d") == b"object"
 
     def test_a_store_says_where_it_is(self, store: Store) -> None:
-        """In a URL that is fit for a log."""
+        """Return a URL that is safe in a log."""
         assert store.url
         assert "@" not in store.url
         assert "?" not in store.url

@@ -523,7 +523,7 @@ class Metrics:
             )
 
     def _attempt(self, where: str, look: Callable[[], None]) -> None:
-        """Run one collection; an exception is reported once per reason and loses only its values."""
+        """Run one collection; an exception is reported once per reason and stops only this one."""
         try:
             look()
         except Exception as error:  # noqa: BLE001 - no figure is worth a run

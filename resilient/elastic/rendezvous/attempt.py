@@ -163,7 +163,7 @@ class AttemptRegistry:
 
 @dataclass(frozen=True, slots=True)
 class HostEnv:
-    """Settings of a host for its workers: the daemon's socket, and the time from SIGTERM to SIGKILL."""
+    """Settings of a host for its workers: daemon socket, and time from SIGTERM to SIGKILL."""
 
     keeper: str = ""
     grace_seconds: float = 0.0

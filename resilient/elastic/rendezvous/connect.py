@@ -179,7 +179,7 @@ class RendezvousReconnect:
             dist.DistError: The rendezvous did not answer.
             PeerFailed: No node answered in time.
         """
-        # Here, so that a plan and the first signals need no torch.
+        # Import here, so that a launch plan and the first signals need no torch.
         import torch.distributed as dist
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 

@@ -150,7 +150,7 @@ def _end_key(handler: Any) -> str:
 
 
 def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
-    """Publish the reason for the end, unless another node did; return whether others can read it."""
+    """Publish the reason of the end, unless a node did; return whether others can read it."""
     store = getattr(handler, "_store", None)
     if store is not None:
         told = {"code": action.code, "host": socket.gethostname(), "reason": action.reason}

@@ -264,7 +264,7 @@ class Roster:
         return len(self._nodes)
 
     def is_of(self, handler: RendezvousHandler) -> bool:
-        """Return whether these nodes joined through ``handler``; another handler has other node ids."""
+        """Return whether the nodes joined through ``handler``; other handlers have other node ids."""
         return self._handler is handler
 
     def lost(self, now_seconds: float) -> list[str]:
@@ -372,7 +372,7 @@ class Roster:
                 self._store.set(_goodbye_key(node), "1")
 
     def say_asked(self, *, is_for_all: bool) -> None:
-        """Publish that this node was asked to leave, before its ranks receive the request."""
+        """Publish that this node was asked to leave, before its ranks get the request."""
         place = self._place
         if place is None or self.nodes < _TOGETHER:
             return
@@ -409,7 +409,7 @@ class Roster:
         return 0
 
     def is_outlasted(self) -> bool:
-        """Return whether other nodes of the round continue without this node, as far as published."""
+        """Return whether other nodes of the round continue without this one, as far as published."""
         others = (place for place in self._nodes.values() if place != self._place)
         with suppress(dist.DistError):
             return any(self._read(_goodbye_key(place)) == _STAYS for place in others)

@@ -92,7 +92,7 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _run_to_the_end(arguments: list[str]) -> None:
-    """Run the program and close what it left open; a failure to close is a failure of the program."""
+    """Run the program and close what it left open; a failed close is a failure of the program."""
     try:
         run_target(arguments)
     except SystemExit as error:

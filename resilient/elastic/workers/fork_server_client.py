@@ -175,7 +175,7 @@ class ForkServer:
         return pids
 
     def _refused(self, said: str) -> None:
-        """Handle a refusal; stop a fork server without an answer, so that a late answer has no effect."""
+        """Handle a refusal; stop a silent fork server, so that a late answer has no effect."""
         if said == "early":
             return
         if not said:

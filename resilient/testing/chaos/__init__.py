@@ -1,1 +1,1 @@
-"""A user's own run under faults on purpose, held against one that nothing happened to."""
+"""Chaos experiments: a user's own run under injected faults, compared with an undisturbed run."""

@@ -1,4 +1,4 @@
-"""Which faults can be had here, said before anything starts; none is ever left out in silence."""
+"""Faults that this machine can inject, checked before a start; no fault is skipped silently."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _ALONE = "it is about one host of several: chaos run --hosts 2, or more"
 
 @dataclass(frozen=True, slots=True)
 class MachineCapabilities:
-    """What this machine can do; empty texts say that it can.
+    """Capabilities of this machine; an empty text means that the capability is present.
 
     Attributes:
-        processes: why processes cannot be found and struck.
-        mounting: why a small file system cannot be mounted.
-        tracing: why system calls of another process cannot be made to fail.
-        moving: why the clock of one job cannot be moved.
-        hosts: why several hosts cannot be made.
+        processes: Reason why processes cannot be found and signalled.
+        mounting: Reason why a small file system cannot be mounted.
+        tracing: Reason why system calls of another process cannot be made to fail.
+        moving: Reason why the clock of one job cannot be moved.
+        hosts: Reason why several hosts cannot be created.
     """
 
     processes: str = ""
@@ -63,7 +63,7 @@ class MachineCapabilities:
 
 
 def look_at_machine(plan: ChaosPlan, hosts: int = 1) -> MachineCapabilities:
-    """Return what this machine can do, as far as the plan on so many hosts needs it."""
+    """Return the capabilities of this machine that the plan needs on ``hosts`` hosts."""
     return MachineCapabilities(
         processes="" if sys.platform == "linux" else f"it needs /proc, and this is {sys.platform}",
         mounting=_why_not_mounting() if plan.has(FaultKind.DISK_FULL) else "",
@@ -76,16 +76,16 @@ def look_at_machine(plan: ChaosPlan, hosts: int = 1) -> MachineCapabilities:
 def require_capabilities(
     plan: ChaosPlan, given: Mapping[str, Any], machine: MachineCapabilities, hosts: int = 1
 ) -> None:
-    """Raise if any fault of the plan cannot be had, or the command leaves no room for it.
+    """Raise if a fault of the plan is impossible here, or conflicts with the command.
 
     Args:
-        plan: the faults.
-        given: the options of `resilient train` that the command has, by name.
-        machine: what can be done here.
-        hosts: on how many the command shall run.
+        plan: The faults.
+        given: Options of `resilient train` in the command, by name.
+        machine: Capabilities of this machine.
+        hosts: Number of hosts for the command.
 
     Raises:
-        ConfigError: it says all reasons.
+        ConfigError: Any fault is impossible; the error lists all reasons.
     """
     taken = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
     reasons = [f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in given]
@@ -106,7 +106,7 @@ def require_capabilities(
 def why_not(
     plan: ChaosPlan, machine: MachineCapabilities, *, hosts: int = 1, has_notice: bool = False
 ) -> dict[str, str]:
-    """Return why faults of a plan cannot be had, by kind; kinds that can are not there."""
+    """Return the reasons why faults of a plan are impossible, by kind; possible kinds are omitted."""
     reasons = {
         FaultKind.DISK_FULL.value: machine.mounting,
         FaultKind.STORAGE_ERROR.value: machine.tracing,
@@ -124,10 +124,10 @@ def why_not(
 
 
 def _why_not_nodes(nnodes: str, hosts: int) -> str:
-    """Return why so many hosts do not fit ``MIN:MAX``, or nothing."""
+    """Return the reason why ``hosts`` does not fit ``MIN:MAX``, empty if it does."""
     bounds = nnodes.split(":")
     if not nnodes or not all(one.isdecimal() for one in bounds):
-        return ""  # not given, or refused by the command itself
+        return ""  # The option is absent, or the command itself rejects it.
     if int(bounds[0]) <= hosts <= int(bounds[-1]):
         return ""
     return f"--nnodes {nnodes}: there are {hosts} hosts, which must be in between"
@@ -141,13 +141,13 @@ def _why_not_mounting() -> str:
 
 
 def mount_small(folder: Path, size_bytes: int) -> str:
-    """Mount a file system in memory; return why it cannot be, or nothing."""
+    """Mount a file system in memory; return the reason of a failure, empty on success."""
     size = f"size={size_bytes}"
     return _run("mount", "-t", "tmpfs", "-o", size, "resilient-chaos", str(folder))
 
 
 def unmount(folder: Path) -> str:
-    """Take a file system away; return why it cannot be, or nothing."""
+    """Unmount a file system; return the reason of a failure, empty on success."""
     return _run("umount", "-l", str(folder))
 
 

@@ -1,7 +1,7 @@
-"""The time of day of one job alone: a small library that its processes preload (``clock.c``).
+"""Shift of the wall clock of one job, by a small preloaded library (``clock.c``).
 
-Only what the processes are told is moved. Files get their times from the kernel, as they do on a
-file server, and clocks that only run forward are left alone, as they are when a real clock jumps.
+Only the time that processes read is shifted. Files get their times from the kernel, as on a file
+server. Monotonic clocks are unchanged, as they are when a real clock jumps.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _ASK = "import time; time.sleep(0.001); print(time.time())"
 
 
 class MovableClock:
-    """The time of day of whatever is started with ``environ``.
+    """Wall clock of all processes started with ``environ``.
 
     Args:
-        folder: an existing one, for the library and for how far the clock was moved.
+        folder: Existing folder for the library and the offset of the clock.
 
     Attributes:
-        moved_seconds: how far, in all.
+        moved_seconds: Total shift.
 
     Raises:
-        ConfigError: the library cannot be built.
+        ConfigError: The library cannot be built.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class MovableClock:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a process must be started with; what it starts inherits it."""
+        """Variables for a process; its children inherit them."""
         others = os.environ.get("LD_PRELOAD", "")
         return {
             "LD_PRELOAD": f"{self._library} {others}".strip(),
@@ -60,15 +60,15 @@ class MovableClock:
         }
 
     def move(self, seconds: float) -> None:
-        """Let the clock jump, forward or back; it runs on from there."""
+        """Shift the clock forward or back; it continues from there."""
         self.moved_seconds += seconds
-        # In place, since it is mapped; eight bytes at once are seen whole.
+        # Write in place, because the file is mapped. A write of eight bytes is seen as a whole.
         with self._offset.open("r+b", buffering=0) as file:
             file.write(_OFFSET.pack(round(self.moved_seconds * _NANOSECONDS)))
 
 
 def why_not_moving() -> str:
-    """Return why no clock can be moved here, or nothing."""
+    """Return the reason why clocks cannot be shifted here, empty if they can."""
     if shutil.which("cc") is None:
         return "it builds a small library with a C compiler, and `cc` is not installed"
     with tempfile.TemporaryDirectory(prefix="resilient-chaos-") as folder:
@@ -91,7 +91,7 @@ def _now_seconds() -> float:
 
 
 def _build(library: Path) -> str:
-    """Compile the library; return why that failed, or nothing."""
+    """Compile the library; return the reason of a failure, empty on success."""
     command = ("cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl")
     done = _run(*command)
     return f"`{' '.join(command)}`: {done.stderr.strip()[-400:]}" * bool(done.returncode)

@@ -1,10 +1,7 @@
-"""Carry out each fault.
+"""Injectors that carry out each fault on a job.
 
-What harms files and what they lie on: a flipped bit, a full disk, an fsync that fails.
-
-A job that cannot save for a while: whether it notices, and what it makes of that.
-
-Each fault, done to a job. A strike returns once the fault is over, or has ended the job.
+An injection returns once the fault is over, or has ended the job. File faults are a flipped bit, a
+full disk and a failing fsync. For failing saves, the injector waits until the job notices.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _BLOCK = bytes(1 << 16)
 
 
 def flip_bit(path: Path, random: Random) -> None:
-    """Change one bit of a file where it lies."""
+    """Flip one bit of a file in place."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         bit = random.randrange(8 * size)
@@ -51,7 +48,7 @@ def flip_bit(path: Path, random: Random) -> None:
 
 @contextmanager
 def full(ballast: Path) -> Iterator[None]:
-    """Leave no free byte in the file system of ``ballast`` inside."""
+    """Leave no free byte in the file system of ``ballast`` inside the block."""
     try:
         with ballast.open("wb", buffering=0) as file:
             size = len(_BLOCK)
@@ -59,7 +56,7 @@ def full(ballast: Path) -> Iterator[None]:
                 try:
                     file.write(_BLOCK[:size])
                 except OSError:
-                    # Smaller and smaller, until not even one byte fits.
+                    # Write smaller and smaller blocks, until not even one byte fits.
                     size //= 2
         yield
     finally:
@@ -68,10 +65,10 @@ def full(ballast: Path) -> Iterator[None]:
 
 @contextmanager
 def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) -> Iterator[None]:
-    """Let fsync fail with EIO in these processes, and in what they start, inside.
+    """Make fsync fail with EIO in these processes and their children inside the block.
 
     Raises:
-        WentWrong: they cannot be traced.
+        JobFailed: The processes cannot be traced.
     """
     calls = "fsync,fdatasync"
     command = ["strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"]
@@ -89,7 +86,7 @@ def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) ->
             clock.sleep(_SLICE_SECONDS)
         yield
     finally:
-        # It lets go of whom it traces, and they go on.
+        # strace detaches from its processes, and they continue.
         tracer.terminate()
         tracer.wait()
 
@@ -108,16 +105,16 @@ _STEPS = 2
 def until_a_save_fails(
     job: Job, clock: Clock, within_seconds: float, told: InjectionResult
 ) -> InjectionResult:
-    """Wait until a save has failed, and return what came of that.
+    """Wait until a save has failed, and return the consequences.
 
     Args:
-        job: nothing that it saves becomes durable.
-        clock: time.
-        within_seconds: how long a job may take to end when it should.
-        told: what is known of the strike.
+        job: Job whose saves cannot become durable.
+        clock: Clock for the time limit.
+        within_seconds: Time for a job to end when it should.
+        told: Known facts of the injection.
 
     Raises:
-        WentWrong: the job neither ends nor goes on.
+        JobFailed: The job neither ends nor continues.
     """
     count = len(job.facts())
 
@@ -129,7 +126,7 @@ def until_a_save_fails(
     try:
         code = job.until(has_failed, seconds)
     except JobFailed:
-        # Nothing was saved meanwhile, or it was not noticed; the run goes on.
+        # The job saved nothing meanwhile, or did not notice the failure. The run continues.
         return replace(told, what=f"{told.what} for {seconds:g} s, and no save failed")
     took_seconds = clock.monotonic_seconds() - began_seconds
     what = f"{told.what} for {took_seconds:.1f} s"
@@ -141,7 +138,7 @@ def until_a_save_fails(
 
 
 def _ends_soon(job: Job, within_seconds: float) -> bool:
-    """Whether a failed save ends the job: it does unless the script says otherwise."""
+    """Return whether a failed save ends the job, as it does unless the script catches it."""
     step = job.highest
     return job.until(lambda: job.highest > step + _STEPS, within_seconds) is not None
 
@@ -152,12 +149,12 @@ _STRIKES_SLICE_SECONDS, _AWAKE = 0.1, 0.1
 
 
 class FaultInjector:
-    """Does what a plan says to one job.
+    """Injector of a plan's faults into one job.
 
     Args:
-        job: it runs when a strike begins.
-        clock: time.
-        within_seconds: how long a job may take to end when it should.
+        job: Job that runs at the start of an injection.
+        clock: Clock for all waits.
+        within_seconds: Time for a job to end when it should.
     """
 
     def __init__(self, job: Job, clock: Clock, within_seconds: float) -> None:
@@ -178,10 +175,10 @@ class FaultInjector:
         }
 
     def strike(self, strike: Injection) -> InjectionResult:
-        """Do it, and return what was done, with the job's exit code if it ended by it.
+        """Inject a fault; return what was done, and the exit code if the job ended by it.
 
         Raises:
-            WentWrong: the job did not end in time, or ended before it was struck.
+            JobFailed: The job did not end in time, or ended before the fault.
         """
         job = self._job
         ranks = [one.pid for one in job.look()]
@@ -191,7 +188,7 @@ class FaultInjector:
             strike, str(strike.fault.kind), job.highest, before=job.newest(), host=host
         )
         struck = self._ways[strike.fault.kind](told)
-        # Ranks may have finished steps while they were struck; those of another life count none.
+        # Ranks may have finished steps during the fault. Ranks of another attempt do not count.
         return replace(struck, step=job.last_step(ranks) or struck.step)
 
     def _kill(self, told: InjectionResult) -> InjectionResult:
@@ -244,7 +241,7 @@ class FaultInjector:
         return replace(told, what=f"{host.name} cut off for {seconds:g} s")
 
     def _watch(self, seconds: float) -> None:
-        """Wait, and see how far ranks get meanwhile."""
+        """Wait, and record the steps of the ranks meanwhile."""
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
             self._job.look()
@@ -350,7 +347,7 @@ class FaultInjector:
 
 
 def is_ready(strike: Injection, job: Job) -> bool:
-    """Whether the job has what a fault needs: to flip a bit, a second checkpoint to go back to."""
+    """Return whether the job has what a fault needs: a bit flip needs a second checkpoint."""
     if strike.fault.kind is not FaultKind.BIT_FLIP:
         return True
     return sum(not verify(job.store, one) for one in committed(job.store)[:3]) > 1

@@ -1,10 +1,7 @@
-"""One job under test.
+"""Job under test: its hosts, its events, and its command on one folder.
 
-One host of a job: where the command runs, and what became of it each time it was started.
-
-What ranks and agents told, read again and again while they tell more.
-
-One command in a folder of its own, started as often as it takes, and watched from outside.
+A job runs one command in its own folder, starts it as often as needed, and watches it from
+outside.
 """
 
 from __future__ import annotations
@@ -35,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """A command, started as often as it takes, on this machine or in a namespace of it.
+    """Host of a job: a command that is started repeatedly, on this machine or in a namespace.
 
     Args:
-        number: of the host.
-        command: what is started.
-        said: file for what it says.
-        namespace: the host; None: this machine.
-        environ: more variables for it.
+        number: Number of the host.
+        command: Command to start.
+        said: File for the output of the command.
+        namespace: Namespace of the host; None for this machine.
+        environ: Additional variables for the command.
 
     Attributes:
-        number: as given.
-        said: as given.
-        namespace: as given.
-        codes: with which each of its starts ended, as a shell shows them, once that was noticed.
-        starts: how often it was started.
+        number: Number of the host.
+        said: File for the output of the command.
+        namespace: Namespace of the host.
+        codes: Exit codes of all ended starts as a shell shows them, once noticed.
+        starts: Number of starts.
     """
 
     def __init__(
@@ -71,12 +68,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Readable name of the host."""
         return name_of(self.number)
 
     @property
     def pid(self) -> int:
-        """The agent of the last start."""
+        """Process id of the agent of the last start."""
         assert self._process is not None, "start() comes first"  # noqa: S101
         return self._process.pid
 
@@ -107,12 +104,12 @@ class Host:
         return code
 
     def look(self) -> list[RankProcess]:
-        """Return the ranks that it runs."""
+        """Return the running ranks of this host."""
         found = rank_processes(self.pid) if self._process is not None else []
         return [replace(one, host=self.number) for one in found]
 
     def processes(self) -> list[int]:
-        """Return everything that runs of it, the agent first."""
+        """Return all running processes of this host, the agent first."""
         if self._process is None:
             return []
         if self.namespace is None:
@@ -120,7 +117,7 @@ class Host:
         return sorted(self.namespace.processes(), key=lambda one: one != self.pid)
 
     def kill(self) -> None:
-        """Leave nothing of it running: all processes die at one moment."""
+        """Kill all processes of this host at one moment."""
         if self.namespace is not None:
             kill_hosts((self.namespace,))
         elif self.code() is None:
@@ -129,7 +126,7 @@ class Host:
             self._process.wait()
 
     def kill_agent(self) -> None:
-        """Kill the agent alone."""
+        """Kill only the agent."""
         send([self.pid], signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
@@ -140,15 +137,15 @@ class Host:
 
 
 def name_of(number: int) -> str:
-    """Return what people call a host."""
+    """Return the readable name of a host."""
     return f"host-{number}"
 
 
 class JobEvents:
-    """The events of a job: those of rank 0 from wherever it lived, in the order of telling.
+    """Events of a job: those of rank 0 on any host, in the order in which they were read.
 
     Args:
-        folders: of event files, one for each host.
+        folders: Folders of event files, one per host.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -158,7 +155,7 @@ class JobEvents:
         self._told: list[dict[str, Any]] = []
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return them, without a last line that is not whole; what was returned once stays."""
+        """Return all events without an incomplete last line; earlier results keep their order."""
         fresh: list[dict[str, Any]] = []
         for nth, path in enumerate(self._paths):
             if path.exists():
@@ -168,12 +165,12 @@ class JobEvents:
                 self._read_bytes[nth] += len(whole) + bool(whole)
                 lines = whole.decode("utf-8", "replace").splitlines()
                 fresh += [json.loads(line) for line in lines if line.endswith("}")]
-        # Sorted only among what is new: a clock that jumps mixes up no more than that.
+        # Sort only the new events, so that a clock jump disturbs no more than these.
         self._told += sorted(fresh, key=lambda one: str(one.get("at", "")))
         return list(self._told)
 
     def worlds(self) -> tuple[int, ...]:
-        """Return of how many ranks all lives were, by what their agents told, each number once."""
+        """Return the world sizes of all attempts by the agents' events, without repetition."""
         found = set()
         for path in (one / "agent.jsonl" for one in self._folders):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -184,9 +181,9 @@ class JobEvents:
 
 
 FOLDER, HOST = "{folder}", "{host}"
-"""Stand in the user's command for the folder of the run, and for the name of each host."""
+"""Placeholders in the user's command for the folder of the run and the name of each host."""
 MEETING_HOST = 0
-"""Where the hosts of a job meet: it serves the rendezvous."""
+"""Number of the host that serves the rendezvous of a job."""
 _PORT = 29400
 _LOOK_SECONDS = 0.02
 
@@ -195,7 +192,7 @@ class JobFailed(Exception):
     """The job ended, or did not do in time what it should.
 
     Attributes:
-        code: exit code of the job as a shell shows it, None if it still runs.
+        code: Exit code of the job as a shell shows it, None if it still runs.
     """
 
     def __init__(self, message: str, code: int | None = None) -> None:
@@ -205,11 +202,11 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What a job runs in.
+    """Environment of a job.
 
     Attributes:
-        hands: of the clock that its processes see; None: that of everybody.
-        network: its hosts; None: this machine alone.
+        hands: Clock of the job's processes; None for the machine's clock.
+        network: Hosts of the job; None for this machine alone.
     """
 
     hands: MovableClock | None = None
@@ -217,27 +214,27 @@ class JobEnvironment:
 
 
 class Job:
-    """The same `resilient train` command on one folder, on one host or on each of several.
+    """One `resilient train` command on one folder, on one or several hosts.
 
     Args:
-        folder: of this run.
-        repository: where it saves.
-        options: of `resilient train`, ours; those of the user come later and win.
-        command: of the user: options, script and the script's own arguments.
-        clock: time.
-        around: what it runs in.
+        folder: Folder of this run.
+        repository: Folder of the checkpoints.
+        options: Options of `resilient train` that we add; the user's come later and win.
+        command: Command of the user: options, script and arguments of the script.
+        clock: Clock for all waits.
+        around: Environment of the job.
 
     Attributes:
-        folder: of this run.
-        repository: where it saves.
-        store: the same, to look into it.
-        highest: the last step that any rank was ever seen to have finished.
-        reached: the same of each rank that was ever seen, by process.
-        ranks: how many were seen at once.
-        hands: of its clock.
-        network: between its hosts.
-        hosts: where it runs.
-        excused: hosts that are not there at its end, and rightly so.
+        folder: Folder of this run.
+        repository: Folder of the checkpoints.
+        store: Store of the checkpoints.
+        highest: Last step that any rank was seen to finish.
+        reached: Last finished step by process, for every rank ever seen.
+        ranks: Largest number of ranks seen at once.
+        hands: Clock of the job's processes.
+        network: Network between the hosts.
+        hosts: Hosts of the job.
+        excused: Hosts that are rightly absent at the end.
     """
 
     def __init__(
@@ -268,10 +265,10 @@ class Job:
                 one.start()
 
     def revive(self) -> None:
-        """Start hosts again that have ended, as whoever has hosts would.
+        """Start ended hosts again, as a scheduler would.
 
-        Not once any has ended with 0, for then the run is over, and not those that would end the
-        same way.
+        No host is started once a host has ended with 0, because the run is then over. A host with a
+        permanent exit code is not started either.
         """
         codes = [one.code() for one in self.hosts]
         if 0 in codes:
@@ -281,9 +278,9 @@ class Job:
                 one.start()
 
     def code(self) -> int | None:
-        """Return the exit code as a shell shows it, None while it runs.
+        """Return the exit code as a shell shows it, None while the job runs.
 
-        Of several hosts that of the first that ended with another one than 0 and is not excused.
+        With several hosts, the result is the first nonzero code of a host that is not excused.
         """
         codes = {one.number: one.code() for one in self.hosts}
         if None in codes.values():
@@ -292,22 +289,22 @@ class Job:
         return next(iter(wrong), 0)
 
     def kill(self) -> None:
-        """Leave nothing of it running: all processes die at one moment."""
+        """Kill all processes of the job at one moment."""
         kill_hosts([one.namespace for one in self.hosts if one.namespace])
         for one in self.hosts:
             one.kill()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the command, on all hosts."""
+        """Send SIGTERM to the command on all hosts."""
         for one in self.hosts:
             one.terminate()
 
     def processes(self) -> list[int]:
-        """Return everything that runs of it."""
+        """Return all running processes of the job."""
         return [pid for one in self.hosts for pid in one.processes()]
 
     def look(self) -> list[RankProcess]:
-        """Return the ranks, and remember how far they are."""
+        """Return the ranks, and record their steps."""
         found = [rank for one in self.hosts for rank in one.look()]
         self.highest = max([self.highest, *(one.step for one in found)])
         self.reached |= {one.pid: one.step for one in found}
@@ -315,7 +312,7 @@ class Job:
         return found
 
     def last_step(self, pids: Iterable[int]) -> int:
-        """Return the last step that any of these was ever seen to have finished; at least 0."""
+        """Return the last step that any of these processes was seen to finish; at least 0."""
         return max([0, *(self.reached.get(one, 0) for one in pids)])
 
     def facts(self) -> list[dict[str, Any]]:
@@ -323,7 +320,7 @@ class Job:
         return self._telling.facts()
 
     def worlds(self) -> tuple[int, ...]:
-        """Return how many ranks its lives had, by what the agents told, without repetition."""
+        """Return the world sizes of the attempts by the agents' events, without repetition."""
         return self._telling.worlds()
 
     def newest(self) -> CheckpointId | None:
@@ -331,7 +328,7 @@ class Job:
         return max(committed(self.store), default=None)
 
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written: files, and no manifest yet."""
+        """Return whether a checkpoint is being written: it has files but no manifest."""
         newest = self.newest()
         folders = folders_of(self.store).items()
         return any(
@@ -340,10 +337,10 @@ class Job:
         )
 
     def wait(self, within_seconds: float) -> int:
-        """Return the exit code once it has ended.
+        """Return the exit code once the job has ended.
 
         Raises:
-            WentWrong: it did not in time.
+            JobFailed: The job did not end in time.
         """
         code = self.until(lambda: False, within_seconds)
         assert code is not None, "nothing else ends that wait"  # noqa: S101
@@ -355,21 +352,21 @@ class Job:
         within_seconds: float,
         tend: Callable[[], None] | None = None,
     ) -> int | None:
-        """Wait until something holds or the job has ended; return the exit code of the latter.
+        """Wait until a condition holds or the job has ended; return the exit code of an ended job.
 
         Args:
-            holds: asked again and again.
-            within_seconds: how long to wait.
-            tend: called each time before.
+            holds: Condition to poll.
+            within_seconds: Longest wait.
+            tend: Function called before each poll.
 
         Raises:
-            WentWrong: neither came in time.
+            JobFailed: Neither happened in time.
         """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
             if tend is not None:
                 tend()
-            # Asked first, so that what a job has done at its end is seen below.
+            # Read the exit code first, so that the condition sees the job's last effects.
             code = self.code()
             if code is None:
                 self.look()

@@ -1,8 +1,8 @@
-"""Several hosts on this machine: network namespaces on a bridge, each with an address and a name.
+"""Hosts on this machine as network namespaces on a bridge, each with an address and a name.
 
-The namespaces have no name in the file system and nothing of this machine's own network is touched.
-Each is gone with the last process in it, and what holds it ends with this process, however that
-ends. Hosts reach each other and nothing else. Needs root, ``ip``, ``nsenter`` and ``unshare``.
+The namespaces have no name in the file system, and this machine's own network is unchanged. Each
+namespace ends with its last process, and its holder process ends with this process in any case.
+Hosts reach only each other. The module needs root, ``ip``, ``nsenter`` and ``unshare``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PROGRAMS = ("ip", "nsenter", "unshare")
 _GONE_SECONDS = 30.0
 _SLICE_SECONDS = 0.01
 _COMMAND_SECONDS = 60.0
-# The end of its input ends it: nobody else holds that pipe.
+# The end of its input ends the holder: no other process has that pipe.
 _HOLD = "echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat > /dev/null"
 
 
 def why_no_hosts() -> str:
-    """Return why this machine cannot have such hosts, or nothing."""
+    """Return the reason why this machine cannot create hosts, empty if it can."""
     if sys.platform != "linux":
         return f"hosts are network namespaces of Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -50,16 +50,16 @@ def why_no_hosts() -> str:
 
 
 class Namespace:
-    """A network namespace with a host name of its own.
+    """Network namespace with its own host name.
 
     Args:
-        name: of the host.
+        name: Name of the host.
 
     Attributes:
-        name: as given.
+        name: Name of the host.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: The namespace cannot be created.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,25 +77,25 @@ class Namespace:
         if self._holder.stdout.readline() != "ready\n":
             _, said = self._holder.communicate()
             raise _refused(command, said)
-        # Held open, so that no other namespace gets its number while somebody looks for it.
+        # Keep the file open, so that no other namespace gets this number during a search.
         self._file = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._number = os.fstat(self._file).st_ino
 
     @property
     def pid(self) -> int:
-        """A process in it."""
+        """Process id of a process in the namespace."""
         return self._holder.pid
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What to put before a command that shall run in it; no process is added."""
+        """Prefix that runs a command in the namespace, without an additional process."""
         return ("nsenter", f"--target={self.pid}", "--net", "--uts", "--")
 
     def run(self, *command: str) -> str:
-        """Run a command in it, insist on success, and return what it said.
+        """Run a command in the namespace and return its output.
 
         Raises:
-            ConfigError: it failed.
+            ConfigError: The command failed.
         """
         done = subprocess.run(  # noqa: S603 - programs of the system
             (*self.inside, *command),
@@ -109,35 +109,35 @@ class Namespace:
         return done.stdout
 
     def processes(self) -> list[int]:
-        """Return the processes that were started in it."""
+        """Return the processes started in the namespace."""
         return processes_in((self,))
 
     def kill(self) -> None:
-        """End everything that was started in it, by SIGKILL at one moment."""
+        """Kill all processes started in the namespace at one moment."""
         kill_hosts((self,))
 
     def close(self) -> None:
-        """End everything in it, and with that the namespace."""
+        """End all processes in the namespace, and thereby the namespace."""
         self.kill()
         self._holder.communicate("")
         os.close(self._file)
 
     @property
     def number(self) -> int:
-        """What it is called in /proc."""
+        """Number of the namespace in /proc."""
         return self._number
 
 
 class Network:
-    """Hosts ``host-0``, ... at 10.0.0.1, ...: namespaces whose links meet in a bridge.
+    """Hosts ``host-0``, ... at 10.0.0.1, ...: namespaces connected by a bridge.
 
-    They and everything in them end with the block.
+    The hosts and all their processes end with the block.
 
     Args:
-        hosts: how many.
+        hosts: Number of hosts.
 
     Raises:
-        ConfigError: they cannot be made.
+        ConfigError: The hosts cannot be created.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -175,16 +175,16 @@ class Network:
 
     @property
     def switch(self) -> Namespace:
-        """Where the links of all hosts end."""
+        """Namespace with the bridge and the links of all hosts."""
         assert self._switch is not None, "made on entry"  # noqa: S101
         return self._switch
 
     def cut(self, number: int) -> None:
-        """Take the cable out: what is sent is lost without a word, in both directions."""
+        """Set a host's link down: packets in both directions are lost silently."""
         self.switch.run("ip", "link", "set", link_of(number), "down")
 
     def join(self, number: int) -> None:
-        """Put the cable in again."""
+        """Set a host's link up again."""
         self.switch.run("ip", "link", "set", link_of(number), "up")
 
     def _connect(self, number: int) -> None:
@@ -198,21 +198,22 @@ class Network:
 
 
 def link_of(number: int) -> str:
-    """Return what the link to a host is called in the switch; that in the host is ``eth0``."""
+    """Return the name of a host's link in the switch; in the host the link is ``eth0``."""
     return f"to-{number}"
 
 
 def processes_in(hosts: Collection[Namespace]) -> list[int]:
-    """Return the processes that were started in any of these; what only holds them is none."""
+    """Return the processes started in any of these hosts, without the holder processes."""
     numbers, holders = {one.number for one in hosts}, {one.pid for one in hosts}
     found = (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
     return [pid for pid in found if pid not in holders and _number_of(pid) in numbers]
 
 
 def kill_hosts(hosts: Collection[Namespace]) -> None:
-    """End everything that was started in any of these, by SIGKILL at one moment.
+    """Kill all processes started in any of these hosts at one moment.
 
-    Returns once nothing is left; what the kernel holds is given up after 30 s.
+    The function returns once no process is left. It gives up after 30 s on processes stuck in the
+    kernel.
     """
     deadline_seconds = time.monotonic() + _GONE_SECONDS
     while processes_in(hosts) and time.monotonic() < deadline_seconds:
@@ -221,7 +222,7 @@ def kill_hosts(hosts: Collection[Namespace]) -> None:
 
 
 def _number_of(pid: int) -> int:
-    """Return the network namespace of a process; 0 if it has ended."""
+    """Return the network namespace of a process; 0 if the process has ended."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:

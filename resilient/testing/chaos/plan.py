@@ -1,20 +1,18 @@
-"""Fault plans.
+"""Fault plans in TOML, and the injections that a seed draws from a plan.
 
-The faults of a plan, and the strikes that a seed makes of them: the same seed, the same ones.
-
-TOML to a plan: shipped by name, or a file of the user's own.
+The same plan and seed give the same injections. A plan is shipped by name or is a user's file.
 
 ::
 
-    description = "what it is for"
+    description = "purpose of the plan"
 
     [[fault]]
     kind = "kill"            # see resilient.testing.chaos.plan.FaultKind
-    target = "rank"          # rank, agent, host or job; of kill only
-    during = "save"          # waits until a checkpoint is being written; of kill only
+    target = "rank"          # rank, agent, host or job; only for kill
+    during = "save"          # waits until a checkpoint is being written; only for kill
     at = [0.2, 0.5]          # shares of the run's steps
     count = 2
-    seconds = 5.0            # of all but preempt, bit_flip, and a kill of no host
+    seconds = 5.0            # for all but preempt, bit_flip, and kill without a host
 """
 
 from __future__ import annotations
@@ -35,32 +33,32 @@ if TYPE_CHECKING:
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """Kind of a fault."""
 
     KILL = "kill"
     """SIGKILL to a rank, to an agent, to every process of a host, or of the job."""
     STOP = "stop"
     """SIGSTOP to a rank, and SIGCONT after ``seconds``."""
     SLOW = "slow"
-    """A rank gets a tenth of its time for ``seconds``."""
+    """A rank gets a tenth of its CPU time for ``seconds``."""
     PREEMPT = "preempt"
-    """SIGTERM to the job, which is started again once it has ended."""
+    """SIGTERM to the job; the job is started again after its end."""
     NOTICE = "notice"
-    """A file says that the host goes in ``seconds``; the job is started again."""
+    """A preemption notice in a file for ``seconds`` ahead; the job is started again."""
     BIT_FLIP = "bit_flip"
-    """The job is killed and one bit of its newest checkpoint changes."""
+    """SIGKILL to the job and one flipped bit in its newest checkpoint."""
     STORAGE_ERROR = "storage_error"
-    """Nothing can be made durable (EIO from fsync) for ``seconds``, or until a save has failed."""
+    """fsync fails with EIO for ``seconds``, or until a save has failed."""
     DISK_FULL = "disk_full"
-    """No byte is free where checkpoints lie for ``seconds``, or until a save has failed."""
+    """The file system of the checkpoints is full for ``seconds``, or until a save has failed."""
     CLOCK_SKEW = "clock_skew"
-    """The wall clock of the job jumps by ``seconds`` and stays there."""
+    """The wall clock of the job jumps by ``seconds`` and stays shifted."""
     CUT = "cut"
     """The link of a host is down for ``seconds``, and comes back."""
 
 
 class Target(StrEnum):
-    """Whom a ``kill`` is for."""
+    """Target of a ``kill``."""
 
     RANK = "rank"
     AGENT = "agent"
@@ -70,15 +68,15 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One entry of a plan.
+    """Entry of a plan.
 
     Attributes:
-        kind: what goes wrong.
-        target: whom a ``kill`` is for.
-        in_save: whether it waits until a checkpoint is being written.
-        at: the part of the run in which it comes, as two shares of its steps.
-        count: how often.
-        seconds: how long it lasts, how far a clock jumps, or how long a killed host is away.
+        kind: Kind of the fault.
+        target: Target of a ``kill``.
+        in_save: Whether the fault waits until a checkpoint is being written.
+        at: Part of the run in which the fault comes, as two shares of its steps.
+        count: Number of injections.
+        seconds: Length of the fault, shift of a clock, or absence of a killed host.
     """
 
     kind: FaultKind
@@ -90,25 +88,25 @@ class PlannedFault:
 
     @property
     def needs_hosts(self) -> bool:
-        """Whether it is about one host of several."""
+        """Whether the fault hits one of several hosts."""
         is_kill = self.kind is FaultKind.KILL and self.target is Target.HOST
         return is_kill or self.kind is FaultKind.CUT
 
     @property
     def is_of_host(self) -> bool:
-        """Whether it is for one host rather than for a rank of any, or for all."""
+        """Whether the fault hits one host, and not a rank of any host or all hosts."""
         is_agent = self.kind is FaultKind.KILL and self.target is Target.AGENT
         return self.needs_hosts or is_agent or self.kind is FaultKind.NOTICE
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """A file of faults.
+    """Plan of faults from one file.
 
     Attributes:
-        name: of the file.
-        description: what it is for, in a line.
-        faults: its entries.
+        name: Name of the file.
+        description: Purpose of the plan in one line.
+        faults: Entries of the plan.
     """
 
     name: str
@@ -116,24 +114,24 @@ class ChaosPlan:
     faults: tuple[PlannedFault, ...] = ()
 
     def has(self, kind: FaultKind) -> bool:
-        """Whether any of the faults is of this kind."""
+        """Return whether any fault has this kind."""
         return any(one.kind is kind for one in self.faults)
 
     @property
     def needs_hosts(self) -> bool:
-        """Whether any of the faults is about one host of several."""
+        """Whether any fault hits one of several hosts."""
         return any(one.needs_hosts for one in self.faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault at its place.
+    """One fault at its place in the run.
 
     Attributes:
-        fault: what goes wrong.
-        share: of the run's steps, where it comes.
-        victim: which of the ranks or hosts, as a share of their number.
-        draw: decides what else is open: which bit is flipped.
+        fault: Entry of the plan.
+        share: Time of the fault, as a share of the run's steps.
+        victim: Rank or host to hit, as a share of their number.
+        draw: Random number for other choices, such as the bit to flip.
     """
 
     fault: PlannedFault
@@ -142,22 +140,22 @@ class Injection:
     draw: int
 
     def step(self, steps: int) -> int:
-        """Return the step at which it comes, in a run of so many; never the last."""
+        """Return the step of the fault in a run of ``steps`` steps; never the last one."""
         return min(max(1, round(self.share * steps)), max(1, steps - 1))
 
     def rank(self, ranks: int) -> int:
-        """Return which of so many ranks it is for."""
+        """Return the rank to hit, of ``ranks`` ranks."""
         return min(int(self.victim * ranks), ranks - 1)
 
     def host(self, hosts: int) -> int:
-        """Return which of so many hosts it is for."""
+        """Return the host to hit, of ``hosts`` hosts."""
         return self.rank(hosts)
 
 
 def draw_injections(plan: ChaosPlan, seed: int) -> tuple[Injection, ...]:
-    """Return the strikes of a plan in the order of the run; equal for equal plans and seeds.
+    """Return the injections of a plan in the order of the run; equal for equal plans and seeds.
 
-    Each is drawn by itself, so that an entry more at the end of a plan moves none of the others.
+    Each injection is drawn separately, so that a new entry at the end of a plan changes no other.
     """
     strikes = []
     for number, fault in enumerate(plan.faults):
@@ -180,20 +178,20 @@ _TIMED = {
     FaultKind.CLOCK_SKEW: 3600.0,
     FaultKind.CUT: 30.0,
 }
-"""Kinds with ``seconds``, and how many they have when a plan does not say."""
+"""Kinds with ``seconds``, and their defaults."""
 _AWAY_SECONDS = 10.0
 
 
 def shipped() -> list[ChaosPlan]:
-    """Return the plans that come with the package, by name."""
+    """Return the plans shipped with the package, by name."""
     return [read_plan(path.stem) for path in sorted(PLANS.glob("*.toml"))]
 
 
 def read_plan(name: str) -> ChaosPlan:
-    """Return a plan by the name of a shipped one, or from a file.
+    """Return a plan, by the name of a shipped plan or from a file.
 
     Raises:
-        ConfigError: there is none, or it says something that no plan can say.
+        ConfigError: The plan does not exist or is invalid.
     """
     is_path = name.endswith(".toml") or "/" in name
     path = Path(name) if is_path else PLANS / f"{name}.toml"
@@ -209,10 +207,10 @@ def read_plan(name: str) -> ChaosPlan:
 
 
 def parse_plan(text: str, name: str) -> ChaosPlan:
-    """Return the plan that TOML spells.
+    """Parse a plan in TOML.
 
     Raises:
-        ConfigError: it is no TOML, or says something that no plan can say.
+        ConfigError: The text is not TOML, or the plan is invalid.
     """
     try:
         document = tomllib.loads(text)

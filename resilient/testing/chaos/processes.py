@@ -1,4 +1,4 @@
-"""The processes of a job, found in /proc; Linux only."""
+"""Processes of a job, found in /proc; Linux only."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PULSE = re.compile(r" (/\S+/pulse-([0-9]+))$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One rank of a host.
+    """Rank of a host.
 
     Attributes:
-        local_rank: its number.
-        pid: its process.
-        step: the last that it has finished, -1 for none in this life.
-        host: its number, of those of a job.
+        local_rank: Rank among the ranks of its host.
+        pid: Process id.
+        step: Last finished step, -1 for none in this attempt.
+        host: Number of the host within the job.
     """
 
     local_rank: int
@@ -36,17 +36,17 @@ class RankProcess:
 
 
 def children(pid: int) -> list[int]:
-    """Return the direct children of a process; none if it is gone."""
+    """Return the direct children of a process; empty if the process is gone."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end between the two looks.
+        # A thread may end between the two reads.
         with suppress(OSError):
             found += map(int, path.read_text(encoding="ascii").split())
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    """Return every process below one, parents first."""
+    """Return every descendant of a process, parents first."""
     found = children(pid)
     for one in found:
         found += [below for below in children(one) if below not in found]
@@ -54,9 +54,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def rank_processes(agent_pid: int) -> list[RankProcess]:
-    """Return the ranks under an agent that show what they do, lowest first.
+    """Return the ranks of an agent that write heartbeats, lowest first.
 
-    A rank is a child of its agent that has a pulse mapped; what it has forked is none.
+    A rank is a child of its agent with a mapped heartbeat file; processes forked by a rank do not
+    count.
     """
     found = []
     for pid in children(agent_pid):
@@ -70,7 +71,7 @@ def rank_processes(agent_pid: int) -> list[RankProcess]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -79,21 +80,21 @@ def is_running(pid: int) -> bool:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill_all(pid: int) -> list[int]:
-    """Kill a process and all below it at one moment; return whom."""
+    """Kill a process and its descendants at one moment; return their ids."""
     return kill_together(lambda: [pid, *descendants(pid)])
 
 
 def kill_together(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that are found, at one moment; return whom."""
+    """Kill the found processes at one moment; return their ids."""
     victims = find()
-    # Stopped first, so that none of them sees another one die.
+    # Stop all processes first, so that none of them sees another one die.
     send(victims, signal.SIGSTOP)
     victims += [one for one in find() if one not in victims]
     send(victims, signal.SIGKILL)

@@ -1,10 +1,6 @@
-"""Baseline run and faulted run.
+"""Runner of a chaos experiment: an undisturbed run, then a run under a fault plan.
 
-One job led through all strikes, with what was seen of each.
-
-Both runs: one that nothing happens to, and one to which the plan does.
-
-Orders to end: a rehearsal that gets one takes down all that it has begun.
+A signal to end removes everything that the experiment has started.
 """
 
 from __future__ import annotations
@@ -45,18 +41,18 @@ if TYPE_CHECKING:
     from resilient.testing.chaos.plan import ChaosPlan, Injection
     from resilient.testing.chaos.verdict import InjectionResult
 
-# Within that time after a link is up again the hosts have found out whom they took for lost.
+# Within this time after a link is up again, the hosts know which hosts they had counted as lost.
 _SETTLED_SECONDS = 10.0
 
 
 class FaultedRun:
-    """Leads one job through all strikes.
+    """Run of one job through all injections.
 
     Args:
-        job: not started yet.
-        clock: time.
-        within_seconds: how long the job may take to go on after a fault.
-        patience_seconds: until a step comes at which something is struck, and until the end.
+        job: Job that is not started yet.
+        clock: Clock for all waits.
+        within_seconds: Time for the job to continue after a fault.
+        patience_seconds: Time until the step of the next fault, and until the end.
     """
 
     def __init__(
@@ -72,15 +68,16 @@ class FaultedRun:
     def through(
         self, strikes: Sequence[Injection], calm: RunResult, tell: Callable[[str], None]
     ) -> ExperimentResult:
-        """Start the job, strike it, wait for its end; whatever goes wrong is part of what is seen.
+        """Start the job, inject all faults, wait for the end, and return all observations.
 
-        A fault that ends a life waits until the run has saved since the one before: life after
-        life without a new checkpoint would rightly be taken for a crash loop.
+        Every failure becomes part of the observations. A fault that ends an attempt waits for a new
+        checkpoint since the previous fault. Otherwise attempts without a new checkpoint would
+        rightly count as a crash loop.
 
         Args:
-            strikes: in the order of the run.
-            calm: the undisturbed run.
-            tell: hears of each strike.
+            strikes: Injections in the order of the run.
+            calm: Result of the undisturbed run.
+            tell: Function that receives a line per injection.
         """
         self._job.start()
         missed: tuple[Injection, ...] = ()
@@ -107,7 +104,7 @@ class FaultedRun:
         return ExperimentResult(calm, ended, tuple(self._struck), missed)
 
     def _reach(self, strike: Injection, steps: int) -> int | None:
-        """Wait for the step of a strike; return the exit code if the job ended before."""
+        """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
         last = next((one for one in reversed(self._struck) if one.is_new_life), None)
 
@@ -142,12 +139,12 @@ class FaultedRun:
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
         struck = with_lives(struck, job.facts()[told:], has_hosts=len(job.hosts) > 1)
         struck = self._with_ends(struck, ended)
-        # Asked again: of hosts that ended, some may be excused now.
+        # Read the code again, because ended hosts may be excused by now.
         code = job.code()
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
 
     def _goes_on(self, old: set[int], struck: InjectionResult, began_seconds: float) -> bool:
-        """Whether all ranks have finished a step since: of a new life, or beyond those before."""
+        """Return whether all ranks made progress, in a new attempt or beyond their earlier steps."""
         ranks, step = self._job.look(), struck.step
         if not ranks or len(ranks) < self._job.ranks:
             return False
@@ -160,7 +157,7 @@ class FaultedRun:
         return is_settled and all(one.pid in old and one.step > step for one in ranks)
 
     def _with_ends(self, struck: InjectionResult, before: Sequence[int]) -> InjectionResult:
-        """Add whose agents have ended since; hosts that need not come back are not missed."""
+        """Add the agents that ended since; hosts that need not come back are excused."""
         job, fault = self._job, struck.strike.fault
         if len(job.hosts) == 1:
             return struck
@@ -180,19 +177,19 @@ class FaultedRun:
 def with_lives(
     struck: InjectionResult, facts: Sequence[Mapping[str, str]], *, has_hosts: bool
 ) -> InjectionResult:
-    """Return a strike with where the new life began, and from what it had to (pure).
+    """Return an injection with the start of the new attempt and the required start (pure).
 
     Args:
-        struck: what is known of it.
-        facts: of rank 0, since it struck.
-        has_hosts: whether some hosts may have gone on without another one meanwhile.
+        struck: Known facts of the injection.
+        facts: Events of rank 0 since the injection.
+        has_hosts: Whether some hosts may have continued without another one meanwhile.
     """
     is_mended = any(one["event"] == "CheckpointMended" for one in facts)
-    # What was damaged meanwhile is not what a life can begin from.
+    # An attempt cannot begin from a checkpoint that was damaged meanwhile.
     lives = began_from(facts, struck.after if struck.damaged else struck.before)
     if not lives:
         return replace(struck, is_mended=is_mended)
-    # Others may follow, as hosts come back; the one that began from too little is told.
+    # More attempts may follow as hosts come back. Report one that began from too old a checkpoint.
     wrong = (one for one in lives if one[1] is not None and one[0] < one[1])
     restored, due = next(wrong, lives[0])
     return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
@@ -201,11 +198,11 @@ def with_lives(
 def began_from(
     facts: Sequence[Mapping[str, str]], before: CheckpointId | None
 ) -> list[tuple[CheckpointId, CheckpointId | None]]:
-    """Return where lives began that resumed, each with the newest that was committed then (pure).
+    """Return the start of each resumed attempt, with the newest commit at that time (pure).
 
     Args:
-        facts: of rank 0.
-        before: the newest that was committed before them.
+        facts: Events of rank 0.
+        before: Newest checkpoint committed before these events.
     """
     newest, found = before, []
     for one in facts:
@@ -228,15 +225,15 @@ _CALM_FACTOR = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ChaosExperiment:
-    """What is to be tried.
+    """Settings of an experiment.
 
     Attributes:
-        plan: the faults.
-        seed: decides what the plan leaves open.
-        command: what follows `resilient train`.
-        folder: of both runs.
-        within_seconds: how long a job may take to go on after a fault.
-        hosts: on how many it runs.
+        plan: The faults.
+        seed: Seed for the choices that the plan leaves open.
+        command: Arguments after `resilient train`.
+        folder: Folder of both runs.
+        within_seconds: Time for a job to continue after a fault.
+        hosts: Number of hosts.
     """
 
     plan: ChaosPlan
@@ -250,19 +247,19 @@ class ChaosExperiment:
 def run_experiment(
     wish: ChaosExperiment, clock: Clock, tell: Callable[[str], None]
 ) -> ExperimentResult:
-    """Run the command undisturbed, then under the plan, and return what was seen.
+    """Run the command undisturbed, then under the plan, and return the observations.
 
-    Whatever is raised inside, nothing that it has started goes on and no disk stays mounted. If
-    this process is killed, the run goes on to its end by itself, and a disk stays.
+    After any exception, no started process continues and no disk stays mounted. If this process is
+    killed, the run continues to its end, and a mounted disk stays.
 
     Args:
-        wish: what is to be tried; the plan must be feasible.
-        clock: time.
-        tell: hears what happens, a line at a time.
+        wish: Settings of the experiment; the plan must be feasible.
+        clock: Clock for all waits.
+        tell: Function that receives progress, one line at a time.
 
     Raises:
-        ConfigError: the undisturbed run does not end well, shows no steps or saves nothing, or
-            the folder holds what no rehearsal made.
+        ConfigError: The undisturbed run fails, shows no steps or saves nothing, or the folder
+            has files that no experiment created.
     """
     clear(wish.folder)
     with ExitStack() as ends:
@@ -290,10 +287,10 @@ def run_experiment(
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier rehearsal left in its folder, and never anything else.
+    """Remove the results of an earlier experiment in this folder, and nothing else.
 
     Raises:
-        ConfigError: something else is there.
+        ConfigError: The folder has other files.
     """
     names = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
     for name in sorted(names - {CALM, STRUCK}):
@@ -309,7 +306,7 @@ def _run_calm(job: Job) -> RunResult:
     job.start()
     code = None
     while code is None:
-        # However long it takes: a person knows how long their script trains.
+        # Without a limit: only the user knows how long the script trains.
         code = job.until(lambda: False, float("inf"))
     newest = job.newest()
     if code:
@@ -332,18 +329,18 @@ def _run_calm(job: Job) -> RunResult:
 
 
 def _options(wish: ChaosExperiment) -> list[str]:
-    """Return options for the struck run; the same ones given by the user come later and win."""
+    """Return options for the faulted run; the same options of the user come later and win."""
     often = str(sum(one.count for one in wish.plan.faults) + 3)
     file = wish.folder / STRUCK / NOTICE_FILE.format(host=HOST)
     notice = ["--notice", f"file:{file}"] if wish.plan.has(FaultKind.NOTICE) else []
-    # A host that is struck often is not an unhealthy one, which the others leave out.
+    # A host with many injected faults is not unhealthy, and the others must not leave it out.
     healthy = ["--max-host-failures", often] if wish.hosts > 1 else []
     return ["--max-restarts", often, *healthy, *notice]
 
 
 @contextmanager
 def _place(wish: ChaosExperiment, calm: Job) -> Iterator[Path]:
-    """Yield where the struck run saves: on a small disk of its own if the plan fills it."""
+    """Yield the repository of the faulted run: on its own small disk if the plan fills it."""
     repository = wish.folder / STRUCK / _REPOSITORY
     if not wish.plan.has(FaultKind.DISK_FULL):
         yield repository
@@ -357,7 +354,7 @@ def _place(wish: ChaosExperiment, calm: Job) -> Iterator[Path]:
             raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
         yield disk / _REPOSITORY
     finally:
-        # What was on it is for whoever looks into what happened.
+        # Keep the content of the disk for an investigation of the run.
         if (disk / _REPOSITORY).is_dir():
             shutil.copytree(disk / _REPOSITORY, repository, dirs_exist_ok=True)
         if disk.is_mount():
@@ -369,10 +366,10 @@ _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """Somebody asked this process to end.
+    """A signal asked this process to end.
 
     Attributes:
-        number: of the signal.
+        number: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -382,13 +379,13 @@ class Terminated(BaseException):
 
 @contextmanager
 def obeying_orders() -> Iterator[None]:
-    """Inside, an order is raised; what this process has started is gone when it leaves.
+    """Raise a signal as an exception inside the block, and kill all started processes.
 
-    The way out is not disturbed by another order. What was ignored before (nohup) stays ignored.
-    Main thread only.
+    A second signal does not disturb the cleanup. Signals ignored before (nohup) stay ignored. Main
+    thread only.
 
     Raises:
-        Ordered: SIGTERM, SIGINT or SIGHUP came.
+        Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
     before = {one: signal.getsignal(one) for one in _ORDERS}
     heard = [one for one, handler in before.items() if handler != signal.SIG_IGN]
@@ -403,7 +400,7 @@ def obeying_orders() -> Iterator[None]:
     try:
         yield
     except Terminated:
-        # It may have come between a start and the moment in which somebody knew of it.
+        # The signal may have come between the start of a process and its registration.
         for pid in children(os.getpid()):
             kill_all(pid)
         raise

@@ -1,14 +1,7 @@
-"""Evidence -> guarantees kept or broken.
+"""Verdict of an experiment: observations of the faulted run, and guarantees kept or broken.
 
-What was seen of a struck run, as values; what they mean is in `promises`.
-
-What was seen -> promises kept and broken (pure).
-
-Each promise is judged by itself, from all strikes that put it to the test.
-
-What a run has left in its repository: what is whole, what is not, and how it differs.
-
-Which exit codes of agents are right after a fault (pure).
+Each guarantee is judged on its own, from all injections that test it. The evaluation is pure; only
+the inspection of a repository reads files.
 """
 
 from __future__ import annotations
@@ -38,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostEnd:
-    """An agent of one of several hosts that ended.
+    """Exit of an agent of one of several hosts.
 
     Attributes:
-        host: the number of the host.
-        code: its exit code, as a shell shows it.
-        codes: those that are right.
+        host: Number of the host.
+        code: Exit code as a shell shows it.
+        codes: Correct exit codes.
     """
 
     host: int
@@ -52,33 +45,33 @@ class HostEnd:
 
     @property
     def is_right(self) -> bool:
-        """Whether the code says what happened; the end of the run itself always may come."""
+        """Whether the code is correct; 0, the end of the run, always is."""
         return self.code in (0, *self.codes)
 
 
 @dataclass(frozen=True, slots=True)
 class InjectionResult:
-    """One strike, and what came of it.
+    """One injection and its consequences.
 
     Attributes:
-        strike: which one.
-        what: what was done, for people.
-        step: the last one that a rank had finished.
-        code: exit code of the job as a shell shows it, None if it went on by itself.
-        codes: those that are right; None among them if the job may go on.
-        is_new_life: whether ranks were started anew.
-        before: the newest checkpoint that was committed when it struck.
-        after: the newest committed and undamaged one when a new life began.
-        damaged: the checkpoint that was damaged.
-        is_found: whether the damage was found by whoever looks.
-        is_mended: whether resume computed back what was damaged.
-        restored: where the new life began; None for the very beginning.
-        seconds: from the end of the strike, or the new start after it, to the next step.
-        orphans: processes of ranks that trained on without their agent.
-        problem: why it did not go on; empty if it did.
-        host: which of several was struck; None for all of them, and where there is one.
-        ends: of the agents of several hosts.
-        due: where the new life had to begin at least, as far as was told; None: at ``after``.
+        strike: The injection.
+        what: Readable description of the fault.
+        step: Last step that a rank had finished.
+        code: Exit code of the job as a shell shows it, None if it continued by itself.
+        codes: Correct exit codes; None among them if the job may continue.
+        is_new_life: Whether ranks were started again.
+        before: Newest checkpoint committed before the fault.
+        after: Newest committed and undamaged checkpoint at the start of a new attempt.
+        damaged: Checkpoint that was damaged.
+        is_found: Whether verification found the damage.
+        is_mended: Whether resume reconstructed the damaged data.
+        restored: Checkpoint from which the new attempt began; None for the very beginning.
+        seconds: Time from the end of the fault, or the restart after it, to the next step.
+        orphans: Processes of ranks that trained on without their agent.
+        problem: Reason why the job did not continue; empty if it did.
+        host: Host that was hit; None for all hosts, and for a single host.
+        ends: Exits of the agents of several hosts.
+        due: Oldest correct start of the new attempt by the events; None for ``after``.
     """
 
     strike: Injection
@@ -102,7 +95,7 @@ class InjectionResult:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that had to be trained once more."""
+        """Number of steps that had to be trained again."""
         if not self.is_new_life:
             return 0
         return max(0, self.step - (self.restored.step if self.restored else 0))
@@ -110,18 +103,19 @@ class InjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run left.
+    """Result of a run.
 
     Attributes:
-        code: exit code of its last start as a shell shows it.
-        problem: why it ended before its time; empty if it did not.
-        step: of its newest checkpoint.
-        steps: of the checkpoints that it committed, in the order of time.
-        damages: what is wrong with checkpoints that nobody damaged, by name.
-        differences: where its end differs from that of the undisturbed run.
-        flaws: why its ledger does not prove that each sample was trained once; None if it has none.
-        worlds: numbers of ranks that made it, one after the other.
-        is_canonical: whether its bits are those of any number of ranks.
+        code: Exit code of the last start as a shell shows it.
+        problem: Reason of an early end; empty without one.
+        step: Step of the newest checkpoint.
+        steps: Steps of the committed checkpoints, in the order of time.
+        damages: Problems of checkpoints without injected damage, by name.
+        differences: Differences from the end of the undisturbed run.
+        flaws: Reasons why the ledger does not show that each sample was trained once; None
+            without a ledger.
+        worlds: World sizes of the run, in order.
+        is_canonical: Whether the bits are independent of the number of ranks.
     """
 
     code: int
@@ -137,13 +131,13 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
-    """Everything that was seen.
+    """All observations of an experiment.
 
     Attributes:
-        calm: the run that nothing happened to.
-        ended: the struck one.
-        struck: what was done to it, in order.
-        missed: strikes whose step never came, for the run had ended.
+        calm: Result of the undisturbed run.
+        ended: Result of the faulted run.
+        struck: Injections in order.
+        missed: Injections whose step never came, because the run had ended.
     """
 
     calm: RunResult
@@ -153,23 +147,23 @@ class ExperimentResult:
 
 
 def is_same_world(calm: RunResult, ended: RunResult) -> bool:
-    """Whether both were made by the same number of ranks from beginning to end."""
+    """Return whether both runs had the same number of ranks from beginning to end."""
     return set(calm.worlds) == set(ended.worlds) and len(set(ended.worlds)) <= 1
 
 
 def is_comparable(calm: RunResult, ended: RunResult) -> bool:
-    """Whether both must have the same bits: the same ranks made them, or any would have."""
+    """Return whether both runs must have the same bits: equal ranks, or canonical reduction."""
     return is_same_world(calm, ended) or (calm.is_canonical and ended.is_canonical)
 
 
 def ended_by(told: InjectionResult, what: str, code: int, *right: int) -> InjectionResult:
-    """Return a strike that ended the job.
+    """Return an injection that ended the job.
 
     Args:
-        told: what is known of it.
-        what: was done.
-        code: with which the job ended.
-        right: the codes that are right.
+        told: Known facts of the injection.
+        what: Description of the fault.
+        code: Exit code of the job.
+        right: Correct exit codes.
     """
     return replace(told, what=what, code=code, codes=right, is_new_life=code != 0)
 
@@ -179,7 +173,7 @@ _STOPPED = 75
 
 
 class GuaranteeState(StrEnum):
-    """What is known of a promise."""
+    """State of a guarantee."""
 
     KEPT = "kept"
     BROKEN = "BROKEN"
@@ -188,13 +182,13 @@ class GuaranteeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeResult:
-    """One promise, judged.
+    """Judged guarantee.
 
     Attributes:
-        name: in a word.
-        text: what is promised.
-        state: whether it was kept.
-        why: what broke it, or why nothing tested it.
+        name: Name in one word.
+        text: Text of the guarantee.
+        state: State of the guarantee.
+        why: Reason of a broken guarantee, or why no fault tested it.
     """
 
     name: str
@@ -204,7 +198,7 @@ class GuaranteeResult:
 
 
 def evaluate_guarantees(evidence: ExperimentResult) -> tuple[GuaranteeResult, ...]:
-    """Return all promises with what became of them."""
+    """Return all guarantees with their states."""
     return (
         _survival(evidence),
         _exit_codes(evidence),
@@ -220,7 +214,7 @@ def evaluate_guarantees(evidence: ExperimentResult) -> tuple[GuaranteeResult, ..
 
 
 def is_proven(evidence: ExperimentResult, promises: Iterable[GuaranteeResult]) -> bool:
-    """Whether every fault struck and no promise was broken."""
+    """Return whether every fault was injected and no guarantee was broken."""
     return not evidence.missed and all(one.state is not GuaranteeState.BROKEN for one in promises)
 
 
@@ -231,10 +225,10 @@ def interval_steps(evidence: ExperimentResult) -> int:
 
 
 def bound_steps(struck: InjectionResult, interval: int) -> int:
-    """Return how many steps a strike may cost.
+    """Return the number of steps that an injection may cost.
 
-    What stops in good order loses nothing. What dies loses what came after its last save, and
-    one interval more if the next save was on its way; a damaged checkpoint costs one more.
+    A graceful stop loses nothing. A death loses the steps since the last save, and one interval
+    more if the next save was in flight. A damaged checkpoint costs one interval more.
     """
     if struck.code == _STOPPED:
         return 0
@@ -259,7 +253,7 @@ def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
 
 def _wrong_codes(one: InjectionResult) -> list[str]:
     if one.ends:
-        # Each host's for itself; the job's is one of them.
+        # Judge each host's code. The job's code is one of them.
         return [
             f"host-{end.host} ended with {end.code} and not {_words(end.codes)}"
             for end in one.ends
@@ -371,19 +365,19 @@ _DIFFERENCES_MAX = 20
 
 
 def newest_whole(store: Store) -> CheckpointId | None:
-    """Return the newest committed checkpoint of which every byte is what was committed."""
+    """Return the newest committed checkpoint without any damaged byte."""
     return next((one for one in committed(store) if not _damage(store, one)), None)
 
 
 def saved_steps(job: Job) -> tuple[int, ...]:
-    """Return the steps of the checkpoints that a job has committed, in the order of time."""
+    """Return the steps of the committed checkpoints of a job, in the order of time."""
     facts = (one for one in job.facts() if one["event"] == "CheckpointCommitted")
     found = (parse_checkpoint(one["checkpoint"]) for one in facts)
     return tuple(one.step for one in found if one)
 
 
 def measure(job: Job, ended: RunResult) -> RunResult:
-    """Return an end with what its bits depend on: how many ranks made it, and in which order."""
+    """Return a result with the facts that its bits depend on: the world sizes in order."""
     newest = newest_whole(job.store)
     if newest is None:
         return ended
@@ -405,7 +399,7 @@ def examine(
     calm: RunResult,
     calm_store: Store,
 ) -> RunResult:
-    """Return an end with what is left of it: damages, differences, what the ledger proves."""
+    """Return a result with the state of the repository: damages, differences, ledger flaws."""
     store = job.store
     newest = job.newest()
     done = not ended.code and not ended.problem
@@ -420,7 +414,7 @@ def examine(
 
 
 def _damages(store: Store, ours: set[CheckpointId]) -> dict[str, str]:
-    """Return what is wrong with checkpoints that were not damaged on purpose."""
+    """Return the problems of checkpoints without injected damage."""
     found = {one.folder: _damage(store, one, ours) for one in committed(store) if one not in ours}
     return {name: problem for name, problem in found.items() if problem}
 
@@ -430,7 +424,7 @@ def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointI
     try:
         findings = verify(store, checkpoint)
     except KeyNotFound:
-        return ""  # rotated away meanwhile
+        return ""  # Retention deleted the checkpoint meanwhile.
     hits = [
         one
         for one in findings
@@ -442,12 +436,12 @@ def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointI
 def _differences(
     calm: Store, struck: Store, calmly: RunResult, ended: RunResult
 ) -> tuple[str, ...]:
-    # Torch takes seconds to load, and nobody else here needs it.
+    # Import here: torch takes seconds to load, and nothing else in this module needs it.
     from resilient.testing.run_equality import differences, ending
 
     if not is_comparable(calmly, ended):
         return ()
-    # What each rank has of its own, other ranks have otherwise.
+    # State that belongs to one rank differs for other ranks.
     with_own = is_same_world(calmly, ended)
     try:
         one, other = (ending(store, with_own=with_own) for store in (calm, struck))
@@ -478,21 +472,21 @@ _OF_ALL = {
 
 
 def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int, ...]:
-    """Return the codes with which the agent of a host may end because of a fault.
+    """Return the exit codes with which the agent of a host may end because of a fault.
 
-    0 is not among them: it says that the run is over, whatever struck it. Where none is, the
-    agent must go on.
+    0 is not included: it means that the run is complete, whatever the fault. An empty result means
+    that the agent must continue.
 
     Args:
-        fault: what went wrong.
-        struck: the host that it was for; None: all of them, or none.
-        host: the one of the agent.
+        fault: The fault.
+        struck: Host that was hit; None for all hosts or none.
+        host: Host of the agent.
     """
     if fault.kind is FaultKind.KILL and fault.target is Target.JOB:
         return (KILLED,)
     if struck is None or fault.kind in _OF_ALL:
         return _OF_ALL.get(fault.kind, ())
-    # Where it served the rendezvous, the others have nobody left to meet at.
+    # If the host served the rendezvous, the others cannot join again.
     others = (UNREACHABLE,) if struck == MEETING_HOST else ()
     if fault.kind is FaultKind.CUT:
         return (UNREACHABLE,) if host == struck else others
