@@ -1,1 +1,1 @@
-"""Checkpoints of other tools, read without torch, without unpickling and without their code."""
+"""Readers for checkpoints of other tools, without torch, unpickling or their code."""

@@ -1,13 +1,10 @@
-"""Accelerate save_state folders.
+"""Folders of accelerate's ``save_state``: one process, many, FSDP, DeepSpeed inside.
 
-The model's and the optimizer's half of a folder, as accelerate and the Trainer lay them out.
+The model and optimizer halves of a folder have the same layout in the Trainer of Transformers.
 
-Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
-
-Folders of accelerate's ``save_state``: one process, many, FSDP, DeepSpeed inside.
-
-Source: ``accelerate.checkpointing`` and ``accelerate.accelerator`` 1.15. Its loader stops at any
-file that a script's objects want and that is not there, and passes over random states in silence.
+Sources: ``accelerate.checkpointing``, ``accelerate.accelerator`` 1.15,
+``accelerate.utils.fsdp_utils`` and ``transformers.trainer`` 5.23. The loader of accelerate stops at
+a missing file that an object of the script needs, but ignores missing random states silently.
 """
 
 from __future__ import annotations
@@ -48,17 +45,17 @@ _MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
 
 @dataclass(frozen=True, slots=True)
 class StateHalf:
-    """The model's or the optimizer's half of a folder.
+    """The model or optimizer half of a folder.
 
     Attributes:
-        tensors: of it.
-        optimizer: its numbers, of the optimizer's half.
-        kind: what is added to the layout's title.
-        problems: what is missing or broken.
-        engine: what an engine of DeepSpeed inside says; it has both halves.
-        world: ranks that wrote it, where it says.
-        device: where the optimizer's state was when it was saved, where it says.
-        is_in_one: whether it is an optimizer in one file, as torch gives it.
+        tensors: Its tensors.
+        optimizer: Summary of the optimizer, in the optimizer half.
+        kind: Suffix for the title of the layout.
+        problems: Missing or broken files.
+        engine: Contents of a DeepSpeed engine inside, which has both halves.
+        world: Number of ranks that wrote it, if known.
+        device: Device of the optimizer's state at the save, if known.
+        is_in_one: Whether it is an optimizer in one file, in torch's form.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -72,15 +69,15 @@ class StateHalf:
 
 
 def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> StateHalf:
-    """Return the model's half; of an engine, both.
+    """Return the model half; for an engine, both halves.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        tag: the folder of an engine of DeepSpeed in it; empty without.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        tag: Folder of a DeepSpeed engine in it; empty without one.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     sharded = _first(listing, _MODEL_FOLDER, _MODEL_SLICES)
     if sharded:
@@ -100,10 +97,10 @@ def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> Stat
 
 
 def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
-    """Return the model's half where it is as `save_pretrained` writes it."""
+    """Return the model half in the form that `save_pretrained` writes."""
     tensors, problems = read_weights(folder, listing)
     if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
-        # With FSDP alone the Trainer names it so, and takes the weights of no other file.
+        # Only with FSDP the Trainer writes this name, and it then loads weights from no other file.
         what = "it is missing, and with FSDP the Trainer stops at that"
         problems = [Problem(_FSDP, what, is_fatal=True, cure=Remedy.COPY)]
     elif not tensors and not problems:
@@ -112,7 +109,7 @@ def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
 
 
 def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
-    """Return whether an engine of DeepSpeed left its traces, and none of its folders is there."""
+    """Return the problem of a DeepSpeed engine that left traces but no folder."""
     named = read_text(folder, listing, LATEST)
     folders = (match[1] for one in listing.sizes if (match := _ENGINE_FOLDER.match(one)))
     left = next(folders, "")
@@ -135,17 +132,17 @@ def optimizer_half(
     *,
     is_begun: bool = True,
 ) -> StateHalf:
-    """Return the optimizer's half; of an engine it is in the model's.
+    """Return the optimizer half; for an engine it is in the model half.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        model: the other half.
-        loses: what its own tool begins anew when nothing of it is there; empty: that tool stops.
-        is_begun: whether steps were made.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        model: The model half.
+        loses: State that its tool starts anew without an optimizer file; empty if the tool stops.
+        is_begun: Whether steps were made.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     if model.engine is not None:
         return StateHalf(optimizer=model.engine.optimizer)
@@ -162,7 +159,7 @@ def optimizer_half(
         tensors = archive.tensors(OPTIMIZER)
         return StateHalf(tensors, found, problems=tuple(odd), device=device, is_in_one=True)
     except Unreadable as error:
-        # What is missing may be passed over in silence; what is broken stops the tool.
+        # A tool may ignore a missing file silently, but stops at a broken one.
         is_fatal = not loses or listing.is_there(name)
         cure = Remedy.REPAIR if listing.is_there(name) else Remedy.COPY
         return StateHalf(problems=(Problem(name, str(error), loses, is_fatal=is_fatal, cure=cure),))
@@ -182,7 +179,7 @@ def _half(
 
 
 def _first(listing: DirectoryListing, *patterns: re.Pattern[str]) -> str:
-    """Return the folder that the first of the patterns finds; empty without."""
+    """Return the folder that the first matching pattern finds; empty without one."""
     for pattern in patterns:
         found = sorted(match[1] for one in listing.sizes if (match := pattern.fullmatch(one)))
         if found:
@@ -197,23 +194,23 @@ _OWN = re.compile(r"custom_checkpoint_(\d{1,7})\.pkl")
 _NUMBERED = r"(?:_(\d{1,4}))?"
 _SCALER, _LOADER = "scaler.pt", "dl_state_dict.bin"
 _ROW_MAX = 1 << 10
-"""Models, optimizers or objects of one script; beyond it gaps are not looked for."""
+"""Largest number of models, optimizers or objects for which gaps are detected."""
 _PLACE = "the place in the data"
 _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 
 
 def is_state(listing: DirectoryListing) -> bool:
-    """Say whether a folder is of ``save_state``, also when it lost its random states."""
+    """Return True if a folder is of ``save_state``, even without its random states."""
     names = listing.sizes
     marks = any(re.fullmatch(_RANDOM, one) or _OWN.fullmatch(one) for one in names)
     return marks or bool({"scheduler.bin", "sampler.bin", _LOADER, "optimizer.bin"} & set(names))
 
 
 def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a folder of ``save_state`` holds.
+    """Return the contents of a folder of ``save_state``.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     model = read_model_half(folder, listing, tag_of(folder, listing))
     schedule, odd = _schedules(folder, listing, model)
@@ -249,7 +246,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
 def _more(
     folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return what is kept of models and optimizers beyond the first of each."""
+    """Return the tensors of further models and optimizers, beyond the first of each."""
     if model.engine is not None or model.kind:
         return (), []
     tensors: list[Tensor] = []
@@ -285,7 +282,7 @@ def _schedules(
 
 
 def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
-    """Return whether the first schedule is of another number of groups than the first optimizer."""
+    """Return the problem of a first scheduler with other groups than the first optimizer."""
     try:
         value = open_archive(folder, listing, "scheduler.bin").value
     except Unreadable:
@@ -300,9 +297,9 @@ def _scheduled(
     optimizer: Optimizer | None,
     schedule: Schedule | None,
 ) -> list[Problem]:
-    """Return what the optimizer and the schedule say of each other.
+    """Return contradictions between the optimizer and the scheduler.
 
-    A schedule leaves its mark in the optimizer's groups, so that one which is gone is missed.
+    A scheduler leaves its mark in the optimizer's groups, so a lost scheduler is noticed.
     """
     name = "scheduler.bin"
     if schedule is None and name not in listing.sizes and _had_schedule(folder, listing):
@@ -329,9 +326,9 @@ def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
 def _own(
     folder: Folder, listing: DirectoryListing
 ) -> tuple[tuple[Tensor, ...], str, list[Problem]]:
-    """Return the tensors of a script's own objects, what tells a place in the data, what is wrong.
+    """Return the tensors of a script's own objects, names that suggest a position, and problems.
 
-    Their number must be that of the objects a script registers, so a gap stops the loader.
+    Their number must be that of the objects that a script registers, so a gap stops the loader.
     """
     numbers = _numbers(listing, _OWN)
     problems = _gaps(numbers, "custom_checkpoint_{}.pkl", first=0)
@@ -351,7 +348,7 @@ def _own(
 
 
 def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
-    """Return what is to say of the place in the data, which accelerate keeps for few loaders."""
+    """Return the problem of the position in the data, which accelerate saves for few loaders."""
     if _LOADER not in listing.sizes:
         return [
             Problem(
@@ -388,7 +385,7 @@ def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
 
 
 def _gaps(numbers: set[int], named: str, first: int = 1) -> list[Problem]:
-    """Return which files of a row are missing before its last."""
+    """Return the missing files of a numbered series."""
     last = min(max(numbers, default=0), _ROW_MAX)
     lacking = [one for one in range(first, last) if one not in numbers]
     return [Problem(named.format(one), "it is missing", is_fatal=True) for one in lacking[:8]]

@@ -1,7 +1,7 @@
-"""The checksums that torch leaves in its files, held against every byte.
+"""Check of torch's own checksums against every byte.
 
-torch itself looks at none of them when it loads: a flipped bit becomes a weight. A file of
-safetensors has no checksum, so of its numbers nothing can be proved here.
+torch does not check them when it loads: a flipped bit becomes a weight. A file of safetensors has
+no checksum, so its numbers cannot be verified here.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 BEHIND = "there are bytes behind its end"
 _RANDOM = re.compile(r"(?:.*/)?(?:rng_state|random_states)[^/]*")
 _UNREAD = "training_args.bin"
-"""Which Transformers writes, and does not read as it resumes."""
+"""A file that Transformers writes, but does not read at a resume."""
 _LOST_MAX = 64
-"""Members that are named; of a file that lost more, one says all."""
+"""Largest number of members that are reported."""
 
 
 def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...]:
-    """Return which members of files of torch, and of slices, are not what their checksum says.
+    """Return the members of torch files and slices whose checksum is wrong.
 
-    Reads every byte of them once. What cannot be opened at all is the readers' to tell.
+    Reads every byte of them once. Files that cannot be opened are reported by their readers.
 
     Args:
-        folder: where they are.
-        listing: what is there.
+        folder: Folder of the files.
+        listing: Its files.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     found: list[Problem] = []
     for name, start, size_bytes in _archives(folder, listing):
@@ -70,7 +70,7 @@ def _behind(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
 
 
 def _archives(folder: Folder, listing: DirectoryListing) -> Iterator[tuple[str, int, int]]:
-    """Yield what may be a file of torch: file, beginning, length."""
+    """Yield candidates for torch files: file, start, length."""
     for name, size_bytes in sorted(listing.sizes.items()):
         if name.endswith(TORCH) and size_bytes:
             yield name, 0, size_bytes
@@ -114,7 +114,7 @@ def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator
         except Unreadable as error:
             yield f"`{member.filename[:80]}`: {error}"
             continue
-        # Checksums can be switched off in torch; the field is zero then.
+        # torch can switch checksums off; the field is zero then.
         if member.CRC and not is_whole:
             yield f"the checksum of `{member.filename[:80]}` in it is wrong"
 

@@ -1,20 +1,11 @@
-"""Cross-checks between files.
+"""Cross-checks between the files of one checkpoint.
 
-Whether the layers of a model have their weights under the same names (pure).
+A contradiction is a loss if the loader continues from a state that was not saved. It is only noted
+if the loader uses the right one of both values.
 
-What the files of one checkpoint of the Trainer say of the same thing, held together (pure).
-
-What its loader does with a contradiction decides what is told: where it goes on from another state
-than was saved, a loss; where it takes one of both and is right, the contradiction alone.
-
-Whether an optimizer's groups and states belong together, as torch takes them (pure).
-
-Source: ``torch.optim.Optimizer.load_state_dict``, which raises at another number of groups, and
-takes the rest as it is.
-
-Whether an optimizer's state is of the weights beside it (pure).
-
-Source: ``torch.optim.Optimizer``: loading compares no shapes, so that the first step raises.
+Sources: ``torch.optim.Optimizer.load_state_dict`` raises at another number of groups and takes all
+other content as it is. It compares no shapes, so the first step raises. Layer names are compared
+between the layers of one model.
 """
 
 from __future__ import annotations
@@ -37,17 +28,17 @@ if TYPE_CHECKING:
 
 LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?:h|layers?|blocks?)\.(?P<number>\d{1,6})\.(?P<own>.*)")
 _ENOUGH = 3
-"""Layers of which two say what the third should have; of two each may be of a kind of its own."""
+"""Number of layers from which two layers show a third one's names; two may differ in kind."""
 LOSES = "a weight of a layer"
 
 
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
-    """Return the weights that only one layer has, in place of one that all others have.
+    """Return the weights that only one layer has, in place of a weight that all others have.
 
-    Its tool loads such a file: what has no weight under its name there begins anew.
+    Its tool loads such a file: a weight that is missing under its name is initialized anew.
 
     Args:
-        tensors: of the whole checkpoint.
+        tensors: Tensors of the whole checkpoint.
     """
     stacks: dict[str, dict[int, dict[str, Tensor]]] = {}
     for one in tensors:
@@ -77,7 +68,7 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
         )
         yield Problem(one.files[0] if one.files else ".", what, LOSES, cure=Remedy.COPY)
         if is_pair:
-            return  # the other one says the same of this one
+            return  # the other layer would be reported for the same pair
 
 
 def _is_bit_apart(one: str, other: str) -> bool:
@@ -91,7 +82,7 @@ _EPOCHS_APART = 0.02
 """Logs of older versions round the epoch to two digits."""
 _RATES_APART = 1e-6
 _LAMBDAS = "lr_lambdas"
-"""The schedules with it go by what they begin from; others by the rate that a group has."""
+"""Schedulers with this key use their base rates; others use the current rate of a group."""
 _BASES = "the rates that the schedule begins from"
 _WIDTHS = (
     *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
@@ -105,17 +96,17 @@ _EMBEDDINGS = (
     "tok_embeddings.weight",
 )
 _WRAPPERS = ("module.", "_orig_mod.")
-"""Those of DistributedDataParallel and of torch.compile."""
+"""Prefixes of DistributedDataParallel and of torch.compile."""
 _OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
 _AXES = 2
 
 
 def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
-    """Return where a state contradicts its own log.
+    """Return contradictions between a Trainer's state and its own log.
 
     Args:
-        place: its file.
-        state: what is in it.
+        place: File of the state.
+        state: Content of the file.
     """
     history = state.get("log_history")
     entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
@@ -143,13 +134,13 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
 
 
 def epoch_of(state: Mapping[str, Any]) -> float | None:
-    """Return the epoch of a state, from its log where the two contradict; None if nothing says it.
+    """Return the epoch of a state, from its log if the two contradict; None if unknown.
 
-    Transformers counts the place in the data from the step, so a wrong epoch changes no resume of
-    its own.
+    Transformers computes the position in the data from the step, so a wrong epoch does not affect
+    its own resume.
 
     Args:
-        state: content of a ``trainer_state.json``.
+        state: Content of a ``trainer_state.json``.
     """
     history = state.get("log_history")
     entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
@@ -165,7 +156,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
         return epoch
     last = max(logged)
     found = logged[last] * step / last
-    # A log that goes on beyond the step contradicts the step, and not the epoch.
+    # A log that continues beyond the step contradicts the step, and not the epoch.
     return epoch if epoch is not None and abs(found - epoch) <= _EPOCHS_APART else found
 
 
@@ -183,7 +174,7 @@ def _unplaced(
 def _in_time(
     entries: Sequence[Mapping[str, Any]], step: int | None, epoch: float | None
 ) -> Iterator[str]:
-    """Yield a log of the future, and an epoch that is not that of the log."""
+    """Yield log entries beyond the step, and an epoch that the log contradicts."""
     logged = [
         (at, decimal(one.get("epoch")))
         for one in entries
@@ -206,11 +197,11 @@ def _in_time(
 
 
 def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
-    """Return what of a schedule's own state cannot be.
+    """Return impossible values in a scheduler's own state.
 
     Args:
-        place: its file.
-        value: what is in it.
+        place: File of the scheduler.
+        value: Content of the file.
     """
     rates = value.get("base_lrs")
     for one in rates if isinstance(rates, list) else []:
@@ -236,13 +227,13 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
 def check_update_count(
     place: str, value: Any, optimizer: Optimizer | None, owner: str = ""
 ) -> list[Problem]:
-    """Return whether a schedule is of another number of groups than its optimizer has.
+    """Return the problem of a scheduler with another number of groups than its optimizer.
 
     Args:
-        place: the schedule's file.
-        value: what is in it.
-        optimizer: its numbers.
-        owner: the optimizer's file, if that is another one.
+        place: File of the scheduler.
+        value: Content of the file.
+        optimizer: Summary of the optimizer.
+        owner: File of the optimizer, if it is another file.
     """
     if optimizer is None or not optimizer.groups or not isinstance(value, dict):
         return []
@@ -264,7 +255,7 @@ def check_update_count(
 
 
 def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
-    """Return whether the optimizer's rates are others than its schedule set."""
+    """Return the problem of optimizer rates that differ from those its scheduler set."""
     if optimizer is None or schedule is None or len(optimizer.rates) != len(schedule.rates):
         return []
     for at, (one, other) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
@@ -278,12 +269,12 @@ def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None)
 
 
 def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> list[Problem]:
-    """Return whether an optimizer made fewer updates than its training made steps.
+    """Return the problem of an optimizer with fewer updates than training steps.
 
     Args:
-        optimizer: its numbers.
-        step: of the training.
-        may_skip: whether updates may have been skipped, as a scaler of fp16 does.
+        optimizer: Summary of the optimizer.
+        step: Step of the training.
+        may_skip: Whether updates may have been skipped, as a scaler of fp16 does.
     """
     if optimizer is None or optimizer.step is None or step is None or optimizer.step >= step:
         return []
@@ -294,9 +285,10 @@ def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> 
 
 
 def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
-    """Return whether all weights have the name that a wrapper around the model gives them.
+    """Return the problem of weights that all have a wrapper's name prefix.
 
-    The Trainer of Transformers saves without; it loads what fits, and the rest stays as it was.
+    The Trainer of Transformers saves without the prefix. It loads the weights that fit, and the
+    others keep their initial values.
     """
     weights = [one for one in tensors if one.part == MODEL]
     for prefix in _WRAPPERS:
@@ -314,14 +306,14 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
 def check_model_config(
     place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> list[Problem]:
-    """Return whether a configuration is of another model than the weights.
+    """Return the problem of a configuration of another model than the weights.
 
-    A resume takes the model of its script; who loads the folder makes one by its configuration.
+    A resume uses the model of its script; ``from_pretrained`` builds one from the configuration.
 
     Args:
-        place: its file.
-        config: what is in it.
-        tensors: of the checkpoint.
+        place: File of the configuration.
+        config: Content of the file.
+        tensors: Tensors of the checkpoint.
     """
     held = [one for one in tensors if one.part == MODEL]
     sayings = (*_embedded(config, held), *_layered(config, held))
@@ -350,7 +342,7 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
         if match := LAYER.fullmatch(one.name):
             stack = match["stack"] or ""
             stacks[stack] = max(stacks.get(stack, 0), int(match["number"]) + 1)
-    # Of a model with two stacks each has a key of its own.
+    # A model with two stacks has a key for each of them.
     if name is None or len(stacks) != 1 or any(config.get(one) for one in _OTHER_LAYERS):
         return
     (count,) = stacks.values()
@@ -364,31 +356,31 @@ _SCALARS = (
     *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
     *("lr_decay", "rho", "lambd"),
 )
-"""Of these a number that is not finite makes every weight NaN; others may have a bound that is."""
+"""Options that make every weight NaN if they are not finite; others may have an infinite bound."""
 _OPTIONS = set(_SCALARS) - {"initial_lr"}
 _OF_ADAM = {"betas", "eps", "weight_decay"}
 _ADAM_ALONE = {"amsgrad", "maximize", "capturable", "differentiable"}
-"""What the groups of Adam as torch has it say, and nobody else's."""
+"""Keys in the groups of torch's Adam that no other optimizer has."""
 _STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
-"""What the first step of Adam asks of each state that is not empty."""
+"""Keys that the first step of Adam needs in each state that is not empty."""
 _KEPT_OF_EACH = {
     *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
     *("prev", "state1", "exp_avg_sq_row"),
 }
-"""What is kept of every parameter that a gradient reached; L-BFGS keeps all with its first one."""
+"""State of every parameter that got a gradient; L-BFGS stores all with its first parameter."""
 _GROUPS_MAX = 4096
 
 
 def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
-    """Return what of ``{state, param_groups}`` no optimizer goes on from as it was.
+    """Return problems in ``{state, param_groups}`` that prevent a faithful resume.
 
     Args:
-        place: the file.
-        value: of it.
-        archive: that reads its numbers.
+        place: File of the optimizer.
+        value: Content of the file.
+        archive: Archive that reads its numbers.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     groups, state = value["param_groups"], value["state"]
     if not groups or not all(isinstance(one, dict) for one in groups):
@@ -405,16 +397,16 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
 def check_optimizer(
     place: str, value: Any, archive: Archive, *, is_begun: bool = True
 ) -> list[Problem]:
-    """Return what of ``{state, param_groups}`` is wrong, and whether nothing is in it.
+    """Return problems in ``{state, param_groups}``, including an empty state.
 
     Args:
-        place: the file.
-        value: of it.
-        archive: that reads its numbers.
-        is_begun: whether steps were made; before that nothing is gathered yet.
+        place: File of the optimizer.
+        value: Content of the file.
+        archive: Archive that reads its numbers.
+        is_begun: Whether steps were made; before the first step the state is empty.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     odd = check_param_groups(place, value, archive)
     if is_begun and _is_emptied(value, archive):
@@ -423,7 +415,7 @@ def check_optimizer(
 
 
 def _few(place: str, value: Any) -> list[Problem]:
-    """Return whether there are states of some of the parameters alone."""
+    """Return the problem of a state for only some of the parameters."""
     states = [one for one in value["state"].values() if isinstance(one, dict)]
     held = (one.get("params") for one in value["param_groups"] if isinstance(one, dict))
     count = sum(len(one) for one in held if isinstance(one, list | tuple))
@@ -439,7 +431,7 @@ def _few(place: str, value: Any) -> list[Problem]:
 
 
 def _is_emptied(value: Any, archive: Archive) -> bool:
-    """Say whether an optimizer that keeps something of each parameter has nothing of any."""
+    """Return True if an optimizer that stores state per parameter has none."""
     first: Any = next(iter(value["param_groups"]), {})
     if value["state"] or not isinstance(first, dict):
         return False
@@ -447,7 +439,7 @@ def _is_emptied(value: Any, archive: Archive) -> bool:
 
 
 def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield a parameter in two places, and a state that is of none."""
+    """Yield a parameter that occurs twice, and a state without a parameter."""
     named = [
         one
         for group in groups
@@ -470,13 +462,13 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
 
 
 def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield the first option that a group lacks and its optimizer does not put in by itself."""
+    """Yield the first option that a group lacks and its optimizer does not set by default."""
     keys = [{one for one in group if isinstance(one, str)} for group in groups]
     is_adam = any(isinstance(one, dict) and "exp_avg_sq" in one for one in state.values())
     for at, own in enumerate(keys):
         wanted = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
         for other in keys:
-            # Groups of an optimizer that does with some as another one does differ both ways.
+            # A group may lack options of another group only if each lacks some of the other's.
             wanted |= (other & _OPTIONS) if own < other else set()
         if lacking := sorted(wanted - own):
             yield f"its group {at} has no `{lacking[0]}`: the first step stops at that"
@@ -484,7 +476,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
 
 
 def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield the first state that lacks what the groups' optimizer asks of it: torch's Adam."""
+    """Yield the first state that lacks a key its groups' optimizer (torch's Adam) needs."""
     if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
         return
     for key, held in state.items():
@@ -517,10 +509,10 @@ def _fatal(place: str, what: str) -> Problem:
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""What an optimizer keeps in the shape of its parameter."""
+"""Optimizer state in the shape of its parameter."""
 _PAIR = {"exp_avg", "exp_avg_sq"}
 _FLAT = "rank "
-"""What the names of parts begin with that are cut over ranks; their shapes say nothing."""
+"""Name prefix of parts that are split over ranks; their shapes have no meaning."""
 _OWNER = re.compile(r"(?P<of>.*?)(?:^|(?<=\.))state\.(?P<name>.+)")
 _ANOTHER = "the optimizer is of another model"
 _Shape = tuple[int, ...]
@@ -529,12 +521,12 @@ _Shape = tuple[int, ...]
 def check_optimizer_fits(
     tensors: Sequence[Tensor], *, is_lenient: bool = False, is_hurt: bool = False
 ) -> tuple[Problem, ...]:
-    """Return what says that the optimizer belongs to other weights, or is not whole.
+    """Return problems of an optimizer that belongs to other weights, or is incomplete.
 
     Args:
-        tensors: of the whole checkpoint.
-        is_lenient: whether its tool goes on where weights are lost.
-        is_hurt: whether files are known to be broken; what they had is then not missed again.
+        tensors: Tensors of the whole checkpoint.
+        is_lenient: Whether its tool continues if weights are lost.
+        is_hurt: Whether files are known to be broken; their content is then not reported again.
     """
     weights = [one for one in tensors if one.part == MODEL]
     moments = [
@@ -545,13 +537,13 @@ def check_optimizer_fits(
     if not weights:
         return tuple(_halved(moments))
     found = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
-    # A file of weights that cannot be read was told already.
+    # An unreadable file of weights was already reported.
     found = [one for one in found if not (is_hurt and one.loses)]
     return (*found[:1], *_halved(moments))
 
 
 def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
-    """Yield the parameters whose moments have not all one shape."""
+    """Yield the parameters whose moments have different shapes."""
     first: dict[str, Tensor] = {}
     for one in moments:
         owner, _, slot = one.name.rpartition(".")
@@ -567,7 +559,7 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
 def _misshapen(
     weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
 ) -> Iterator[Problem]:
-    """Yield the optimizers that have a parameter which no weight is, or more than there are."""
+    """Yield parameters of an optimizer that match no weight, and optimizers with too many."""
     named = {one.name.removeprefix("model."): one.shape for one in weights}
     owners: dict[tuple[str, str], dict[str, Tensor]] = {}
     for one in moments:
@@ -585,7 +577,7 @@ def _misshapen(
         counts = Counter(one.shape for one in weights)
         held = Counter(one.shape for one in of_one.values())
         if odd := [one for one in of_one.values() if held[one.shape] > counts[one.shape]]:
-            # Positions do not say which weight is whose.
+            # Positions do not identify the weight of a moment.
             yield (
                 _beyond(counts, held, odd[0])
                 if counts - held
@@ -594,7 +586,7 @@ def _misshapen(
 
 
 def _beyond(weights: Counter[_Shape], held: Counter[_Shape], odd: Tensor) -> Problem:
-    """Return that an optimizer has more moments of a shape than there are weights."""
+    """Return the problem of more moments than weights of one shape."""
     count = weights[odd.shape]
     of = f"{count} weights have it, and {held[odd.shape]} moments" if count else "no weight has it"
     what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, and {of}: {_ANOTHER}"
@@ -604,7 +596,7 @@ def _beyond(weights: Counter[_Shape], held: Counter[_Shape], odd: Tensor) -> Pro
 def _lost(
     weights: Sequence[Tensor], held: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
-    """Return that there are moments of weights that are not there, and all others have theirs."""
+    """Return the problem of moments whose weights are missing while all other weights match."""
     lost, places = held.total() - len(weights), {_place(one) for one in weights}
     follows = "begins those anew" if is_lenient else "stops at that"
     what = (
@@ -617,7 +609,7 @@ def _lost(
 
 
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:
-    """Return the first parameter that has one moment of Adam where others have both."""
+    """Return the first parameter with one moment of Adam where others have both."""
     held: dict[str, dict[str, Tensor]] = {}
     for one in moments:
         owner, _, slot = one.name.rpartition(".")
@@ -638,5 +630,5 @@ def _place(tensor: Tensor) -> str:
 
 
 def _place_of(tensor: Tensor) -> str:
-    """Return the file of one that is in one; those cut over files are of one optimizer."""
+    """Return the single file of a tensor; empty for one split over files of one optimizer."""
     return tensor.files[0] if len(tensor.files) == 1 and "/" not in tensor.files[0] else ""

@@ -1,14 +1,11 @@
-"""Torch distributed checkpoints.
+"""Distributed checkpoints of torch (DCP), with a pickled index or in safetensors.
 
-Distributed checkpoints of torch (DCP): one index that is a pickle, slices in a file per rank.
+With an index, each rank writes its slices to one file. Each slice is a whole torch file, so its
+checksums apply. In safetensors there is no index: each header gives the offsets of its boxes within
+the whole tensor. These files may be in ``sharded`` beside whole ones.
 
-Source: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x. Each slice is a
-whole file of torch's, so its checksums hold for it.
-
-Distributed checkpoints of torch in safetensors: each rank's boxes in a file of its own.
-
-Source: ``torch.distributed.checkpoint.hf_storage`` of torch 2.13. There is no index: each header
-says where in the whole tensor its boxes begin. The files may lie in ``sharded`` beside whole ones.
+Sources: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x, and
+``torch.distributed.checkpoint.hf_storage`` of torch 2.13.
 """
 
 from __future__ import annotations
@@ -56,20 +53,20 @@ _HOMES: Mapping[str, set[str]] = {
     ),
     "_StorageInfo": {"torch.distributed.checkpoint.filesystem"},
 }
-"""Where torch keeps what an index is made of; a name elsewhere is a damaged one."""
+"""Modules in which torch defines the classes of an index; another module means damage."""
 _ROOTS = {"torch", "builtins", "collections", "pathlib", "copyreg", "_codecs", "numpy", "datetime"}
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a piece of a value is: a file and a range of its bytes.
+    """Location of a piece of a value: a file and a range of its bytes.
 
     Attributes:
-        file: the file.
-        start: where it begins, in bytes.
-        size_bytes: how long it is.
-        offsets: of a piece of a tensor, where in it the piece begins.
-        is_plain: whether it lies there as torch saves it, and not compressed.
+        file: Name of the file.
+        start: Offset in the file, in bytes.
+        size_bytes: Length in bytes.
+        offsets: Offsets of the piece in its tensor; None if it is no tensor.
+        is_plain: Whether the bytes are as torch saves them, without compression.
     """
 
     file: str
@@ -81,16 +78,16 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an index says.
+    """Content of an index.
 
     Attributes:
-        tensors: all of them, as they are on no rank alone.
-        slices: where the pieces of each name are; of a value that is no tensor there is one.
-        values: the names that are no tensors.
-        version: of the format; empty in old files.
-        ranks: how many files there are for ranks, by the highest of their numbers.
-        problems: what is missing or contradicts itself.
-        paths: Keys of nested dicts that torch's planner made each name of.
+        tensors: All tensors, each whole.
+        slices: Locations of the pieces by name; a value that is no tensor has one.
+        values: Names that are no tensors.
+        version: Version of the format; empty in old files.
+        ranks: Number of ranks, from the highest number of a file.
+        problems: Missing or contradictory content.
+        paths: Keys of nested dicts from which torch's planner made each name.
     """
 
     tensors: tuple[Tensor, ...]
@@ -105,17 +102,17 @@ class Index:
 def read_index(
     folder: Folder, listing: DirectoryListing, prefix: str = "", part: str = ""
 ) -> Index:
-    """Return what the index of a distributed checkpoint says, held against what is there.
+    """Read the index of a distributed checkpoint and check it against the files.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        prefix: the folder in it, with a ``/`` at its end.
-        part: of all tensors; if not given, their names say which.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        prefix: Folder of the index in it, with a ``/`` at its end.
+        part: Part of all tensors; if empty, their names decide.
 
     Raises:
-        Unreadable: the index is missing, damaged or hostile.
-        StoreError: it could not be read.
+        Unreadable: The index is missing, damaged or hostile.
+        StoreError: The index could not be read.
     """
     name = f"{prefix}{INDEX}"
     if name not in listing.sizes:
@@ -162,7 +159,7 @@ def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
 
 
 def _is_strange(name: PickledGlobal) -> bool:
-    """Say whether a name is no other's than torch's, and not as torch has it."""
+    """Return True if a name is not where torch defines it, or belongs to another package."""
     homes = _HOMES.get(name.name)
     if homes is not None:
         return name.module not in homes
@@ -170,10 +167,10 @@ def _is_strange(name: PickledGlobal) -> bool:
 
 
 def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str) -> Any:
-    """Return a value of a checkpoint that is no tensor, or one number of a tensor; None without.
+    """Return a value that is no tensor, or the number of a one-element tensor; else None.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     pieces = index.slices.get(name, ())
     if len(pieces) != 1:
@@ -189,11 +186,7 @@ def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str)
 def optimizer_at(
     folder: Folder, listing: DirectoryListing, index: Index, root: str
 ) -> Optimizer | None:
-    """Return the numbers of an optimizer whose names begin with ``root``, None without any.
-
-    The names are those of ``get_optimizer_state_dict``: ``state.<parameter>.<slot>`` and
-    ``param_groups.<group or parameter>.<option>``.
-    """
+    """Return the summary of an optimizer whose names begin with ``root``, None without one."""
     state = f"{root}state."
     names = [one.name for one in index.tensors if one.name.startswith(state)]
     names += [one for one in index.values if one.startswith(state)]
@@ -224,7 +217,7 @@ def _is_tensor(entry: PickledCall) -> bool:
 
 
 def part_of(key: str) -> str:
-    """Return which part of a training state a name is of."""
+    """Return the part of the training state to which a name belongs."""
     return OPTIMIZER if key.startswith(("optim", "opt.")) or ".optim" in key else MODEL
 
 
@@ -240,7 +233,7 @@ def _tensor(key: str, entry: PickledCall, part: str, slices: tuple[Slice, ...]) 
 
 
 def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
-    """Return where the boxes of a tensor are; none if one of them cannot be read by ranges."""
+    """Return the boxes of a tensor; empty if one of them cannot be read by ranges."""
     lengths = {
         shape_of(one.get("offsets")): shape_of(one.get("sizes"))
         for one in entry.get("chunks") or ()
@@ -263,7 +256,7 @@ def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
 def _slices(
     stored: Any, listing: DirectoryListing, prefix: str
 ) -> tuple[dict[str, tuple[Slice, ...]], list[Problem]]:
-    """Return where everything is, and what is not where it should be."""
+    """Return the location of every slice, and the problems of missing files."""
     found: dict[str, list[Slice]] = defaultdict(list)
     lacking: dict[str, str] = {}
     for key, info in stored.items() if isinstance(stored, dict) else ():
@@ -292,7 +285,7 @@ def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
 
 
 def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
-    """Return the tensors whose pieces have not as many elements as they have."""
+    """Return the tensors whose pieces have another number of elements than the tensor."""
     problems = []
     for key, entry in entries.items():
         if not isinstance(entry, PickledCall) or not _is_tensor(entry):
@@ -331,7 +324,7 @@ def _files(listing: DirectoryListing, prefix: str) -> list[str]:
 def _ranks(
     listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
 ) -> int | None:
-    """Return how many ranks wrote it; a file that the index does not name is of another save."""
+    """Return the number of ranks; a file that the index does not name is of another save."""
     used = {one.file for pieces in slices.values() for one in pieces}
     files = [one for one in _files(listing, prefix) if one in used]
     numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in files]
@@ -351,16 +344,16 @@ _GAPS_MAX = 8
 
 
 def is_sliced(listing: DirectoryListing) -> bool:
-    """Say whether a folder has such files, and no whole ones beside them."""
+    """Return True if a folder has such files, and no whole ones beside them."""
     is_whole = any(one.startswith("model") and "/" not in one for one in listing.sizes)
     return not is_whole and any(_SHARD.fullmatch(one) for one in listing.sizes)
 
 
 def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
-    """Return what the headers say together.
+    """Return the combined content of all headers.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     boxes: dict[str, list[Tensor]] = {}
     problems: list[Problem] = []
@@ -388,10 +381,10 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
 
 
 def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the boxes of one file, each with where in its tensor it is.
+    """Yield the boxes of one file, each with its offsets in the tensor.
 
     Raises:
-        Unreadable: the header does not say it.
+        Unreadable: The header does not give the offsets.
     """
     try:
         places = json.loads(str(meta.get(_PLACES, "")))
@@ -408,7 +401,7 @@ def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tenso
 
 
 def _joined(boxes: list[Tensor]) -> Tensor:
-    """Return a tensor out of its boxes; it ends where the last of them does."""
+    """Return a tensor from its boxes; its shape is their common extent."""
     pieces = tuple(piece for one in boxes for piece in one.pieces)
     ends = [
         [at + length for at, length in zip(one.region.offsets, one.region.lengths, strict=True)]
@@ -421,7 +414,7 @@ def _joined(boxes: list[Tensor]) -> Tensor:
 
 
 def _safe_slices_untiled(tensors: tuple[Tensor, ...]) -> list[Problem]:
-    """Return the tensors whose boxes have not as many elements as they have."""
+    """Return the tensors whose boxes have another number of elements than the tensor."""
     return [
         Problem(
             one.files[0], f"the pieces of `{one.name[:80]}` do not make it whole", is_fatal=True

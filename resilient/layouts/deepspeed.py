@@ -1,11 +1,7 @@
-"""DeepSpeed engine folders.
+"""DeepSpeed engine folders: the model's states, and the optimizer partitioned over ranks.
 
-Whether the files of an engine of DeepSpeed are of all its ranks, and of one save.
-
-DeepSpeed asks little when it loads: it stops where a rank's file is missing, and takes a file of
-another step, or of another rank, as what it should be.
-
-Folders of DeepSpeed's engine: the model's states, and the optimizer's cut over the ranks.
+DeepSpeed checks little when it loads. It stops at a missing file of a rank, but accepts a file of
+another step or of another rank. These mixtures are checked here.
 
 Source of the names: ``deepspeed.runtime.engine`` and ``deepspeed.checkpoint.constants`` (0.19).
 """
@@ -48,22 +44,22 @@ _TRAINER = "trainer_state.json"
 _NAMED = re.compile(r"global_step(\d{1,12})")
 _REPAIR = "resilient ckpt repair {path}"
 _NAMED_MAX = 8
-"""Files of one kind of trouble that are named."""
+"""Largest number of files that are named per kind of problem."""
 _LOOKED_AT_BYTES = 1 << 20
-"""Of one tensor, to see whether there is anything but zeros in it."""
+"""Bytes read of one tensor to find out if it has nonzero values."""
 _ODD = "DeepSpeed loads it as it is, and goes on from a state that never was"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerPartition:
-    """What one rank keeps of the optimizer.
+    """The optimizer partition of one rank.
 
     Attributes:
-        archive: its file.
-        rank: its data-parallel rank.
-        row: its rank among those that the layers are cut over.
-        step: updates it made, None where it does not say.
-        cuts: into how many parts each group was cut.
+        archive: Its file.
+        rank: Data-parallel rank.
+        row: Model-parallel rank.
+        step: Number of updates, None if unknown.
+        cuts: Number of partitions of each group.
     """
 
     archive: Archive
@@ -75,14 +71,14 @@ class OptimizerPartition:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The files of one tag that could be opened.
+    """The readable files of one tag.
 
     Attributes:
-        folder: where they are.
-        listing: what is there.
-        prefix: the tag's folder in it, with a ``/`` at its end.
-        models: the model's states, by rank.
-        parts: the optimizer's.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        prefix: Folder of the tag, with a ``/`` at its end.
+        models: Model states, by rank.
+        parts: Optimizer partitions.
     """
 
     folder: Folder
@@ -95,18 +91,18 @@ class Engine:
 def missing(
     what: str, place: str, held: Collection[tuple[int, int]], ranks: int, rows: int
 ) -> list[Problem]:
-    """Return which ranks have no file; DeepSpeed stops at the first of them.
+    """Return the ranks without a file; DeepSpeed stops at the first of them.
 
     Args:
-        what: they should have, with ``{}`` in place of the rank.
-        place: the tag's folder.
-        held: the ranks that have one, and their ranks among those that layers are cut over.
-        ranks: how many there are.
-        rows: over how many layers are cut.
+        what: Description, with ``{}`` in place of the rank.
+        place: Folder of the tag.
+        held: Data-parallel and model-parallel ranks that have a file.
+        ranks: Number of data-parallel ranks.
+        rows: Number of model-parallel ranks.
     """
     last = max((row for _, row in held), default=0) + 1
     rows = max(rows, last)
-    # Both are as large as a file says.
+    # Both numbers come from a file and may be huge.
     wanted = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
     lost = islice((one for one in wanted if one not in held), _NAMED_MAX)
     return [
@@ -120,17 +116,17 @@ def _rank(rank: int, row: int, rows: int) -> str:
 
 
 def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
-    """Return into how many parts a rank says that each group was cut."""
+    """Return the number of partitions of each group, as a rank's file gives it."""
     found = state.get("partition_count")
     counts = found if isinstance(found, list | tuple) else [found]
     return tuple(one for one in map(whole, counts) if one is not None)
 
 
 def disagreements(engine: Engine) -> list[Problem]:
-    """Return which files are of another save than the others, or of another rank.
+    """Return the files of another save or of another rank than the others.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     problems = _pointer(engine) or _steps_of_models(engine)
     for field in ("dp_world_size", "mp_world_size"):
@@ -143,7 +139,7 @@ def disagreements(engine: Engine) -> list[Problem]:
 
 
 def _pointer(engine: Engine) -> list[Problem]:
-    """Return what is wrong with what a Trainer's folder says which tag is to be loaded."""
+    """Return the problem of ``latest`` in a Trainer's folder, which selects the tag to load."""
     if not engine.prefix or _trainer_step(engine) is None:
         return []
     told, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
@@ -171,8 +167,8 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
         if found is not None and step is not None and step != found:
             place = engine.models[0].name if len(said) == 1 else engine.prefix or "."
             what = f"its model states are of step {found}, and {source} of {step}: {_ODD}"
-            # A tag can be named by whoever saves it; a Trainer's step is what it goes on from. It
-            # may count the short step at an epoch's end, which the engine alone then does not.
+            # Users may name a tag freely, but a Trainer resumes from its own step. The Trainer may
+            # count the short step at the end of an epoch, which the engine then does not count.
             is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != found
             is_fatal = is_mixed or not _fits(engine, found)
             problems.append(_odd(place, what, is_fatal=is_fatal))
@@ -194,34 +190,34 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
         if low <= step <= wanted and not (is_mixed and step != _common(said.values(), wanted)):
             continue
         what = f"its optimizer made {step} updates by step {wanted}: {_ODD}"
-        # Who loads without the optimizer's state begins it anew in the middle of a run.
+        # A load without the optimizer's state restarts it in the middle of a run.
         is_fatal = is_mixed or step > wanted or _trainer_step(engine) is not None
         problems.append(_odd(name, what, is_fatal=is_fatal))
     return problems[:_NAMED_MAX]
 
 
 def _fits(engine: Engine, step: int) -> bool:
-    """Say whether a part made as many updates as belong to a step, less those that fp16 skips."""
+    """Return True if a partition has the updates of a step, less those that fp16 skips."""
     low = step - _skipped(engine)
     return any(one.step is not None and low <= one.step <= step for one in engine.parts)
 
 
 def _copies(engine: Engine) -> Iterator[Problem]:
-    """Yield the parts of the optimizer that are the copy of another rank's, byte for byte."""
+    """Yield the optimizer partitions that equal another rank's, byte for byte."""
     first: dict[Any, OptimizerPartition] = {}
     for part in engine.parts:
         sums = tuple(sorted(part.archive.sums.items()))
         if not any(number for _, number in sums):
             continue  # checksums were switched off
         other = first.setdefault(sums, part)
-        # Ranks with nothing but what fills their part are alike.
+        # Partitions of padding only are equal.
         if other is not part and not _is_blank(part.archive):
             what = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
             yield _odd(part.archive.name, what, is_fatal=True)
 
 
 def _is_blank(archive: Archive) -> bool:
-    """Say whether the beginning of every vector is zeros; the flat vectors here have no strides."""
+    """Return True if every vector begins with zeros; the flat vectors here have no strides."""
     for _, one in leaves(archive.value):
         if isinstance(one, TensorRef) and len(one.shape) > 0:
             for piece in archive.pieces(one):
@@ -239,7 +235,7 @@ def _is_blank(archive: Archive) -> bool:
 def _odd_ones(
     field: str, said: Mapping[str, Any], wanted: Any = None, loses: str = ""
 ) -> list[Problem]:
-    """Return the files that say another thing than most, or than what is wanted."""
+    """Return the files whose value differs from the wanted or the most common one."""
     known = {name: one for name, one in said.items() if one is not None}
     if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
@@ -271,7 +267,7 @@ def _shown(value: Any) -> str:
 
 
 def _claims(engine: Engine) -> dict[str, int | None]:
-    """Return what says the step from outside of the engine's files."""
+    """Return the steps that sources outside the engine's files give."""
     tag = engine.prefix.rstrip("/")
     return {_TRAINER: _trainer_step(engine), f"the tag `{tag}`": _named_step(tag)}
 
@@ -286,7 +282,7 @@ def _named_step(tag: str) -> int | None:
 
 
 def _trainer_step(engine: Engine) -> int | None:
-    """Return the step of the Trainer around it; None without one, or when its state is broken."""
+    """Return the step of the Trainer around it; None without one, or if its state is broken."""
     if _TRAINER not in engine.listing.sizes:
         return None
     try:
@@ -323,12 +319,12 @@ _MOMENTS = "the optimizer's state"
 
 
 def is_engine(listing: DirectoryListing, prefix: str = "") -> bool:
-    """Say whether a folder has the files of an engine directly in it."""
+    """Return True if a folder directly contains the files of an engine."""
     return any(MODEL_STATES.fullmatch(one[len(prefix) :]) for one in _below(listing, prefix))
 
 
 def tag_of(folder: Folder, listing: DirectoryListing) -> str:
-    """Return the folder that ``latest`` names, or the only one there is; empty without."""
+    """Return the folder that ``latest`` names, or the only one there is; empty without one."""
     tag = read_text(folder, listing, LATEST)
     if tag and is_engine(listing, f"{tag}/"):
         return f"{tag}/"
@@ -338,15 +334,15 @@ def tag_of(folder: Folder, listing: DirectoryListing) -> str:
 
 
 def read_engine(folder: Folder, listing: DirectoryListing, prefix: str = "") -> Contents:
-    """Return what one tag of an engine holds.
+    """Return the contents of one tag of an engine.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        prefix: the tag's folder in it, with a ``/`` at its end.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        prefix: Folder of the tag, with a ``/`` at its end.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     models = _matching(listing, prefix, MODEL_STATES)
     if not models:
@@ -373,7 +369,7 @@ def _open(
 
 
 def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Problem]:
-    """Return whose states of the model are missing: with ZeRO 3 each rank has its own."""
+    """Return the missing model states; with ZeRO 3 each rank has its own."""
     cut = [one for one in models.values() if one[1]]
     held = {(int(one[1] or 0), int(one[2])) for one in cut or models.values()}
     world, rows = _sizes(engine)
@@ -388,14 +384,14 @@ def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Pr
 
 
 def _sizes(engine: Engine) -> tuple[int | None, int]:
-    """Return how many ranks there were, and over how many of them each layer was cut."""
+    """Return the number of data-parallel and of model-parallel ranks."""
     said = engine.models[0].value
     fields = said if isinstance(said, dict) else {}
     return whole(fields.get("dp_world_size")), whole(fields.get("mp_world_size")) or 1
 
 
 def model_of(archive: Archive) -> Contents:
-    """Return what the file of the model's states says."""
+    """Return the contents of a file of model states."""
     fields = archive.value if isinstance(archive.value, dict) else {}
     tensors = tensors_in(archive, fields.get("module"), MODEL)
     if not any(one.elements for one in tensors):
@@ -478,7 +474,7 @@ def _state(archive: Archive) -> dict[Any, Any] | None:
 
 
 def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
-    """Return the numbers of one rank's part; its parameters are flat pieces of many."""
+    """Return the summary of one rank's partition; its parameters are flat pieces of many."""
     step: int | None = None
     slots: dict[str, None] = {}
     rates = []

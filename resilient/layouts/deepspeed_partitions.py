@@ -1,8 +1,8 @@
-"""Whole tensors out of what the ranks of a DeepSpeed engine hold, as places and not as bytes.
+"""Gathering of the tensors of a DeepSpeed engine from its ranks, as locations and not as bytes.
 
-Source: DeepSpeed 0.19 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
-and 2 lay the parameters of a group end to end and cut the line in equal parts; ZeRO 3 cuts each
-parameter in equal parts, and each rank lays its own end to end. ``param_shapes`` says names and
+Source: DeepSpeed 0.19 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1 and
+2 concatenate the parameters of a group and split the vector into equal parts. ZeRO 3 splits each
+parameter into equal parts, and each rank concatenates its own. ``param_shapes`` gives names and
 shapes in that order.
 """
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 _CUT_EACH = 3
-"""The stage of ZeRO from which each parameter is cut by itself."""
+"""Stage of ZeRO that splits each parameter separately."""
 _OTHERWISE = ("round_robin_gradients", "elastic_checkpoint")
 MASTER = "fp32"
-"""What the weights in full precision are called beside the moments."""
+"""Name of the full-precision weights beside the moments."""
 _Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Vector:
-    """A flat vector that one rank holds."""
+    """A flat vector of one rank."""
 
     archive: Archive
     tensor: TensorRef
@@ -47,13 +47,13 @@ class _Vector:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Elements of one parameter, in their order: from where in the parameter, and where they are.
+    """Consecutive elements of one parameter, and their location.
 
     Attributes:
-        start: the first of them, in the parameter laid out row-major.
-        vectors: laid end to end.
-        place: where in these the run begins.
-        count: how many there are.
+        start: Index of the first element in the row-major parameter.
+        vectors: Vectors, concatenated.
+        place: Index of the first element in the concatenation.
+        count: Number of elements.
     """
 
     start: int
@@ -64,7 +64,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """What one tag of an engine says of itself."""
+    """The files and metadata of one tag of an engine."""
 
     models: tuple[Archive, ...]
     parts: tuple[Mapping[Any, Any], ...]
@@ -74,12 +74,12 @@ class _Engine:
 
     @property
     def flat(self) -> str:
-        """The name of the weights in full precision."""
+        """The name of the full-precision weights."""
         cut_each = self.stage == _CUT_EACH
         return "fp32_flat_groups" if cut_each else "single_partition_of_fp32_groups"
 
     def states(self, rank: int) -> list[Mapping[Any, Any]]:
-        """Return the states of a rank's vectors, in their order."""
+        """Return the states of a rank's vectors, in order."""
         name = "optimizer_state_dict" if self.stage == _CUT_EACH else "base_optimizer_state"
         base = self.parts[rank].get(name)
         state = base.get("state") if isinstance(base, dict) else None
@@ -93,13 +93,13 @@ def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Te
     """Return the weights and the optimizer's state of an engine, each tensor whole.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        prefix: the tag's folder in it, with a ``/`` at its end; empty for the folder itself.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        prefix: Folder of the tag in it, with a ``/`` at its end; empty for the folder itself.
 
     Raises:
-        Unreadable: a file is damaged, a rank is missing, or it is cut in a way that is not known.
-        StoreError: it could not be read.
+        Unreadable: A file is damaged, a rank is missing, or the partitioning is unknown.
+        StoreError: A file could not be read.
     """
     engine = _engine(folder, listing, prefix)
     weights = tensors_in(engine.models[0], _field(engine.models[0].value, "module"), MODEL)
@@ -146,7 +146,7 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
 
 
 def _moments(engine: _Engine) -> Iterator[Tensor]:
-    """Yield what the optimizer keeps for each parameter."""
+    """Yield the optimizer's state of each parameter."""
     states = [engine.states(rank) for rank in _ranks(engine)]
     kinds = dict.fromkeys(kind for one in states[0] for kind in one if isinstance(kind, str))
     for kind in kinds:
@@ -156,7 +156,7 @@ def _moments(engine: _Engine) -> Iterator[Tensor]:
             yield from _cut(engine, held, OPTIMIZER, f"state.{{name}}.{kind}")
             continue
         for nth, group in enumerate(engine.groups):
-            # Of several vectors all count the same steps.
+            # All vectors count the same steps.
             one = states[0][min(nth, len(states[0]) - 1)].get(kind)
             if isinstance(one, TensorRef):
                 names = [f"state.{name}.{kind}" for name in group]
@@ -173,7 +173,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
-    """Return a rank's vectors of one kind; which is one for each group, but with ZeRO 3."""
+    """Return a rank's vectors of one kind: one for each group, except with ZeRO 3."""
     held = found if isinstance(found, list | tuple) else []
     vectors = [_Vector(engine.archives[rank], one) for one in held if isinstance(one, TensorRef)]
     if len(vectors) != len(held) or not vectors:
@@ -186,7 +186,7 @@ def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
 def _cut(
     engine: _Engine, held: Sequence[Sequence[_Vector]], part: str, named: str
 ) -> Iterator[Tensor]:
-    """Yield the parameters out of what each rank holds of one kind."""
+    """Yield the parameters from the vectors of one kind of each rank."""
     place = 0
     for nth, group in enumerate(engine.groups):
         place = place if engine.stage == _CUT_EACH else 0
@@ -205,7 +205,7 @@ def _cut(
 def _shares(
     held: Sequence[Sequence[_Vector]], place: int, width: int, count: int
 ) -> Iterator[_Run]:
-    """Yield the run of each rank; the last ranks may hold nothing but what fills their part."""
+    """Yield the run of each rank; the last ranks may hold only padding."""
     for rank, vectors in enumerate(held):
         own = min(width, count - rank * width)
         if own > 0:
@@ -236,7 +236,7 @@ def _pieces(name: str, shape: tuple[int, ...], run: _Run) -> Iterator[Piece]:
 def _boxes(
     shape: tuple[int, ...], start: int, vector: _Vector, place: int, count: int
 ) -> Iterator[Piece]:
-    """Yield the boxes that a run of elements is, each of them dense where it lies."""
+    """Yield the boxes of a run of elements, each contiguous in its file."""
     held = vector.archive.pieces(vector.tensor)
     if not held:
         raise Unreadable(f"`{vector.archive.name}` lacks its bytes")
@@ -246,7 +246,7 @@ def _boxes(
 
 
 def _frozen(engine: _Engine) -> Iterator[Tensor]:
-    """Yield what is not trained, of which each rank holds a part (ZeRO 3)."""
+    """Yield the frozen parameters, of which each rank holds a part (ZeRO 3)."""
     for name, shape in shapes_in(_field(engine.models[0].value, "frozen_param_shapes")):
         fragments = [
             (one, _field(_field(one.value, "frozen_param_fragments"), name))

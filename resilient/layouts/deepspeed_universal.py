@@ -1,8 +1,8 @@
 """Universal checkpoints of DeepSpeed: a folder for each parameter, with its state in files.
 
 Source: ``deepspeed.checkpoint.ds_to_universal`` and ``.universal_checkpoint`` (0.19). The weights
-and moments are whole, whatever number of ranks wrote them; the model's states of the engine that
-was converted lie beside them, with the counters and the schedule.
+and moments are whole for any number of ranks. The model states of the converted engine are beside
+them, with the counters and the scheduler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_universal(listing: DirectoryListing, prefix: str = "") -> bool:
-    """Say whether a folder is of this layout, its tag's folder or the one around it."""
+    """Return True if a folder has this layout: the folder of a tag, or its parent."""
     if any(_PIECE.fullmatch(one[len(prefix) :]) for one in listing.sizes if one.startswith(prefix)):
         return True
     return not prefix and bool(tag_in(listing))
@@ -56,10 +56,10 @@ def tag_in(listing: DirectoryListing) -> list[str]:
 
 
 def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a universal checkpoint holds; of a folder of them, the one that is the latest.
+    """Return the contents of a universal checkpoint; for a parent folder, of the latest one.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     prefix = "" if _is_directly(listing) else _latest(folder, listing)
     if prefix is None:
@@ -95,7 +95,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _is_directly(listing: DirectoryListing) -> bool:
-    """Say whether a folder is one of a tag itself."""
+    """Return True if a folder is the folder of a tag itself."""
     return any(_PIECE.fullmatch(one) for one in listing.sizes)
 
 
@@ -106,7 +106,7 @@ def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
 
 
 def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]:
-    """Return the files of each parameter by what they hold."""
+    """Return the files of each parameter by kind of content."""
     found: dict[str, dict[str, str]] = {}
     for one in listing.sizes:
         match = _PIECE.fullmatch(one[len(prefix) :]) if one.startswith(prefix) else None
@@ -118,7 +118,7 @@ def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]
 def _tensors(
     folder: Folder, listing: DirectoryListing, pieces: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[Tensor, ...], dict[str, int], list[Problem]]:
-    """Return the tensors, the step of each parameter, and which files cannot be read."""
+    """Return the tensors, the step of each parameter, and the problems of unreadable files."""
     tensors: list[Tensor] = []
     steps: dict[str, int] = {}
     problems = []
@@ -154,7 +154,7 @@ def _tensor(archive: Archive, name: str, kind: str) -> Tensor:
 def _engine(
     folder: Folder, listing: DirectoryListing, prefix: str
 ) -> tuple[Contents, dict[str, tuple[int, ...]], list[Problem]]:
-    """Return what the model's states of the engine say, and the shapes of its parameters."""
+    """Return the contents of the engine's model states, and the shapes of its parameters."""
     names = [one for one in listing.sizes if one.startswith(prefix)]
     models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
     empty = Contents("", "")
@@ -204,7 +204,7 @@ def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
 def _lacking(
     prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return which parameters, or which parts of them, are not there."""
+    """Return the missing parameters, and parameters with missing parts."""
     lost = [one for one in shapes if one not in pieces]
     found = [
         Problem(f"{prefix}zero/{one[:200]}", "the parameter is missing", is_fatal=True)
@@ -232,7 +232,7 @@ def _lacking(
 
 
 def _shaped(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-    """Return a tensor in the shape of its parameter; ZeRO 3 leaves flat what is whole."""
+    """Return a tensor in the shape of its parameter; ZeRO 3 stores whole tensors flat."""
     shape = shapes.get(_owner(tensor))
     if shape is None or len(tensor.shape) != 1 or math.prod(shape) != tensor.elements:
         return tensor
@@ -249,7 +249,7 @@ def _owner(tensor: Tensor) -> str:
 
 
 def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
-    """Return what has another size than its parameter."""
+    """Return tensors with another size than their parameter."""
     problems = []
     for one in tensors:
         name = _owner(one)

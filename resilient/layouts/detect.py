@@ -1,8 +1,7 @@
-"""Detect the layout; list a run's checkpoints.
+"""Detection of a checkpoint's layout, and of the checkpoints of another tool's run.
 
-Whose checkpoint a folder is, by the names in it; and what it holds.
-
-The checkpoints of another tool's run, by the names in its folder; no checkpoint is opened.
+File names determine the layout. The list of a run's checkpoints opens none of them, except
+Lightning's ``last.ckpt``, whose name does not contain its step.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder
 
 _STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
-# What a part of a training state is called, whoever calls it -> what it is.
+# Pattern for the names of a part of the training state -> description of the part.
 _WANTED = {
     r"(?i)sched": "the schedule",
     r"(?i)rng|random": "the random state",
@@ -51,7 +50,7 @@ _DCP_TITLE = "a distributed checkpoint of torch"
 
 @dataclass(frozen=True, slots=True)
 class LayoutReader:
-    """One layout: its name, how it is told from others, and who reads it."""
+    """One layout: its name, its detector and its reader."""
 
     name: str
     is_it: Callable[[DirectoryListing], bool]
@@ -59,10 +58,10 @@ class LayoutReader:
 
 
 def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a distributed checkpoint of torch holds.
+    """Return the contents of a distributed checkpoint of torch.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     resume = "torch.distributed.checkpoint.load(state, checkpoint_id='{path}')"
     try:
@@ -105,14 +104,14 @@ def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
-    """Return what a training would want and no name in the index speaks of."""
+    """Return the training state that no name in the index refers to."""
     names = {one.name for one in index.tensors} | index.values
     found = (
         []
         if optimizer
         else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
-    # The step in an optimizer's state is of one parameter.
+    # The step in an optimizer's state belongs to one parameter.
     names = {one for one in names if not one.startswith("optim")}
     for word, what in _WANTED.items():
         if not any(re.search(word, one) for one in names):
@@ -172,18 +171,18 @@ LAYOUTS = (
     LayoutReader("dcp-safetensors", dcp.is_sliced, _read_safe_slices),
     LayoutReader("hf-model", _is_model, single_file.read_model_folder),
 )
-"""In the order in which they are tried; a folder may have files of several."""
+"""Layouts in the order of detection; a folder may have files of several."""
 
 
 def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
-    """Return what a checkpoint holds, whoever wrote it; None of what is no checkpoint.
+    """Return the contents of a checkpoint of any known layout; None if it is no checkpoint.
 
     Args:
-        folder: the folder, or the one file.
-        listing: what is there.
+        folder: The folder, or the single file.
+        listing: Its files.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     contents = _read(folder, listing)
     if contents is None:
@@ -215,7 +214,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     held, known = contents.problems, _witnesses(folder, listing, contents)
     blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
     if blamed is not None:
-        # The configuration and the optimizer are right, and were told of for this weight alone.
+        # This weight alone caused the problems of the configuration and of the optimizer.
         held = tuple(one for one in held if one.place != neighbours.CONFIG)
         misfits: tuple[Problem, ...] = (blamed,)
     else:
@@ -234,7 +233,7 @@ def _is_trainer(contents: Contents) -> bool:
 
 
 def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
-    """Return what other files say of the weights; None where the weights are cut up."""
+    """Return facts about the weights from other files; None if the weights are sharded by rank."""
     files = {file for one in contents.tensors if one.part == MODEL for file in one.files}
     if not _is_trainer(contents) or not files or any("/" in one for one in files):
         return None
@@ -252,7 +251,7 @@ def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) ->
 
 
 def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
-    """Return what a file of torch's holds; Lightning's say of themselves what they are."""
+    """Return the contents of a torch file; a key marks a file of Lightning."""
     try:
         archive = open_archive(folder, listing, name)
         if lightning.is_run(archive.value):
@@ -266,7 +265,7 @@ def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Content
 
 
 def checkpoints_in(listing: DirectoryListing) -> list[str]:
-    """Return the folders in a folder that look like checkpoints by their names, newest first."""
+    """Return the folders in a folder that are named like checkpoints, newest first."""
     found = {
         match[1]: int(match[2])
         for one in listing.sizes
@@ -281,11 +280,11 @@ _REPAIRED = "repaired"
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
 _RUNS_MAX = 16
-"""Runs in a folder whose trackers and states are read."""
+"""Largest number of runs in a folder whose trackers and states are read."""
 _POINTERS = (deepspeed.LATEST, megatron.TRACKER)
 _FILES = (".ckpt", ".pt", ".pth")
 _STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model")
-"""What files of a script's own are called that are checkpoints, and not data or part of one."""
+"""Names of a script's own files that are checkpoints, and not data or part of one."""
 _PARTS = re.compile(r"args|loader|optim|random|rng|scaler|sched")
 _STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d|[_-]\d)")
 _NUMBER = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
@@ -304,13 +303,13 @@ class RunCheckpoint:
     """One checkpoint of a run.
 
     Attributes:
-        name: where it is in the run's folder.
-        step: by its name; None of one that says none.
-        order: the step, or else the numbers in its name; those of a run are ordered by it.
-        layout: as ``Contents.layout`` mostly is, which is known only when it is read.
-        size_bytes: of its files.
-        files: how many.
-        changed: when the last of them was written, seconds since 1970; None where nobody tells.
+        name: Path in the run's folder.
+        step: Step in its name; None without one.
+        order: Sort key within a run: the step, or the numbers in its name.
+        layout: ``Contents.layout`` as guessed from names; reading it may give another layout.
+        size_bytes: Total size of its files.
+        files: Number of files.
+        changed: Time of the last write, in seconds since 1970; None if unknown.
         is_unfinished: Whether its save never ended, by its name or the mark in it.
         is_repaired: Whether our repair wrote it beside the damaged one.
     """
@@ -327,7 +326,7 @@ class RunCheckpoint:
 
     @property
     def folder(self) -> str:
-        """The folder that it is in, empty for the run's own."""
+        """Its parent folder, empty for the run's own."""
         return self.name.rpartition("/")[0]
 
     @property
@@ -338,12 +337,12 @@ class RunCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """What runs say of their checkpoints.
+    """References of runs to their checkpoints.
 
     Attributes:
-        latest: the names of those that a tracker names.
-        best: of those that a Trainer calls its best.
-        stale: each tracker that names what is not there, and what that is.
+        latest: Checkpoints that a tracker names.
+        best: Checkpoints that a Trainer calls its best.
+        stale: Trackers that name a missing checkpoint, with that name.
     """
 
     latest: frozenset[str]
@@ -354,11 +353,11 @@ class Pointers:
 def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
     """Return the checkpoints below a folder, newest first; those without any number are last.
 
-    A folder of weights is one, and may hold others: so a finished run looks. One that is a
-    checkpoint itself holds none.
+    A folder of weights is a checkpoint and may contain others, as in a finished run. Any other
+    checkpoint contains none.
 
     Args:
-        listing: of the run's folder.
+        listing: Listing of the run's folder.
     """
     folders = _folders(listing)
     layouts = {name: _layout(sizes) for name, sizes in folders.items()}
@@ -384,7 +383,7 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
 
 
 def _with_repaired(found: list[RunCheckpoint]) -> list[RunCheckpoint]:
-    """Note which checkpoints a repair wrote into a folder below those of the run."""
+    """Mark the checkpoints that a repair wrote into a folder below those of the run."""
     own = {one.folder for one in found if not one.is_repaired}
     below = [
         replace(one, is_repaired=one.is_repaired and bool(own.intersection(_above(one.folder))))
@@ -404,7 +403,7 @@ def _repaired_file(one: RunCheckpoint, names: set[str]) -> bool:
 
 
 def _above(folder: str) -> list[str]:
-    """Return the folders that a folder is in; the run's own is the empty name."""
+    """Return the parent folders of a folder; the run's own is the empty name."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:depth]) for depth in range(len(parts))]
 
@@ -414,11 +413,11 @@ def with_last(
 ) -> list[RunCheckpoint]:
     """Return the checkpoints of a run with the steps of Lightning's ``last.ckpt``, newest first.
 
-    The name of ``last.ckpt`` says no step, so its own state is read.
+    The name of ``last.ckpt`` contains no step, so its own state is read.
 
     Args:
-        folder: The folder of the runs.
-        listing: The files in the folder.
+        folder: Folder of the runs.
+        listing: Files in the folder.
         found: The checkpoints.
 
     Raises:
@@ -443,7 +442,7 @@ def _step_inside(folder: Folder, listing: DirectoryListing, kept: RunCheckpoint)
 
 
 def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
-    """Return the ``last.ckpt`` that Lightning resumes from: the one that was written last."""
+    """Return the ``last.ckpt`` that Lightning resumes from: the one written last."""
     numbered = [(match, one) for one in run if (match := _LAST.fullmatch(one.base))]
     newest = sorted(numbered, key=lambda one: (one[1].changed or 0.0, int(one[0][1] or 0)))
     return newest[-1][1] if newest else None
@@ -452,15 +451,15 @@ def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
 def pointed_at(
     folder: Folder, listing: DirectoryListing, found: Sequence[RunCheckpoint]
 ) -> Pointers:
-    """Return what trackers name beside the checkpoints, and the best of Transformers' Trainer.
+    """Return the checkpoints that trackers name, and the best of Transformers' Trainer.
 
     Args:
-        folder: of the runs.
-        listing: what is in it.
-        found: the checkpoints, newest first.
+        folder: Folder of the runs.
+        listing: Its files.
+        found: The checkpoints, newest first.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     latest, best, stale = set(), set(), {}
     for place, run in list(_by_folder(found).items())[:_RUNS_MAX]:
@@ -487,12 +486,12 @@ def pointed_at(
 def referred(
     reference: str, found: Sequence[RunCheckpoint], latest: Collection[str] = ()
 ) -> list[RunCheckpoint]:
-    """Return what ``latest``, ``latest~2``, ``step:500`` or a name means: one for each run.
+    """Resolve ``latest``, ``latest~2``, ``step:500`` or a name: one checkpoint for each run.
 
     Args:
-        reference: one of these.
-        found: the checkpoints, newest first.
-        latest: what trackers name; a run without one has its newest.
+        reference: The reference to resolve.
+        found: The checkpoints, newest first.
+        latest: Checkpoints that trackers name; a run without one uses its newest.
     """
     named = [one for one in found if reference in (one.name, one.base)]
     match = _REFERENCE.fullmatch(reference)
@@ -521,14 +520,14 @@ def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunC
 
 
 def _is_any_there(listing: DirectoryListing, head: str, names: Iterable[str]) -> bool:
-    """Say whether there is anything under one of the names, be it a checkpoint or not."""
+    """Return True if any file or folder has one of the names, checkpoint or not."""
     wanted = {f"{head}{one}" for one in names if one}
     starts = tuple(f"{one}/" for one in wanted)
     return any(one in wanted or one.startswith(starts) for one in listing.sizes)
 
 
 def _iteration(tag: str) -> str:
-    """Return the folder of a tracker's number, as Megatron calls it."""
+    """Return the folder of a tracker's iteration, as Megatron names it."""
     return f"iter_{int(tag):07d}" if tag.isdecimal() and len(tag) < _DIGITS_MAX else ""
 
 
@@ -545,14 +544,14 @@ def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpo
 
 
 def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
-    """Return when the last of some files was written, None where nobody tells."""
+    """Return the time of the last write of some files, None if unknown."""
     return max((listing.changed[one] for one in names if one in listing.changed), default=None)
 
 
 def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> RunCheckpoint:
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
     said = _STEP.findall(base)
-    # accelerate counts its saves.
+    # accelerate numbers its saves, not its steps.
     step = int(said[-1]) if said and layout != "accelerate" else None
     order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
     return RunCheckpoint(
@@ -569,7 +568,7 @@ def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | Non
 
 
 def _is_state(name: str) -> bool:
-    """Say whether a file may be a checkpoint by its name."""
+    """Return True if a file may be a checkpoint by its name."""
     parts = name.split("/")
     is_hidden = any(one.startswith(".") for one in parts)
     base = parts[-1].lower()
@@ -600,9 +599,9 @@ def _is_below(name: str, taken: set[str]) -> bool:
 
 
 def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Return each folder with each layout of what is below it.
+    """Return each folder with the layout of each folder below it.
 
-    One that has the layout of what it holds only looks like a checkpoint.
+    A folder with the same layout as a folder below it only looks like a checkpoint.
     """
     found = set()
     for name, layout in layouts.items():

@@ -1,4 +1,4 @@
-"""Folders ``checkpoint-<step>`` of the Trainer of Transformers: on one rank, many, or sharded.
+"""``checkpoint-<step>`` folders of the Trainer of Transformers: one rank, many, or sharded.
 
 Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
 """
@@ -53,9 +53,9 @@ KEYS = {
     *("save_steps", "stateful_callbacks", "total_flos", "train_batch_size", "trial_name"),
     "trial_params",
 }
-"""What its loader takes; at any other key it raises."""
+"""Keys that its loader accepts; it raises at any other key."""
 CONTROL = "TrainerControl"
-"""The callback whose state each save of Transformers looks up."""
+"""Callback whose state each save of Transformers looks up."""
 NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
 """Numbers that Transformers computes with, each with its default; None: it has no default."""
 # Transformers loads the schedule and the optimizer together or not at all.
@@ -63,17 +63,17 @@ _BOTH = "the optimizer's state and the schedule"
 
 
 def is_trainer(listing: DirectoryListing) -> bool:
-    """Say whether a folder is of this Trainer, also when it lost its state."""
+    """Return True if a folder is of this Trainer, even without its state file."""
     names = listing.sizes
     beside = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
     return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, one) for one in names))
 
 
 def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a checkpoint of this Trainer holds.
+    """Return the contents of a checkpoint of this Trainer.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     state, problems = _state(folder, listing)
     tag = tag_of(folder, listing)
@@ -132,7 +132,7 @@ def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
 
 
 def _processes(arguments: PickledCall | None) -> int | None:
-    """Return how many processes trained, by the arguments of the run."""
+    """Return the number of training processes from the arguments of the run."""
     held = arguments.get("distributed_state") if arguments else None
     return whole(held.get("num_processes")) if isinstance(held, PickledCall) else None
 
@@ -140,7 +140,7 @@ def _processes(arguments: PickledCall | None) -> int | None:
 def _leftover(
     listing: DirectoryListing, rng: RandomStates | None, world: int | None
 ) -> list[Problem]:
-    """Return random states of ranks that the run had not, and doubt over how many it had."""
+    """Return random states left over from other runs, and doubt about the number of ranks."""
     numbered = {
         int(match[1]): one
         for one in listing.sizes
@@ -162,7 +162,7 @@ def _leftover(
 
 
 def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
-    """Return why our own Trainer does not import what Transformers resumes."""
+    """Return reasons why our own Trainer does not import what Transformers resumes."""
     names = [one for one in listing.sizes if tag and one.startswith(tag)]
     found = []
     if any("mp_rank_01" in one or "expert" in one for one in names):
@@ -220,7 +220,7 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
 
 
 def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
-    """Return whether what it calls the best is not the checkpoint of its best step, or is gone."""
+    """Return the problem of a best checkpoint that is missing or of another step."""
     best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
     if not isinstance(best, str):
         return []
@@ -242,14 +242,14 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
 
 
 def is_beside(url: str, named: str, name: str) -> bool:
-    """Say whether a checkpoint of a run is where it is said to be, or beside one of its others.
+    """Return True if a run's checkpoint exists at its recorded path, or beside another one.
 
-    Elsewhere than on this machine it is taken to be.
+    For a URL that is not on this machine the result is always True.
 
     Args:
-        url: where the other one is.
-        named: where it is said to be.
-        name: of its folder.
+        url: URL of the other checkpoint.
+        named: Recorded path.
+        name: Name of its folder.
     """
     if protocol_of(url) != "file":
         return True
@@ -276,7 +276,7 @@ def _schedule(
     except Unreadable as error:
         is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
-    # Of an engine, and of what is cut up by name, groups are counted in another way.
+    # Engines and checkpoints sharded by name count groups in another way.
     held = optimizer.optimizer if optimizer.is_in_one else None
     odd = check_update_count(_SCHEDULE, archive.value, held, OPTIMIZERS[0])
     return found, [*check_scheduler(_SCHEDULE, archive.value), *odd]
@@ -302,9 +302,9 @@ def _skipped(
     step: int | None,
     schedule: Schedule | None,
 ) -> int:
-    """Return the updates that a scaler of fp16 skipped: schedule and optimizer are behind by them.
+    """Return the updates that a scaler of fp16 skipped: the lag of scheduler and optimizer.
 
-    An update that overflows changes neither the optimizer nor the schedule.
+    An update that overflows changes neither the optimizer nor the scheduler.
     """
     if schedule is None or schedule.step is None or step is None:
         return 0
@@ -326,7 +326,7 @@ def _named_step(folder: Folder) -> int | None:
 def _disagreements(
     folder: Folder, step: int | None, schedule: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
-    """Return which files speak of different steps; skipped updates are counted in already."""
+    """Return the problem of files of different steps; skipped updates are already included."""
     found = {
         "the folder's name": _named_step(folder),
         STATE: step,
@@ -341,7 +341,7 @@ def _disagreements(
 
 
 def _data(state: dict[str, Any]) -> dict[str, Any]:
-    """Return where in the data it is: counted anew by the Trainer from the step."""
+    """Return the position in the data, which the Trainer computes from the step."""
     batch = whole(state.get("train_batch_size"))
     tokens = whole(state.get("num_input_tokens_seen"))
     epoch, step = decimal(state.get("epoch")), whole(state.get("global_step"))
@@ -350,9 +350,9 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
-    """Return why the place in the data is not found again, where its loader does not find it.
+    """Return the reason why the loader cannot restore the position in the data.
 
-    A stream has no length: its batches are counted over as if it were in its first pass.
+    A stream has no length: the Trainer skips its batches as if it were in its first pass.
     """
     epoch = decimal(state.get("epoch"))
     found = []
@@ -376,7 +376,7 @@ def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> di
 
 
 def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list[Problem]:
-    """Return what is wrong with the configuration: it may be missing, and is read if not."""
+    """Return the problems of the configuration, which may be missing."""
     if _CONFIG not in listing.sizes:
         return []
     try:

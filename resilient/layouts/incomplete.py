@@ -40,12 +40,12 @@ _MISSING = ("it is missing", "no weights are in it", "no random states are saved
 
 
 def saved_name(url: str) -> str:
-    """Return the name that a staging folder would get at the end of its save; empty for others.
+    """Return the final name that a staging folder would get after its save; empty for others.
 
     ``tmp-checkpoint-18`` of Transformers 4.36 to 4.38 would become ``checkpoint-18``.
 
     Args:
-        url: The folder or its name.
+        url: URL or name of the folder.
     """
     base = url.rstrip("/").rpartition("/")[2]
     match = _PREFIXED.fullmatch(base) or _SUFFIXED.fullmatch(base)
@@ -67,10 +67,11 @@ def unfinished(
 ) -> tuple[Problem, ...]:
     """Return the problems of a checkpoint, led by the unfinished save if it is incomplete.
 
-    No repair knows the missing parts of such a save, so every problem points at another step.
+    A repair cannot restore the missing parts of such a save, so every problem points at another
+    step.
 
     Args:
-        url: The folder.
+        url: URL of the folder.
         listing: Its files.
         problems: Other problems of the checkpoint.
     """
@@ -120,11 +121,11 @@ def pointers(
     """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
 
     Args:
-        url: The checkpoint.
+        url: URL of the checkpoint.
         listing: Its files.
         problems: Other problems of the checkpoint.
-        found: The names of the pointers.
-        what: The text of the problem.
+        found: Names of the pointers.
+        what: Text of the problem.
     """
     names = list(found)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url

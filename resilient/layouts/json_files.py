@@ -1,4 +1,4 @@
-"""JSON files and the headers of safetensors, within bounds."""
+"""Bounded readers for JSON files and the headers of safetensors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 JSON_BYTES_MAX = 32 << 20
 HEADER_BYTES_MAX = 32 << 20
-"""The library itself takes 100 MB; a header of 100,000 tensors has 12."""
+"""The library accepts 100 MB; a header of 100,000 tensors has 12 MB."""
 _META = "__metadata__"
 _POINTER = b"version https://git-lfs"
-"""How it begins: docs/spec.md of Git LFS."""
+"""First bytes of a Git LFS pointer: docs/spec.md of Git LFS."""
 POINTER = "it is a pointer of Git LFS, not the file: `git lfs pull` there gets it"
 _POINTER_BYTES_MAX = 1024
 _SAFE_DTYPES = frozenset(ITEM_BITS) - {"C32", "C128"}
 """The dtypes of safetensors 0.8; the library refuses a file with any other name."""
 _NUMBER_MAX = 1 << 62
-_DECIMAL_MAX = 1e300  # operations of a large run are beyond what counts steps
+_DECIMAL_MAX = 1e300  # the operation count of a large run exceeds any step count
 
 
 def read_json(folder: Folder, listing: DirectoryListing, name: str) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
-        Unreadable: it is missing, no object, too large or too deep.
-        StoreError: it could not be read.
+        Unreadable: The file is missing, no object, too large or too deep.
+        StoreError: The file could not be read.
     """
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
@@ -45,11 +45,11 @@ def read_json(folder: Folder, listing: DirectoryListing, name: str) -> dict[str,
 
 
 def require_no_pointer(folder: Folder, name: str) -> None:
-    """Require that a file is not what Git has in its place until Git LFS fetches it.
+    """Raise if a file is a Git LFS pointer, which stands for a file until it is fetched.
 
     Raises:
-        Unreadable: it is.
-        StoreError: it could not be read.
+        Unreadable: The file is a pointer.
+        StoreError: The file could not be read.
     """
     if folder.read(name, 0, len(_POINTER)) == _POINTER:
         raise Unreadable(POINTER)
@@ -70,7 +70,7 @@ def pointers_in(folder: Folder, listing: DirectoryListing) -> list[str]:
 
 
 def read_text(folder: Folder, listing: DirectoryListing, name: str) -> str:
-    """Return the first line of a small text file; empty when it is missing or a Git LFS pointer."""
+    """Return the first line of a small text file; empty if missing or a Git LFS pointer."""
     if name not in listing.sizes:
         return ""
     data = folder.read(name, 0, 256)
@@ -80,14 +80,14 @@ def read_text(folder: Folder, listing: DirectoryListing, name: str) -> str:
 
 
 def whole(value: Any) -> int | None:
-    """Return a number of steps and the like, None of anything that cannot be one."""
+    """Return a count, such as steps; None for a value that cannot be one."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _NUMBER_MAX:
         value = int(value)
     return value if type(value) is int and 0 <= value < _NUMBER_MAX else None
 
 
 def decimal(value: Any) -> float | None:
-    """Return a number, None of what is none."""
+    """Return a number as a float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < _DECIMAL_MAX else None
@@ -97,11 +97,11 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
     if not data.strip():
         raise Unreadable(f"{what} is empty")
     try:
-        # Bytes would be taken in any encoding; those who wrote it read UTF-8, and no mark before.
+        # ``json`` detects the encoding of bytes, but the tools themselves read UTF-8 without a BOM.
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
         check_depth(found)
         if b"\\ud" in data.lower():
-            json.dumps(found, ensure_ascii=False).encode()  # half of a pair is no text
+            json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{what} is not whole JSON ({str(error)[:120]})") from error
     if not isinstance(found, dict):
@@ -119,11 +119,12 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_header(
     folder: Folder, listing: DirectoryListing, name: str, part: str = MODEL
 ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Return the tensors of a safetensors file and its metadata; no byte of their data is read.
+    """Return the tensors of a safetensors file and its metadata, without reading tensor data.
 
     Raises:
-        Unreadable: it is missing or cut, its header contradicts itself, or two tensors overlap.
-        StoreError: it could not be read.
+        Unreadable: The file is missing or cut, its header contradicts itself, or two tensors
+            overlap.
+        StoreError: The file could not be read.
     """
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))

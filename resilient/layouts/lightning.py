@@ -1,7 +1,7 @@
-"""Checkpoints of Lightning's Trainer: one file, or a sharded folder with what is not sharded.
+"""Checkpoints of Lightning's Trainer: one file, or a sharded folder with an unsharded file.
 
 Source: ``lightning.pytorch.trainer.connectors.checkpoint_connector`` and
-``lightning.pytorch.strategies.fsdp`` 2.6. Lightning keeps no random states in either.
+``lightning.pytorch.strategies.fsdp`` 2.6. Lightning saves no random states in either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 REST = "meta.pt"
-"""What a sharded checkpoint keeps in one piece."""
+"""File of a sharded checkpoint with its unsharded state."""
 _VERSION = "pytorch-lightning_version"
 _TITLE = "Trainer of Lightning"
 _RESUME = "trainer.fit(model, ckpt_path='{path}')"
@@ -36,22 +36,22 @@ _PLACE = "the place in the data"
 
 
 def is_run(value: Any) -> bool:
-    """Say whether what a file of torch's holds was written by Lightning's Trainer."""
+    """Return True if Lightning's Trainer wrote the content of a torch file."""
     return isinstance(value, dict) and _VERSION in value
 
 
 def is_sharded(listing: DirectoryListing) -> bool:
-    """Say whether a folder is of Lightning with sharded state."""
+    """Return True if a folder is of Lightning with sharded state."""
     has_slices = INDEX in listing.sizes or any(one.endswith(".distcp") for one in listing.sizes)
     return REST in listing.sizes and has_slices
 
 
 def read_run(archive: Archive) -> Contents:
-    """Return what a file of Lightning holds.
+    """Return the contents of a file of Lightning.
 
     Raises:
-        Unreadable: there are more values than bounds allow.
-        StoreError: it could not be read.
+        Unreadable: The value exceeds the bounds.
+        StoreError: The file could not be read.
     """
     value = archive.value
     weights = tensors_in(archive, value.get("state_dict"), MODEL)
@@ -59,7 +59,7 @@ def read_run(archive: Archive) -> Contents:
     optimizers = [made for one in states if (made := optimizer_of(one, archive)) is not None]
     tensors = list(weights)
     for number, state in enumerate(states):
-        # Of several optimizers each has its number before its names.
+        # Several optimizers get their number as a prefix.
         held = state if len(states) == 1 else {number: state}
         tensors += tensors_in(archive, held, OPTIMIZER)
     found = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
@@ -71,7 +71,7 @@ def read_run(archive: Archive) -> Contents:
         problems.append(_fatal(archive.name, "an optimizer's state in it is none"))
     is_begun = bool(whole(value.get("global_step")))
     if value.get("optimizer_states") == [] and is_begun:
-        # The loader pairs optimizers with states, and what has no state begins anew in silence.
+        # The loader pairs optimizers with states, and an optimizer without one restarts silently.
         what = "its `optimizer_states` is empty, and it has made steps"
         problems.append(Problem(archive.name, what, "the optimizer's state", cure=Remedy.COPY))
     for one in states:
@@ -84,10 +84,10 @@ def read_run(archive: Archive) -> Contents:
 
 
 def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a folder of Lightning with sharded state holds.
+    """Return the contents of a folder of Lightning with sharded state.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     try:
         index = read_index(folder, listing)
@@ -112,7 +112,7 @@ def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
 def _progress(
     archive: Archive, optimizer: Optimizer | None, tensors: tuple[Tensor, ...]
 ) -> Contents:
-    """Return all but the weights and the optimizers, which may be elsewhere."""
+    """Return the contents without weights and optimizers, which may be in other files."""
     value = archive.value
     schedules = _list(value.get("lr_schedulers"))
     schedule = next((one for one in (schedule_of(it, archive) for it in schedules) if one), None)
@@ -154,14 +154,14 @@ def _schedule_lost(
     states = _list(archive.value.get("optimizer_states"))
     groups = [one for it in states for one in _list(_at(it, "param_groups"))]
     if not schedules and any(_at(one, "initial_lr") is not None for one in groups):
-        # The loader pairs schedules with states, and what has no state begins anew in silence.
+        # The loader pairs schedulers with states, and a scheduler without one restarts silently.
         what = "the optimizer had a schedule, and it has none"
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
     return []
 
 
 def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
-    """Return what its loops say of the place in the data, and whether they agree with its step."""
+    """Return problems of the position in the data that the loops store, and of their step."""
     value = archive.value
     loop = _at(value.get("loops"), "fit_loop")
     if not isinstance(loop, dict):
@@ -173,7 +173,7 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
                 cure=Remedy.COPY,
             )
         ]
-    # What its loader does not find it leaves at zero, and says nothing.
+    # The loader silently leaves values that it does not find at zero.
     problems = [
         Problem(archive.name, f"its loops have no `{name}`", loses, cure=Remedy.COPY)
         for name, loses in _LOOPS.items()

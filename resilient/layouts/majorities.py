@@ -1,7 +1,7 @@
 """Weights that the configuration, the optimizer, an index or another step contradict (pure).
 
-Three files say the shape and the dtype of a weight. The file that most others contradict is the
-damage.
+Up to four sources give the shape and the dtype of a weight. The file that most others contradict is
+the damaged one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from resilient.layouts.model import Tensor
 
 _FIRST_MOMENTS = (".exp_avg", ".momentum_buffer", ".square_avg")
-"""Kept once of each parameter, in its shape and its dtype."""
+"""State that is stored once per parameter, in its shape and dtype."""
 _FLAT = "rank "
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _WIDTHS_OF_ONE = (1, 2, 3, 4)
-"""How often a layer has the width of the model along an axis: projections stack it."""
+"""Multiples of the model's width along an axis of a layer: projections stack it."""
 _VOTES = 2
 _PRECISION = "the precision of the weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """What other files say of the weights.
+    """Facts about the weights from other files.
 
     Attributes:
-        config: The model's configuration.
-        index: Bytes of all weights by their index; None without one.
-        beside: The weights of another step, by name.
-        beside_name: The name of that step.
+        config: Configuration of the model.
+        index: Bytes of all weights according to their index; None without one.
+        beside: Weights of another step, by name.
+        beside_name: Name of that step.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Witnesses:
 
 
 def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
-    """Return the first weight whose shape most of the other files contradict.
+    """Return the first weight whose shape most other files contradict.
 
     Args:
-        tensors: The tensors of the checkpoint.
-        said: What other files say.
+        tensors: Tensors of the checkpoint.
+        said: Facts from other files.
     """
     weights = [one for one in tensors if one.part == MODEL]
     moments = Counter(one.shape for one in _moments(tensors))
@@ -78,7 +78,7 @@ def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
 def _votes(
     weight: Tensor, shape: tuple[int, ...], said: Witnesses, *, is_lacking: bool
 ) -> dict[str, bool | None]:
-    """Return who says another shape (True), the weight's own (False), or neither (None)."""
+    """Return for each source: the other shape (True), this shape (False), or neither (None)."""
     other = said.beside.get(weight.name)
     return {
         "the optimizer": True if is_lacking else None,
@@ -105,7 +105,7 @@ def _one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _is_total(told: int | None, total: int, weight: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return True if an index counts the bytes of the other shape and not those of this one."""
+    """Return True if an index counts the bytes of the other shape instead of this one."""
     if told is None or told == total:
         return False
     elements = 1
@@ -115,11 +115,11 @@ def _is_total(told: int | None, total: int, weight: Tensor, shape: tuple[int, ..
 
 
 def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
-    """Yield weights of another dtype than most other files say, or a configuration of another one.
+    """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
 
     Args:
-        tensors: The tensors of the checkpoint.
-        said: What other files say.
+        tensors: Tensors of the checkpoint.
+        said: Facts from other files.
     """
     weights = [one for one in tensors if one.part == MODEL and one.dtype in _FLOATS.values()]
     moments = _moments(tensors)

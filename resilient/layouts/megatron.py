@@ -1,7 +1,7 @@
-"""Folders ``iter_<n>`` of Megatron-Core's distributed checkpoints, and the folder around them.
+"""``iter_<n>`` folders of Megatron-Core's distributed checkpoints, and their parent folder.
 
 Source: ``megatron.core.dist_checkpointing`` and ``megatron.training.checkpointing``. The tensors
-are a distributed checkpoint of torch; what all ranks have in common is one file of torch's.
+are a distributed checkpoint of torch; state common to all ranks is one torch file.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _PLACE = "the place in the data"
 
 
 def is_iteration(listing: DirectoryListing, prefix: str = "") -> bool:
-    """Say whether a folder has the files of one iteration directly in it."""
+    """Return True if a folder directly contains the files of one iteration."""
     names = {one[len(prefix) :] for one in listing.sizes if one.startswith(prefix)}
     slices = INDEX in names or any(one.endswith(SLICES) and "/" not in one for one in names)
     return len({COMMON, CONFIG} & names) + slices > 1
 
 
 def is_megatron(listing: DirectoryListing) -> bool:
-    """Say whether a folder is of Megatron: an iteration, or what holds them and their tracker."""
+    """Return True if a folder is an iteration of Megatron, or the parent with their tracker."""
     return is_iteration(listing) or bool(TRACKER in listing.sizes and _inside(listing))
 
 
 def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what an iteration holds; of a folder of them, that which its tracker names.
+    """Return the contents of an iteration; for a parent folder, of the one its tracker names.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     if is_iteration(listing):
         return _read(folder, listing, "")
@@ -126,7 +126,7 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
 def _config(
     folder: Folder, listing: DirectoryListing, prefix: str, problems: list[Problem]
 ) -> dict[str, Any]:
-    """Return how it was written; without this file Megatron takes it for another format."""
+    """Return the format description; without this file Megatron assumes another format."""
     name = f"{prefix}{CONFIG}"
     try:
         config = read_json(folder, listing, name)
@@ -163,7 +163,7 @@ def _common(
 
 
 def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer | None:
-    """Return the numbers of an optimizer: names ``optimizer.state.<slot>.<parameter>``."""
+    """Return the summary of an optimizer: names ``optimizer.state.<slot>.<parameter>``."""
     split = [re.fullmatch(r".*?optimizer\.state\.([^.]+)\.(.+)", one.name) for one in tensors]
     slots = dict.fromkeys(sorted({match[1] for match in split if match}))
     params = {match[2] for match in split if match}
@@ -183,7 +183,7 @@ def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer
 
 
 def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
-    """Return the parameter groups, which lie one or two dictionaries deep."""
+    """Return the parameter groups, which are one or two dictionaries deep."""
     if not isinstance(value, dict) or depth > 2:  # noqa: PLR2004 - see above
         return []
     held = value.get("param_groups")

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint that another tool wrote; values that its reader fills in."""
+"""Contents of a checkpoint of another tool: tensors, state in numbers, problems, resumability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from resilient.format.regions import Region
 
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
-"""The parts that tensors are told apart by."""
+"""Parts of a checkpoint that a tensor can belong to."""
 
 ITEM_BITS: Mapping[str, int] = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "C128": 128, "C32": 32,
@@ -23,37 +23,37 @@ ITEM_BITS: Mapping[str, int] = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Bits per element by the names of safetensors, which name every dtype here."""
+"""Bits per element, by the dtype names of safetensors, which name every dtype here."""
 
 
 class Unreadable(Exception):
-    """A file cannot be read as what it should be; the message says why, in plain words."""
+    """A file cannot be read as what it should be; the message gives the reason."""
 
 
 class StorageFormat(Enum):
-    """What is found where a piece of a tensor begins."""
+    """Format of the bytes where a piece of a tensor begins."""
 
     BYTES = "bytes"
-    """Its elements."""
+    """The elements themselves."""
     MEMBER = "member"
-    """The local header of a zip's member, which says where its content begins."""
+    """The local header of a zip member, which gives the start of its content."""
     ARCHIVE = "archive"
-    """A whole file of torch's, whose value is this piece."""
+    """A whole torch file whose value is this piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a box of a tensor lies; what it costs to look into a file is left to who reads it.
+    """Location of a box of a tensor; the reader decides when to look into the file.
 
     Attributes:
-        region: the box, in the tensor as it was before it was cut up.
-        file: the file.
-        start: where in the file what ``form`` says begins, in bytes.
-        size_bytes: how long that is at most, headers not counted.
-        form: what is there.
-        first: the element of it that is the box's first.
-        strides: elements between neighbours along each axis; None: row-major.
-        is_swapped: whether its numbers are big-endian.
+        region: The box within the whole tensor.
+        file: Name of the file.
+        start: Offset in the file at which the data of ``form`` begins, in bytes.
+        size_bytes: Largest length, without headers.
+        form: Format at ``start``.
+        first: Index of the box's first element in the stored data.
+        strides: Elements between neighbours along each axis; None: row-major.
+        is_swapped: Whether its numbers are big-endian.
     """
 
     region: Region
@@ -68,15 +68,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor as it was before it was cut up.
+    """One whole tensor, as before it was split.
 
     Attributes:
-        name: as its tool names it; of optimizers ``state.0.exp_avg``.
+        name: Name that its tool uses; for optimizers ``state.0.exp_avg``.
         part: :data:`MODEL`, :data:`OPTIMIZER` or :data:`OTHER`.
-        dtype: a name of :data:`ITEM_BITS`, or what its tool says where there is none.
-        shape: elements per axis.
-        files: where its bytes are.
-        pieces: boxes that make it whole; none where its tool keeps it in a way of its own.
+        dtype: A name of :data:`ITEM_BITS`, or its tool's name for an unknown dtype.
+        shape: Elements per axis.
+        files: Files that hold its bytes.
+        pieces: Boxes that cover the tensor; empty if its tool stores it in another form.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -98,31 +98,31 @@ class Tensor:
 
 
 class Remedy(Enum):
-    """What there is against a problem."""
+    """Remedies for a problem."""
 
     REPAIR = "repair"
-    """A repair: its plan says what can be made whole, and what cannot."""
+    """A repair; its plan lists what it can restore."""
     COPY = "copy"
-    """Another copy of the checkpoint: nothing in it, and beside it, knows better."""
+    """Another copy of the checkpoint: no other file has the lost data."""
     EARLIER = "earlier"
-    """A step before: it was saved like that."""
+    """An earlier step: the checkpoint was saved in this state."""
     UNKEPT = "unkept"
-    """Nothing: its tool, or its script, never saved it."""
+    """None: its tool, or its script, never saved it."""
     NEEDLESS = "needless"
-    """Nothing is needed: no resume reads it."""
+    """None is needed: no resume reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is missing, broken or in contradiction.
+    """Missing, broken or contradictory content of a checkpoint.
 
     Attributes:
-        place: the file, or the folder itself.
-        what: what is wrong.
-        loses: what training would go on without; empty when nothing follows for a resume.
-        is_fatal: whether nothing can go on from here.
-        help: the command that helps, with ``{path}`` in place of where the checkpoint is.
-        cure: what there is against it, where no command of its own is named.
+        place: The file, or the folder itself.
+        what: Description of the problem.
+        loses: State that a resume would lose; empty if it loses nothing.
+        is_fatal: Whether the problem prevents a resume.
+        help: Command that helps, with ``{path}`` in place of the checkpoint's path.
+        cure: Remedy, if ``help`` names no command.
     """
 
     place: str
@@ -134,21 +134,21 @@ class Problem:
 
     @property
     def severity(self) -> str:
-        """Return ``error`` if nothing can go on from here, ``warning`` of a loss, or ``note``."""
+        """Return ``error`` if no resume is possible, ``warning`` for a loss, else ``note``."""
         return "error" if self.is_fatal else "warning" if self.loses else "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """An optimizer's state in numbers.
+    """Summary of an optimizer's state.
 
     Attributes:
-        step: updates it made, None where it does not say.
-        states: parameters with a state.
-        params: parameters in its groups.
-        groups: parameter groups.
-        rates: learning rate of each group.
-        slots: what is kept for a parameter, for example ``exp_avg``.
+        step: Number of updates, None if unknown.
+        states: Parameters with a state.
+        params: Parameters in its groups.
+        groups: Parameter groups.
+        rates: Learning rate of each group.
+        slots: Names of the state per parameter, for example ``exp_avg``.
     """
 
     step: int | None
@@ -161,12 +161,12 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Where the learning-rate schedule is.
+    """Position of a learning-rate scheduler.
 
     Attributes:
-        step: its last step; None of a schedule that counts evaluations.
-        rates: the rates it set.
-        evaluations: Evaluations that it has seen, of one that goes by a metric.
+        step: Last step; None for a scheduler that counts evaluations.
+        rates: Learning rates that it set.
+        evaluations: Number of evaluations, for a scheduler that watches a metric.
     """
 
     step: int | None
@@ -176,11 +176,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class RandomStates:
-    """Whose random numbers go on.
+    """Ranks and generators with a saved random state.
 
     Attributes:
-        ranks: ranks whose states are there.
-        kinds: generators of the first of them: ``python``, ``numpy``, ``cpu``, ``cuda``.
+        ranks: Ranks with a saved state.
+        kinds: Generators of the first rank: ``python``, ``numpy``, ``cpu``, ``cuda``.
     """
 
     ranks: tuple[int, ...]
@@ -189,19 +189,19 @@ class RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one checkpoint of another tool holds.
+    """Contents of one checkpoint of another tool.
 
     Attributes:
-        layout: its short name, for programs.
-        title: its name for people.
-        resume: how its own tool goes on from it, with ``{path}`` in place of where it is.
-        step: optimizer steps that were made.
-        epoch: passes over the data, with the fraction of the present one.
-        world: how many ranks wrote it, None where it does not say.
-        data: where in the data it is, in the tool's own terms.
-        versions: versions of software and formats that it names.
-        facts: what else is worth a line.
-        problems: what is missing, broken or in contradiction.
+        layout: Short name of the layout, for programs.
+        title: Name for people.
+        resume: Call of its own tool that resumes it, with ``{path}`` in place of its path.
+        step: Number of optimizer steps.
+        epoch: Passes over the data, with the fraction of the current one.
+        world: Number of ranks that wrote it, None if unknown.
+        data: Position in the data, in the tool's own terms.
+        versions: Versions of software and formats that it names.
+        facts: Other facts to display.
+        problems: Missing, broken or contradictory content.
         not_imported: Reasons why our own Trainer does not import it though its tool resumes it.
     """
 
@@ -224,7 +224,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Resumability:
-    """Answer to the question if training can continue from a checkpoint.
+    """Result of the check if training can continue from a checkpoint.
 
     Attributes:
         answer: ``yes``, ``partly`` or ``no``.
@@ -238,7 +238,7 @@ class Resumability:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """What a resume loses."""
+        """State that a resume loses."""
         return self.why if self.answer == "partly" else ()
 
     def line(self) -> str:

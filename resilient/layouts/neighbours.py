@@ -1,4 +1,4 @@
-"""Other steps of the same run, which lie beside a checkpoint on this machine."""
+"""Other steps of the same run beside a checkpoint on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
 _WITH_CONFIG = ("generation_config.json", "model.safetensors.index.json")
-"""Files that only `save_pretrained` writes, which writes ``config.json`` before them."""
+"""Files that only `save_pretrained` writes, after it wrote ``config.json``."""
 _NUMBERED = re.compile(r"(.*?)(\d{1,12})")
 _READ_MAX = 2
 _LOSES = "the model's configuration"
@@ -33,7 +33,7 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     The distance of an older step is negative; the nearest comes first.
 
     Args:
-        url: The checkpoint; of one that is not on this machine nothing is known.
+        url: URL of the checkpoint; the result is empty if it is not on this machine.
     """
     if protocol_of(url) != "file":
         return []
@@ -50,10 +50,10 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
 
 
 def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
-    """Yield the nearest older steps beside a checkpoint; a folder that cannot be read is left out.
+    """Yield the nearest older steps beside a checkpoint, without unreadable folders.
 
     Args:
-        url: The checkpoint.
+        url: URL of the checkpoint.
     """
     older = [path for distance, path in steps_beside(url) if distance < 0]
     yield from _opened(older[:_READ_MAX])
@@ -63,7 +63,7 @@ def weights_beside(url: str) -> dict[str, Tensor]:
     """Return the weights of the nearest other step by name; empty without one.
 
     Args:
-        url: The checkpoint.
+        url: URL of the checkpoint.
     """
     nearest = [path for _, path in steps_beside(url)]
     for folder, listing in _opened(nearest[:_READ_MAX]):
@@ -77,7 +77,7 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     """Return the loss of a configuration that the folder or another step shows.
 
     Args:
-        url: The checkpoint of the Trainer of Transformers.
+        url: URL of the checkpoint of the Trainer of Transformers.
         listing: Its files.
     """
     if listing.is_there(CONFIG) or listing.is_there(_ADAPTER):

@@ -1,13 +1,8 @@
-"""Names in pickles: rebuild data, effects, how torch would load.
+"""Names in pickles: data that they rebuild, effects of unpickling, and how torch loads a file.
 
-The names in pickles of torch and NumPy that only rebuild data, understood without either.
-
-What the names in a pickle would do, if somebody unpickled it (pure).
-
-A pickle may name anything that can be imported and called. A few names only rebuild data; some
-are known to run commands; of the rest nobody knows but who reads their code.
-
-Which call of torch loads a file, by the names in its pickle (pure).
+A pickle may name anything that can be imported and called. A few names only rebuild data, without
+torch or NumPy. Some names are known to run commands. The effect of all others is unknown without
+their code.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
 """
@@ -46,7 +41,7 @@ _BY_STORAGE = {
 _NUMPY_SCALARS = {
     "f8": "<d", "f4": "<f", "i8": "<q", "i4": "<i", "u8": "<Q", "u4": "<I", "b1": "<?",
 }  # fmt: skip
-# What may be in a checkpoint without anybody's worry: it rebuilds data and does nothing.
+# Harmless names: they rebuild data and do nothing else.
 _DATA_MODULES = {
     *("torch", "torch._utils", "torch._tensor", "torch.nn.parameter", "torch.serialization"),
     *("torch.storage", "torch.torch_version", "collections", "numpy", "numpy.dtypes"),
@@ -68,7 +63,7 @@ _NO_DATA = {"torch.load", "torch.save", "torch.hub.load", "torch._utils.os", "nu
 
 
 def is_data(name: PickledGlobal) -> bool:
-    """Say whether what a pickle would import can do no more than rebuild data."""
+    """Return True if a global of a pickle can only rebuild data."""
     if name.dotted in _NO_DATA or "." in name.name:
         return False
     if name.module == "torch":
@@ -78,7 +73,7 @@ def is_data(name: PickledGlobal) -> bool:
 
 
 def rebuild(made: PickledCall) -> Any:
-    """Return the value that a pickle would make by a call, where its name is known."""
+    """Return the value of a call in a pickle if its name is known, else the call."""
     if made.name == "persistent":
         return _stored(made.args)
     if not isinstance(made.args, tuple):
@@ -88,7 +83,7 @@ def rebuild(made: PickledCall) -> Any:
 
 
 def dtype_of(value: Any) -> str:
-    """Return the name of a dtype of torch, or what it is called there."""
+    """Return the safetensors name of a torch dtype, or its torch name."""
     if isinstance(value, PickledGlobal) and value.module == "torch":
         return _BY_TORCH.get(value.name, value.name)
     return "?"
@@ -98,7 +93,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     """Return a shape.
 
     Raises:
-        Unreadable: it is none that any tensor could have.
+        Unreadable: The value is no shape that a tensor could have.
     """
     if not isinstance(value, tuple | list) or len(value) > AXES_MAX:
         raise Unreadable("a shape that is none")
@@ -151,7 +146,7 @@ def _typed(made: PickledCall) -> Any:
 
 
 def _meta(made: PickledCall) -> TensorRef:
-    """Return a tensor that has a shape and no bytes."""
+    """Return a tensor with a shape and no bytes."""
     dtype, shape = made.args[:2]
     return TensorRef(dtype_of(dtype), shape_of(shape))
 
@@ -203,7 +198,7 @@ _KNOWN = {
 
 
 class Effect(StrEnum):
-    """What unpickling a name can do."""
+    """Effect of unpickling a name."""
 
     REBUILDS = "rebuilds data"
     LIBRARY = "a library's class"
@@ -322,7 +317,7 @@ _BUILTINS = ("builtins", "__builtin__")
 
 
 def effect_of(name: PickledGlobal) -> Effect:
-    """Return what unpickling can do that names this; a dot in a name is a way to anything."""
+    """Return the possible effect of unpickling a name; a dot in a name can reach anything."""
     module, attribute = name.module, name.name
     if "." not in attribute and _rebuilds(module, attribute):
         return Effect.REBUILDS
@@ -330,7 +325,7 @@ def effect_of(name: PickledGlobal) -> Effect:
         return Effect.RUNS
     if (module, attribute) in _LIBRARY_TUPLES:
         return Effect.LIBRARY
-    # No identifier is text that somebody may paste as it is shown.
+    # A name that is no identifier may be pasted by a user as it is displayed.
     if module in _LIBRARIES and attribute.isidentifier() and attribute.lstrip("_")[:1].isupper():
         return Effect.LIBRARY
     return Effect.UNKNOWN
@@ -367,12 +362,12 @@ _REFUSED = {
 
 
 def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
-    """Return the call that loads a file, and what the safe one says no to; empty where it does not.
+    """Return the call that loads a file, and the names at which the safe call stops; empty if none.
 
-    Of code that nobody knows, or that is known to run commands, the safe call stays.
+    Unknown code, or code that is known to run commands, gets the safe call.
 
     Args:
-        names: what its pickle would import.
+        names: Globals that the pickle would import.
     """
     stops = {one.dotted: effect_of(one) for one in names if not _is_allowed(one)}
     if not stops:

@@ -1,17 +1,13 @@
-"""Pickles decoded as data, nothing imported or called.
+"""Pickles decoded as data: the opcodes are interpreted, nothing is imported or called.
 
-What a pickle holds that plain values cannot say: names, calls, and tensors kept elsewhere.
+A call in a pickle becomes a value that describes it (:class:`PickledCall`). A few names that only
+rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All others keep their
+name, which is enough to see what a file is and what it would do. Source of the opcodes:
+``pickletools`` of the standard library, which also decodes their arguments.
 
-Pickles as data: the opcodes are walked, nothing is imported, nothing is called.
-
-What a pickle would call is kept as a value that says so (:class:`Made`). A few names that only
-rebuild data (tensors, ordered dicts, sizes) are understood here; any other stays as it is named,
-which is enough to see what a file is and what it would do. Source of the opcodes: ``pickletools``
-of the standard library, which also decodes their arguments.
-
-Bounded: the bytes, the opcodes, and what may be a key of a dict, for hashing a tuple of tuples of
-tuples takes time without end. Values share what the pickle shares, so memory grows with the
-opcodes alone; whoever walks a value must bound the walk (:func:`leaves`).
+The bytes, the opcodes and the keys of dicts are bounded, because hashing nested tuples can take
+unbounded time. Values share what the pickle shares, so memory grows with the opcodes only. A walk
+over a value must be bounded too (:func:`leaves`).
 """
 
 from __future__ import annotations
@@ -30,24 +26,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PickledGlobal:
-    """What a pickle would import."""
+    """A global that a pickle would import."""
 
     module: str
     name: str
 
     @property
     def dotted(self) -> str:
-        """Both parts with a dot between."""
+        """Module and name joined by a dot."""
         return f"{self.module}.{self.name}"
 
 
 class Unordered(list[Any]):
-    """The elements of a set, in no order that means anything."""
+    """Elements of a set, in arbitrary order."""
 
 
 @dataclass(slots=True, eq=False)
 class PickledCall:
-    """What a pickle would call, and what it would put into the result."""
+    """A call that a pickle would make, and the state that it would set on the result."""
 
     name: Any
     args: Any = ()
@@ -56,7 +52,7 @@ class PickledCall:
 
     @property
     def kind(self) -> str:
-        """The dotted name of what would be called."""
+        """The dotted name of the called global."""
         return self.name.dotted if isinstance(self.name, PickledGlobal) else ""
 
     def get(self, attribute: str, default: Any = None) -> Any:
@@ -69,9 +65,9 @@ class PickledCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StorageRef:
-    """A reference to bytes beside the pickle: what torch calls a storage.
+    """A reference to bytes beside the pickle: a storage of torch.
 
-    ``device`` is where it was when it was saved, as ``cuda:0``.
+    ``device`` is its device at the save, such as ``cuda:0``.
     """
 
     dtype: str
@@ -96,13 +92,13 @@ BYTES_MAX = 64 << 20
 OPCODES_MAX = 4_000_000
 LEAVES_MAX = 1_000_000
 DEPTH_MAX = 64
-_KEY_INT_MAX = 1 << 60  # beyond it all multiples of 2^61-1 have one hash
+_KEY_INT_MAX = 1 << 60  # beyond it all multiples of 2^61-1 share one hash
 _MARK = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A value, and every name that the pickle would import to make it."""
+    """A value, and every global that the pickle would import to make it."""
 
     value: Any
     names: frozenset[PickledGlobal]
@@ -111,14 +107,14 @@ class Pickled:
 def read_pickle(
     source: bytes | io.BytesIO, rebuild: Callable[[PickledCall], Any] = lambda made: made
 ) -> Pickled:
-    """Return what a pickle holds, as data.
+    """Return the content of a pickle as data.
 
     Args:
-        source: the pickle, or a stream that stands before one and is left behind it.
-        rebuild: turns what it would call into a value, where it knows the name.
+        source: The pickle, or a stream positioned at a pickle, which is left after it.
+        rebuild: Function that turns a call with a known name into a value.
 
     Raises:
-        Unreadable: it is broken, larger than the bounds, or uses what no checkpoint needs.
+        Unreadable: The pickle is broken, exceeds the bounds, or uses an opcode no checkpoint needs.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     if stream.getbuffer().nbytes > BYTES_MAX:
@@ -129,12 +125,12 @@ def read_pickle(
 
 
 def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
-    """Return what one pickle would import, and why it cannot be read to its end, or nothing.
+    """Return the globals of one pickle, and the reason if it cannot be read to its end.
 
-    What was named before a pickle breaks is returned too: an interpreter would have called it.
+    Globals before the break are included: an interpreter would have called them.
 
     Args:
-        stream: stands before the pickle, and is left behind it.
+        stream: Stream positioned at the pickle; it is left after it.
     """
     machine = _Machine(lambda made: made)
     try:
@@ -145,14 +141,14 @@ def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
 
 
 def _walk(machine: _Machine, stream: io.BytesIO) -> None:
-    """Take a machine through one pickle, to its end.
+    """Run a machine over one pickle, to its end.
 
     Raises:
-        Unreadable: it is broken, larger than the bounds, or uses what no checkpoint needs.
+        Unreadable: The pickle is broken, exceeds the bounds, or uses an opcode no checkpoint needs.
     """
     try:
         with warnings.catch_warnings():
-            # An odd escape in a text is no news for whoever looks at a damaged file.
+            # Invalid escapes in a text of a damaged file need no warning.
             warnings.simplefilter("ignore", DeprecationWarning)
             for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
                 if count >= OPCODES_MAX:
@@ -167,10 +163,10 @@ def _walk(machine: _Machine, stream: io.BytesIO) -> None:
 
 
 def leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield what is inside dicts and lists, with its path, within bounds.
+    """Yield the values inside dicts and lists, with their paths, within bounds.
 
     Raises:
-        Unreadable: it is deeper, or has more, than any checkpoint.
+        Unreadable: The value is deeper or larger than any checkpoint.
     """
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     for _ in range(LEAVES_MAX):
@@ -202,7 +198,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Machine:
-    """The stack and the memo of a pickle that is walked."""
+    """Stack and memo of the interpreted pickle."""
 
     def __init__(self, rebuild: Callable[[PickledCall], Any]) -> None:
         self.stack: list[Any] = []
@@ -211,7 +207,7 @@ class _Machine:
         self._rebuild = rebuild
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Do what one opcode says, as far as it is about data."""
+        """Interpret one opcode, as far as it concerns data."""
         if opcode in _PUSHES:
             self.stack.append(argument)
         elif opcode in _CONSTANTS:
@@ -227,7 +223,7 @@ class _Machine:
             handler(self, argument)
 
     def result(self) -> Any:
-        """Return what is on the stack, which must be a value."""
+        """Return the value on top of the stack."""
         if self.stack[-1] is _MARK:
             raise ValueError("it ends at a mark")
         return self.stack[-1]
@@ -354,7 +350,7 @@ class _Machine:
 
 
 def _as_key(key: Any) -> Any:
-    """Return what may be hashed in little time: plain values, and flat tuples of them."""
+    """Return a key that hashes in bounded time: plain values, and flat tuples of them."""
     if isinstance(key, tuple):
         if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):
             raise Unreadable("a tuple of what is not plain as a key")

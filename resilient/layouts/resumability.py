@@ -1,12 +1,10 @@
-"""Can training go on, and what to do.
+"""Resumability of another tool's checkpoint: whether training can continue, and at what cost.
 
-The judge of checkpoints of other tools: can training continue from this one, and at what cost?
-
-A pure function from the facts of a checkpoint (:class:`~resilient.layouts.model.Contents`) to a
-:class:`~resilient.layouts.model.Resumability`. The Trainer's import, ``ckpt import``, ``ckpt inspect``,
-``ckpt verify``, ``ckpt repair`` and the agent's restart policy ask this function and no other.
-
-What to do about each thing that is wrong with a checkpoint of another tool (pure).
+:func:`assess_resumability` is a pure function from the contents of a checkpoint
+(:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`. It
+is the only such check: the Trainer's import, ``ckpt import``, ``ckpt inspect``, ``ckpt verify``,
+``ckpt repair`` and the agent's restart policy all call it. :func:`remedy` gives the fix for each
+problem.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ REPAIR = "resilient ckpt repair {path}"
 _IMPORTED = "hf-trainer"
 _NAMED_MAX = 4
 _TRAINED = ("optimizer", "schedule", "weights", "agreement")
-"""Words of losses that change what is trained; of other losses a run recovers by itself."""
+"""Words in losses that change the trained result; a run recovers from other losses by itself."""
 
 
 class Outcome(Enum):
@@ -61,11 +59,11 @@ class Alternatives:
 def assess_resumability(
     contents: Contents, path: str, others: Alternatives | None = None
 ) -> Resumability:
-    """Return the verdict of a checkpoint.
+    """Assess whether training can continue from a checkpoint.
 
     Args:
-        contents: Facts of the checkpoint, and problems of its bytes where those were read.
-        path: Place of the checkpoint.
+        contents: Contents of the checkpoint, with problems of its bytes if those were read.
+        path: Path of the checkpoint.
         others: Other ways to continue the run.
     """
     others = others or Alternatives()
@@ -86,7 +84,7 @@ def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
 
 
 def filled(command: str, path: str) -> str:
-    """Return a command with the place of the checkpoint in it."""
+    """Return a command with the path of the checkpoint in it."""
     return command.replace("{path}", path if "'" in command else shell_quote(path))
 
 
@@ -111,7 +109,7 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
         return filled(named, path)
     if others.sibling:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
-    # A repair restores nothing of what was saved in that state.
+    # A repair cannot improve a state that was saved as it is.
     is_saved_so = all(one.cure is Remedy.EARLIER for one in fatal)
     if others.repair is Outcome.LOSSY:
         return filled(REPAIR, path)
@@ -149,12 +147,12 @@ def is_costly(problems: Iterable[Problem]) -> bool:
 
 
 def remedy(problem: Problem, path: str, sibling: str = "") -> str:
-    """Return what helps: a command, or a sentence that begins with ``none``.
+    """Return the remedy: a command, or a sentence that begins with ``none``.
 
     Args:
-        problem: what is wrong.
-        path: where the checkpoint is.
-        sibling: where another one of the same run is that training can go on from.
+        problem: The problem.
+        path: Path of the checkpoint.
+        sibling: Path of another checkpoint of the same run that is resumable.
     """
     if problem.help:
         return filled(problem.help, path)

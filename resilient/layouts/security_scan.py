@@ -1,16 +1,12 @@
-"""What could harm whoever loads or lists a checkpoint.
+"""Security scan of a checkpoint: content that can harm whoever loads or lists it.
 
-Names and texts inside a checkpoint that talk to the terminal of whoever lists them.
+The scan only reads; it runs and follows nothing. It looks for pickles that call code, links and
+names that lead out of the folder, and archives that expand hugely. It also finds headers and
+documents unfit for a library, code that comes with a model, and text that controls a terminal.
 
-Control characters move its cursor and change its title, and marks of direction let a text read as
-another one than it is. Looked at is what readers show: names of tensors and of files, and what a
-Trainer's state and a configuration say. The words of a tokenizer may have any characters.
-
-What could harm whoever loads a checkpoint: found by reading, with nothing run or followed.
-
-Looked for: pickles that call code, links and names that lead out of the folder, archives that
-swell, headers and documents that no library should be given, code that comes with a model, and
-names that talk to a terminal.
+Control characters move the cursor of a terminal and change its title. Direction marks make a text
+read differently. Checked are the texts that readers display: names of tensors and files, a
+Trainer's state and a configuration. The words of a tokenizer may have any characters.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 _TALKING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Classes of Unicode: controls, marks of direction and joiners, halves, ends of lines."""
+"""Unicode categories: controls, direction marks and joiners, surrogates, line separators."""
 _DOCUMENTS = ("trainer_state.json", "config.json")
 _INDEX = ".index.json"
 _SHOWN_MAX = 80
@@ -51,15 +47,15 @@ _DEPTH_MAX = 4
 
 
 def has_control_chars(text: str) -> bool:
-    """Say whether a text has characters that a terminal obeys, or that hide what it says."""
+    """Return True if a text has characters that control a terminal or disguise the text."""
     return any(unicodedata.category(one) in _TALKING for one in text)
 
 
 def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> tuple[str, int]:
-    """Return the first text in a file that talks, harmless, and how many there are.
+    """Return the first text in a file with control characters, escaped, and their number.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     found = [one for one in _texts(folder, listing, name) if has_control_chars(one)]
     first = found[0].encode("unicode_escape").decode("ascii")[:_SHOWN_MAX] if found else ""
@@ -69,7 +65,7 @@ def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> 
 def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str]:
     base = name.rpartition("/")[2]
     found: Iterable[str] = ()
-    # That a file cannot be read is told by who looks at what it is.
+    # Another reader reports the file as unreadable.
     with suppress(Unreadable):
         if base.endswith(SAFE):
             tensors, meta = read_header(folder, listing, name)
@@ -85,7 +81,7 @@ def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str
 
 
 def _strings(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the texts of a document, keys among them."""
+    """Yield the texts of a document, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and depth < _DEPTH_MAX:
@@ -110,30 +106,30 @@ _NAMES_SHOWN = 5
 _SLICES_MAX = 100_000
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, LZMAError, OSError, ValueError, KeyNotFound, EOFError),
-    RuntimeError,  # encrypted, or packed in a way that is not known
+    RuntimeError,  # encrypted, or with an unknown compression
 )
 
 
 class Risk(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     DANGER = "danger"
     """Loading it the usual way runs code, or reads or writes elsewhere."""
     WARNING = "warning"
-    """Nobody can say what loading it does, or it breaks readers."""
+    """The effect of loading it is unknown, or it breaks readers."""
     NOTE = "note"
-    """It needs a library's classes, or code that has to be allowed by hand."""
+    """It needs classes of a library, or code that the user must allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanFinding:
-    """Something in a checkpoint that could harm.
+    """Harmful content of a checkpoint.
 
     Attributes:
-        risk: how bad it is.
-        file: where it is, relative to the folder.
-        what: what was found.
-        consequence: what it can do, and to whom.
+        risk: Severity.
+        file: Path relative to the folder.
+        what: Description of the content.
+        consequence: Possible effect, and on whom.
     """
 
     risk: Risk
@@ -143,12 +139,12 @@ class ScanFinding:
 
 
 def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
-    """Return everything in a folder that could harm, the worst first.
+    """Return the harmful content of a folder, the worst first.
 
     Crash: reads only; memory is bounded by the largest pickle that is read whole (64 MiB).
 
     Raises:
-        StoreError: the folder could not be read.
+        StoreError: The folder could not be read.
     """
     found = [*_outside(listing), *_names(listing)]
     if not listing.is_whole:
@@ -198,7 +194,7 @@ def _file(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[Scan
             Risk.NOTE, name, what, "runs when trust_remote_code=True, or when imported"
         )
     elif base.endswith(SLICES):
-        return  # each slice is a zip of its own: the index says where
+        return  # each slice is a zip, and the index lists its range
     elif not base.endswith(_TEXTS):
         yield from _binary(folder, listing, name, is_expected=base.endswith(_PICKLES))
 
@@ -216,7 +212,7 @@ def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[
     try:
         found = read_json(folder, listing, name)
     except Unreadable as error:
-        # A list or a number is JSON as well, and harms nobody.
+        # A list or a number is valid JSON and harmless.
         if "no JSON object" not in str(error):
             yield ScanFinding(Risk.WARNING, name, str(error), "readers fail on it")
         return
@@ -255,7 +251,7 @@ def _binary(
 
 
 def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
-    """Yield what is wrong with the slices of torch's distributed checkpoints."""
+    """Yield problems of the slices of torch's distributed checkpoints."""
     indexed: set[tuple[str, int, int]] = set()
     for name in listing.sizes:
         if name.rpartition("/")[2] == INDEX:
@@ -278,7 +274,7 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
 
 
 def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iterator[ScanFinding]:
-    """Yield what is wrong with a zip, and with the pickles in it."""
+    """Yield problems of a zip, and of the pickles in it."""
     broken = ""
     try:
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
@@ -288,7 +284,7 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
                 try:
                     yield from _member(opened, name, one)
                 except _BROKEN as error:
-                    # Behind it may be what it is to hide.
+                    # The broken member may hide others behind it.
                     broken = broken or str(error)
     except _BROKEN as error:
         broken = str(error)
@@ -315,21 +311,21 @@ def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iter
 
 
 def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterator[ScanFinding]:
-    """Yield what is wrong with a pickle in a zip; other members are left alone."""
+    """Yield problems of a pickle in a zip; other members are skipped."""
     is_pickle = info.filename.endswith((".pkl", ".pickle"))
     with opened.open(info) as file:
         head = file.read(_HEAD_BYTES)
         if not is_pickle and not head.startswith(_PICKLE_MAGIC):
             return
-        # Never more than the bound, whatever the directory claims of its size.
+        # Never read more than the bound, whatever size the directory claims.
         data = head + file.read(BYTES_MAX - len(head))
     found = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
-    # Tensors may begin like a pickle by chance: those name nothing.
+    # Tensors may begin like a pickle by chance, but then name nothing.
     yield from (one for one in found if is_pickle or one.risk is Risk.DANGER)
 
 
 def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]:
-    """Yield what the pickles name that stand one behind the other in some bytes."""
+    """Yield findings for the names in consecutive pickles."""
     stream = io.BytesIO(data)
     names: set[PickledGlobal] = set()
     why = "" if is_whole else f"more than {BYTES_MAX} bytes"

@@ -1,11 +1,9 @@
-"""One file: weights, state or a whole module.
+"""Checkpoints in one file: weights, a script's own state, a whole module or TorchScript.
 
-Models that were saved whole, with the code of their classes or as TorchScript, as data.
+Loading a pickled module runs the code that its pickle names, and a TorchScript program is code.
+Both are read as data here, and their weights are plain tensors.
 
-Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``. To load a module runs
-what its pickle names, and a program of TorchScript is code; their weights are as plain as others.
-
-One file of weights, or one file of torch's with whatever a script put into it.
+Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``.
 """
 
 from __future__ import annotations
@@ -50,24 +48,24 @@ _WEIGHTS = "the optimizer, the schedule, the random state and the place in the d
 
 
 def is_module(value: Any) -> bool:
-    """Say whether a value of an archive is a module of torch's."""
+    """Return True if a value of an archive is a torch module."""
     if not isinstance(value, PickledCall) or not isinstance(value.state, dict):
         return False
     return {_PARAMETERS, _BUFFERS, _MODULES} <= set(value.state)
 
 
 def is_program(archive: Archive) -> bool:
-    """Say whether an archive is one of TorchScript."""
+    """Return True if an archive is a TorchScript program."""
     value = archive.value
     is_made = isinstance(value, PickledCall) and value.kind.startswith(_PROGRAM)
     return is_made and _CONSTANTS in archive.members
 
 
 def read_module(archive: Archive) -> Contents:
-    """Return what a module or a program holds: its weights, and that no training goes on from it.
+    """Return the contents of a module or a program: weights from which no training resumes.
 
     Raises:
-        Unreadable: there are more values than bounds allow.
+        Unreadable: The value exceeds the bounds.
     """
     value = archive.value
     if is_program(archive):
@@ -88,15 +86,15 @@ def read_module(archive: Archive) -> Contents:
 
 
 def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, ...]:
-    """Return the parameters and buffers of a module by the names its state would give them.
+    """Return the parameters and buffers of a module by their state-dict names.
 
     Args:
-        archive: it is in.
-        module: the module.
-        root: before each name.
+        archive: Archive of the module.
+        module: The module.
+        root: Prefix of each name.
 
     Raises:
-        Unreadable: there are more values than bounds allow.
+        Unreadable: The value exceeds the bounds.
     """
     named: dict[str, TensorRef] = {}
     waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
@@ -114,12 +112,12 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
 
 
 def _fields(module: Any) -> list[tuple[Any, Any]]:
-    """Return the tensors and the modules that a module names."""
+    """Return the tensors and the submodules of a module by name."""
     state = module.state if isinstance(module, PickledCall) else None
     if not isinstance(state, dict):
         return []
     if not is_module(module):
-        # A program keeps all of its attributes side by side.
+        # A program stores all of its attributes side by side.
         return list(state.items()) if module.kind.startswith(_PROGRAM) else []
     parts = (state[one] for one in (_PARAMETERS, _BUFFERS, _MODULES))
     return [pair for one in parts if isinstance(one, dict) for pair in one.items()]
@@ -138,12 +136,12 @@ _STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
 _EPOCHS = ("epoch", "current_epoch", "epochs_trained")
 _OPTIMIZER_NAMES = ("optim", "opt")
 _LISTED_MAX = 16
-"""Optimizers in a list that are looked at."""
+"""Largest number of optimizers read from a list."""
 _SCHEDULE_NAMES = ("sched", "lr_sched")
 
 
 def read_safetensors(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
-    """Return what a file of safetensors holds."""
+    """Return the contents of a safetensors file."""
     title = "one file of safetensors"
     try:
         tensors, meta = read_header(folder, listing, name)
@@ -160,11 +158,11 @@ def read_safetensors(folder: Folder, listing: DirectoryListing, name: str) -> Co
 
 
 def read_state(archive: Archive, layout: str, title: str) -> Contents:
-    """Return what a script's own dictionary holds: by type where it tells, by name elsewhere.
+    """Return the contents of a script's own dictionary, identified by type, else by name.
 
     Raises:
-        Unreadable: there are more values than bounds allow.
-        StoreError: it could not be read.
+        Unreadable: The value exceeds the bounds.
+        StoreError: The file could not be read.
     """
     value = archive.value
     named = value if isinstance(value, dict) else {}
@@ -213,7 +211,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
 
 
 def read_model_folder(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return what a folder of weights in the names of Transformers holds."""
+    """Return the contents of a folder of weights with the file names of Transformers."""
     tensors, problems = read_weights(folder, listing)
     problems.append(Problem(".", ALONE, WEIGHTS_ONLY, is_fatal=True, help=_FROM_PRETRAINED))
     return Contents(
@@ -226,7 +224,7 @@ def read_model_folder(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _tensors(archive: Archive) -> tuple[Tensor, ...]:
-    """Return the tensors, those of optimizers told apart by where they are."""
+    """Return the tensors, with those of optimizers identified by their key."""
     found = archive.tensors(MODEL)
     for key, value in _modules(archive):
         found += tensors_of(archive, value, f"{key}.")
@@ -237,13 +235,13 @@ def _tensors(archive: Archive) -> tuple[Tensor, ...]:
 
 
 def _modules(archive: Archive) -> list[tuple[str, Any]]:
-    """Return the modules that a script put into its dictionary as they are."""
+    """Return the modules that a script stored in its dictionary."""
     named = archive.value if isinstance(archive.value, dict) else {}
     return [(str(key)[:80], one) for key, one in named.items() if is_module(one)]
 
 
 def _head(name: str, known: dict[str, str]) -> str:
-    """Return which of the known first keys a path begins with; keys may have dots themselves."""
+    """Return the known first key of a path; keys may contain dots."""
     head = name.partition(".")[0]
     return head if head in known else name
 
@@ -263,7 +261,7 @@ def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
 
 
 def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the optimizers' states: the value itself, its fields, and what those list."""
+    """Yield the optimizer states: the value itself, its fields, and elements of lists in them."""
     for value in (named, *named.values()):
         for one in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
             if optimizer_of(one, None) is not None:

@@ -1,8 +1,8 @@
-"""Event files of TensorBoard to numbers: frames, their checksums, and a few fields of each.
+"""Reader for TensorBoard event files: frames, their checksums, and the scalars in them.
 
 Source: ``tensorflow/core/lib/io/record_writer`` for the frames (a length, its checksum, the bytes,
-their checksum; CRC-32C, rotated and shifted), ``event.proto``, ``summary.proto`` and
-``tensor.proto`` for what is in them. Neither TensorBoard nor a library for its messages is asked.
+their checksum; CRC-32C, rotated and shifted). ``event.proto``, ``summary.proto`` and
+``tensor.proto`` define their content. No TensorBoard or protobuf library is needed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 FILE = re.compile(r"(?:.*/)?events\.out\.tfevents\.[^/]*")
 FILE_BYTES_MAX = 64 << 20
-"""Of one file; a million numbers."""
+"""Largest part of a file that is read; it holds a million numbers."""
 _RECORD_BYTES_MAX = 16 << 10
-"""A number has about 40; what is larger holds a text, a picture or a histogram."""
+"""A scalar has about 40 bytes; a larger record holds a text, a picture or a histogram."""
 _SCALARS_MAX = 1 << 20
 _TAG_CHARACTERS_MAX = 200
 _VALUES_MAX = 256
-"""Numbers of one record."""
+"""Largest number of scalars in one record."""
 _HEAD_BYTES, _SUM_BYTES = 12, 4
 _VARINT_BYTES_MAX = 10
 _MASK = 0xA282EAD8
@@ -39,17 +39,17 @@ _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _DTYPE, _CONTENT, _FLOATS, _DOUBLES = 1, 4, 5, 6
 _FLOAT, _DOUBLE = 1, 2
 _DIGITS_MAX = 9
-"""Of a number of single precision, beyond which there is none to tell."""
+"""Digits that always identify a number of single precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One number that was logged.
+    """One logged number.
 
     Attributes:
-        step: when, as the writer counts.
-        tag: what it is called.
-        value: the number; of single precision the shortest that is the same.
+        step: Step, as the writer counts.
+        tag: Name of the number.
+        value: The number; for single precision the shortest equal decimal.
     """
 
     step: int
@@ -59,13 +59,13 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """What a file of events holds.
+    """Content of an event file.
 
     Attributes:
-        began: when its first record was written, in seconds since 1970.
-        found: its numbers, in its order.
-        broken: what is wrong with it; empty of one that is whole, or that was cut at its end as
-            the file of a process that was killed is.
+        began: Time of the first record, in seconds since 1970.
+        found: Its numbers, in file order.
+        broken: Description of the damage; empty for a whole file. A file that was cut at its end,
+            as by a killed process, counts as whole.
     """
 
     began: float
@@ -74,14 +74,14 @@ class Scalars:
 
 
 def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalars:
-    """Return the numbers in a file of events, a record at a time.
+    """Return the numbers in an event file, read record by record.
 
-    A record whose checksum is wrong is passed over, and told; at a length that cannot be the rest
-    ends, for where the next record begins does not show any more.
+    A record with a wrong checksum is skipped and reported. Reading stops at an invalid length,
+    because the start of the next record is then unknown.
 
     Raises:
-        Unreadable: it is missing, or no file of events.
-        StoreError: it could not be read.
+        Unreadable: The file is missing, or no event file.
+        StoreError: The file could not be read.
     """
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
@@ -108,7 +108,7 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
 
 
 def masked_sum(data: bytes) -> int:
-    """Return the checksum of a frame's part: CRC-32C, rotated by 15 bits, and a number added."""
+    """Return the checksum of a frame's part: CRC-32C, rotated by 15 bits, plus a constant."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -129,7 +129,7 @@ _TABLE = _table()
 
 
 def _records(window: RangeReader) -> Iterator[tuple[bytes, str]]:
-    """Yield each record, and what is wrong with it; empty where it is too large for a number."""
+    """Yield each record with its damage; an empty record if it is too large for a scalar."""
     while len(head := window.read(_HEAD_BYTES)) == _HEAD_BYTES:
         length, expected = struct.unpack("<QI", head)
         if masked_sum(head[:8]) != expected:
@@ -159,7 +159,7 @@ def _event(data: bytes) -> tuple[float, list[Scalar]]:
             step = value
         elif (number, wire) == (_SUMMARY, _BYTES) and isinstance(value, bytes):
             summaries.append(value)
-    # What is negative is written as one of two to the 64th.
+    # A negative step is encoded as an unsigned 64-bit number.
     return at, [] if step >= 1 << 62 else [one for it in summaries for one in _summary(step, it)]
 
 
@@ -190,7 +190,7 @@ def _named(data: bytes) -> tuple[str, float] | None:
 
 
 def _of_tensor(data: bytes) -> float | None:
-    """Return the one number of a tensor, None of what is none."""
+    """Return the number of a one-element tensor, None for any other."""
     dtype, found = 0, b""
     for field, wire, value in _fields(data):
         if (field, wire) == (_DTYPE, _VARINT) and isinstance(value, int):
@@ -205,7 +205,7 @@ def _of_tensor(data: bytes) -> float | None:
 
 
 def _single(data: bytes) -> float:
-    """Return the shortest decimal whose nearest number of single precision this is."""
+    """Return the shortest decimal that rounds to this single-precision number."""
     (value,) = struct.unpack("<f", data)
     for digits in range(1, _DIGITS_MAX):
         short = float(f"{value:.{digits}g}")
@@ -218,10 +218,10 @@ def _single(data: bytes) -> float:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield the number, the kind and the value of each field of a message.
+    """Yield the number, the wire type and the value of each field of a message.
 
     Raises:
-        Unreadable: it is no message.
+        Unreadable: The data is no message.
     """
     at = 0
     while at < len(data):

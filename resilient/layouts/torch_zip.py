@@ -1,14 +1,8 @@
-"""Torch.save zip files by ranges.
+"""``torch.save`` files, read by ranges: a zip of one pickle and the bytes of tensors.
 
-Files of a folder as what ``zipfile`` can read: ranges on demand, bounded, with a memory.
-
-Files that torch has saved: a zip of one pickle and the bytes of tensors, read by ranges.
-
-Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored as
-they are; one that is compressed was not written by torch, and is refused, for a few bytes of it
-could become more than any memory. Files of torch before 1.6 are bare pickles in a row.
-
-From where a piece of a tensor is said to be to where its first element lies.
+Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored
+uncompressed. A compressed member was not written by torch and is refused, because a few bytes of it
+could expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
 """
 
 from __future__ import annotations
@@ -40,18 +34,18 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 READ_MAX = 16 << 20
-"""One answer; the directory of a zip with 100,000 members has 10 MB."""
+"""Largest single read; the directory of a zip with 100,000 members has 10 MB."""
 _AHEAD_BYTES = 64 << 10
 
 
 class RangeReader(io.RawIOBase):
-    """A part of a file, for reading; remembers the last bytes it asked for.
+    """A part of a file as a readable stream with a small cache.
 
     Args:
-        folder: where the file is.
-        name: its name.
-        start: where the part begins in it.
-        size_bytes: how long the part is.
+        folder: Folder of the file.
+        name: Name of the file.
+        start: Offset of the part in the file.
+        size_bytes: Length of the part.
     """
 
     def __init__(self, folder: Folder, name: str, start: int, size_bytes: int) -> None:
@@ -62,11 +56,11 @@ class RangeReader(io.RawIOBase):
         self._kept, self._kept_at = b"", 0
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -82,15 +76,15 @@ class RangeReader(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next ``size`` bytes or all that are left, of more than 16 MiB the first.
+        """Return the next ``size`` bytes, or all that are left; at most 16 MiB.
 
-        ``zipfile`` asks again for the rest of a member. A directory it takes in one piece, so one
-        that is larger counts as cut short.
+        ``zipfile`` asks again for the remaining bytes of a member. It reads a directory at once, so
+        a larger directory counts as cut short.
         """
         left = max(0, self._size - self._at)
         size = min(left if size < 0 else size, left, READ_MAX)
         if not self._at >= self._kept_at or self._at + size > self._kept_at + len(self._kept):
-            # From the tail on backwards is how zips are read, so what is near the end comes whole.
+            # Zips are read from the end backwards, so the bytes near the end are read at once.
             begin = self._at if left > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)
             length = min(max(size, _AHEAD_BYTES), self._size - begin)
             length = max(length, self._at + size - begin)
@@ -123,16 +117,16 @@ BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What is in one file of torch's.
+    """Content of one torch file.
 
     Attributes:
-        value: its object; tensors are references.
-        names: what the pickle would import.
-        members: place and size of every member by its name after the root folder.
-        byteorder: of the numbers in it.
-        base: where it begins in the file.
-        form: what is at a member's place.
-        sums: the checksum of every member, zero where torch was told to make none.
+        value: Its object; tensors are references.
+        names: Globals that the pickle would import.
+        members: Offset and size of every member by its name without the root folder.
+        byteorder: Byte order of its numbers.
+        base: Offset of the archive in the file.
+        form: Format of the bytes at a member's offset.
+        sums: Checksum of every member, zero if torch wrote none.
     """
 
     folder: Folder
@@ -146,15 +140,15 @@ class Archive:
     sums: Mapping[str, int] = field(default_factory=dict)
 
     def tensors(self, part: str = OTHER) -> tuple[Tensor, ...]:
-        """Return every tensor under its path with dots.
+        """Return every tensor under its dotted path.
 
         Raises:
-            Unreadable: there are more values than bounds allow.
+            Unreadable: The value exceeds the bounds.
         """
         return tensors_in(self, self.value, part)
 
     def pieces(self, tensor: TensorRef) -> tuple[Piece, ...]:
-        """Return where a tensor's bytes are, in one piece; none if they are not in here."""
+        """Return the location of a tensor's bytes, in one piece; empty if they are elsewhere."""
         place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
         if place is None:
             return ()
@@ -171,20 +165,20 @@ class Archive:
         return (piece,)
 
     def number(self, value: Any) -> float | int | None:
-        """Return a number, or that of a tensor with one element; None of anything else.
+        """Return a number, or that of a one-element tensor; None for any other value.
 
         Raises:
-            StoreError: it could not be read.
+            StoreError: The file could not be read.
         """
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
         return self._element(value) if isinstance(value, TensorRef) else None
 
     def head(self, tensor: TensorRef, count: int) -> bytes:
-        """Return the first bytes of a tensor's, none of one whose bytes are not here.
+        """Return the first bytes of a tensor; empty if its bytes are elsewhere.
 
         Raises:
-            StoreError: it could not be read.
+            StoreError: The file could not be read.
         """
         place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
         at = tensor.offset * (ITEM_BITS.get(tensor.dtype, 8) // 8)
@@ -196,7 +190,7 @@ class Archive:
         return self.folder.read(self.name, start + at, count)
 
     def _element(self, tensor: TensorRef) -> float | int | None:
-        """Return the one element of a tensor, None when it has more or its bytes are not here."""
+        """Return the element of a one-element tensor, None with more or with bytes elsewhere."""
         if tensor.dtype not in _NUMBERS or any(one != 1 for one in tensor.shape):
             return None
         item_bytes = ITEM_BITS[tensor.dtype] // 8
@@ -209,10 +203,10 @@ class Archive:
 
 
 def tensors_in(archive: Archive, value: Any, part: str) -> tuple[Tensor, ...]:
-    """Return every tensor that a value of an archive refers to, by its path with dots between.
+    """Return every tensor to which a value of an archive refers, by its dotted path.
 
     Raises:
-        Unreadable: there are more values than bounds allow.
+        Unreadable: The value exceeds the bounds.
     """
     return tuple(
         Tensor(
@@ -239,20 +233,21 @@ def open_archive(
     start: int = 0,
     size_bytes: int | None = None,
 ) -> Archive:
-    """Return what is in a file of torch's, or in a part of a file that is one.
+    """Return the content of a torch file, or of a part of a file that is one.
 
-    Reads the zip's directory and the pickle, whose checksum is proved; no byte of tensors.
+    It reads the directory of the zip and the pickle, and verifies the pickle's checksum. It reads
+    no tensor data.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        name: the file.
-        start: where the part begins.
-        size_bytes: how long it is; the whole file if not given.
+        folder: Folder of the file.
+        listing: Its files.
+        name: Name of the file.
+        start: Offset of the part.
+        size_bytes: Length of the part; by default up to the end of the file.
 
     Raises:
-        Unreadable: it is no such file, or damaged, or hostile.
-        StoreError: it could not be read.
+        Unreadable: It is no torch file, or is damaged or hostile.
+        StoreError: The file could not be read.
     """
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
@@ -287,27 +282,27 @@ def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]
 
 
 def is_contradictory(member: zipfile.ZipInfo) -> bool:
-    """Say whether a directory gives two lengths to what lies there as it is."""
+    """Return True if a directory gives two lengths for an uncompressed member."""
     is_stored = member.compress_type == zipfile.ZIP_STORED
     return is_stored and member.compress_size != member.file_size
 
 
 def _member(folder: Folder, name: str, start: int, info: zipfile.ZipInfo) -> bytes:
-    """Return a small member, proved by its checksum if it has one."""
+    """Return a small member, verified by its checksum if it has one."""
     if info.compress_type != zipfile.ZIP_STORED:
         raise Unreadable(f"`{info.filename}` in it is compressed, which torch never does")
     if info.file_size > BYTES_MAX:
         raise Unreadable(f"`{info.filename}` in it has {info.file_size} bytes")
     at = data_start(folder, name, start + info.header_offset)
     data = folder.read(name, at, info.file_size)
-    # Checksums can be switched off in torch; the field is zero then.
+    # torch can switch checksums off; the field is zero then.
     if len(data) != info.file_size or (info.CRC and zlib.crc32(data) != info.CRC):
         raise Unreadable(f"the checksum of `{info.filename}` in it is wrong")
     return data
 
 
 def data_start(folder: Folder, name: str, header_at: int) -> int:
-    """Return where the bytes of a zip's member begin, of which its own header has the last word."""
+    """Return the offset of the bytes of a zip member, for which its local header is decisive."""
     head = folder.read(name, header_at, _LOCAL_HEADER.size)
     if len(head) != _LOCAL_HEADER.size or not head.startswith(_LOCAL_MAGIC):
         raise Unreadable("a member of the zip is not where its directory says")
@@ -316,7 +311,7 @@ def data_start(folder: Folder, name: str, header_at: int) -> int:
 
 
 def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Exception) -> Archive:
-    """Return what is in a file of torch before 1.6: magic, version and system, then the object."""
+    """Return the content of a file of torch before 1.6: magic, version, system, object."""
     head = folder.read(name, start, min(size_bytes, BYTES_MAX))
     at = head.find(_LEGACY_MAGIC, 0, 64)
     if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
@@ -337,7 +332,7 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
 
 
 def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]]:
-    """Return where each storage is: after their keys in order, each behind its length."""
+    """Return the location of each storage: after their keys in order, each after its length."""
     sizes: dict[str, int] = {}
     for _, one in leaves(value):
         held = one.storage if isinstance(one, TensorRef) else one
@@ -346,27 +341,27 @@ def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]
     members = {}
     for key in keys if isinstance(keys, list) else []:
         if not isinstance(key, str) or key not in sizes:
-            break  # of what follows nobody knows where it is
+            break  # the positions of all that follows are unknown
         members[f"data/{key}"] = (at + _LEGACY_LENGTH_BYTES, sizes[key])
         at += _LEGACY_LENGTH_BYTES + sizes[key]
     return members
 
 
 def resolve_pieces(folder: Folder, listing: DirectoryListing, piece: Piece, dtype: str) -> Piece:
-    """Return the same piece with its ``start`` at bytes of elements.
+    """Return a piece with its ``start`` moved to the bytes of its elements.
 
-    Reads the header of a zip's member, of a slice of a distributed checkpoint its directory as
-    well; nothing where the elements begin at once.
+    It reads the header of a zip member, and for a slice of a distributed checkpoint its directory
+    too. It reads nothing if the elements begin at ``start``.
 
     Args:
-        folder: where it is.
-        listing: what is there.
-        piece: of a tensor.
-        dtype: of this tensor, as a name of :data:`resilient.layouts.model.ITEM_BITS`.
+        folder: Folder of the file.
+        listing: Its files.
+        piece: A piece of a tensor.
+        dtype: Dtype of the tensor, a name of :data:`resilient.layouts.model.ITEM_BITS`.
 
     Raises:
-        Unreadable: the file is damaged, or says something else than its index.
-        StoreError: it could not be read.
+        Unreadable: The file is damaged, or contradicts its index.
+        StoreError: The file could not be read.
     """
     if piece.form is StorageFormat.ARCHIVE:
         piece = _inside(folder, listing, piece, dtype)

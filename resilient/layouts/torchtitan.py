@@ -1,7 +1,8 @@
-"""Folders ``step-<n>`` of torchtitan: a distributed checkpoint whose names tell what is what.
+"""``step-<n>`` folders of torchtitan: a distributed checkpoint with its own tensor names.
 
-Source: ``torchtitan.components.checkpoint``. The weights stand under their own names, beside
-``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``; random states are not kept.
+Source: ``torchtitan.components.checkpoint``. The weights have their own names. Other state has the
+prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. Random states are
+not saved.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _GAPS_MAX = 8
 
 
 def is_step(index: Index) -> bool:
-    """Say whether the names of a distributed checkpoint are those of torchtitan."""
+    """Return True if the names of a distributed checkpoint are those of torchtitan."""
     return _STEP in index.slices and any(one.startswith("optimizer.") for one in index.slices)
 
 
 def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Contents:
-    """Return what a step of torchtitan holds.
+    """Return the contents of a step of torchtitan.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     step = whole(value_at(folder, listing, index, _STEP))
     optimizer = optimizer_at(folder, listing, index, "optimizer.")
@@ -85,7 +86,7 @@ def _told_apart(tensor: Tensor) -> Tensor:
 
 
 def _unplaced(index: Index, world: int | None) -> list[Problem]:
-    """Return which loaders have no place in the data; there is one for each data-parallel rank."""
+    """Return the loaders without a position in the data; each data-parallel rank has one."""
     ranks = {int(match[1]) for one in index.slices if (match := _RANK.fullmatch(one))}
     if not ranks:
         return [Problem(".", "no loader's place is in it", _PLACE, cure=Remedy.UNKEPT)]
@@ -112,7 +113,7 @@ def _disagreements(
     if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
-    # A name alone that is wrong is mended.
+    # A repair can fix a wrong name alone.
     is_mixed = len({one for one in (step, last, optimizer and optimizer.step) if one}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR
     return [Problem(".", what, "the agreement of its files", cure=cure)]

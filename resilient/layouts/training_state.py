@@ -1,11 +1,7 @@
-"""Optimizer, scheduler and RNG state of torch.
+"""Optimizer, scheduler and random state, as torch and its trainers store them.
 
-Whether a random state is one that its generator takes (pure).
-
-Source: ``random.setstate``, ``numpy.random.set_state`` and ``torch.random.set_rng_state``, which
-raise at anything else.
-
-Optimizers, schedules and random states, as torch and those around it keep them.
+Random states are checked against what their generator accepts: ``random.setstate``,
+``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise at anything else.
 """
 
 from __future__ import annotations
@@ -26,31 +22,31 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 WANTED = ("python", "numpy", "cpu")
-"""What the Trainer of Transformers takes from each file without asking whether it is there."""
+"""Keys that the Trainer of Transformers reads from each file without a check."""
 _PYTHON_VERSION, _PYTHON_NUMBERS = 3, 625
 _NUMPY_WORDS = 624
 _NUMPY_FIELDS = (3, 5)
 _CPU_BYTES = 5056
 _CPU_WORDS = 624
 _CPU_HEAD = struct.Struct("<QiiQ")
-"""The seed, how many words are left, whether it was seeded, and which word is next."""
+"""Seed, number of words left, flag of seeding, index of the next word."""
 OF_DEVICES = "the random state of CUDA"
-"""What is lost with it: dropout on a GPU draws other numbers. CPUs take none of it."""
+"""A loss that affects dropout on a GPU; CPUs do not use this state."""
 _DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
 _DEVICE_BYTES = ((16,), (8,))
-"""A seed and how far it was drawn, or the seed alone."""
+"""Seed and offset, or the seed alone."""
 _OLDER_BYTES = 816
-"""The state of a GPU before torch 2.1: 800 bytes of no use, the seed, and how far it was drawn."""
+"""GPU state of torch before 2.1: 800 unused bytes, the seed and the offset."""
 OLDER = "its state of CUDA has 816 bytes, as torch before 2.1 writes it: torch from 2.1 refuses it"
 OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 takes it"
 
 
 def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
-    """Return which state in a file no generator takes; empty when all are taken.
+    """Return the reason why a generator refuses a state in a file; empty if none does.
 
     Args:
-        value: of the file.
-        kinds: which generator each of its keys is for.
+        value: Content of the file.
+        kinds: Generator of each key.
     """
     for name, state in value.items():
         kind = kinds.get(name, "") if isinstance(name, str) else ""
@@ -61,17 +57,17 @@ def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
 
 
 def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str:
-    """Return which state of torch's generator it refuses for what is in it; empty when none.
+    """Return the reason why torch's generator refuses the values of a state; empty if it accepts.
 
     Source: ``at::mt19937::is_valid``, and ``CPUGeneratorImplStateLegacy`` of ATen for the layout.
 
     Args:
-        value: of the file; ``misfit`` finds nothing.
-        kinds: which generator each of its keys is for.
-        archive: that reads the bytes.
+        value: Content of the file; :func:`check_rng_state` finds no problem in it.
+        kinds: Generator of each key.
+        archive: Archive that reads the bytes.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     for name, state in value.items():
         if not isinstance(name, str) or kinds.get(name) != "cpu":
@@ -86,11 +82,11 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
 
 
 def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[str, str]]:
-    """Yield each file whose states of CUDA are lost or none, and why; tools log it and go on.
+    """Yield each file with lost or invalid states of CUDA, and the reason; tools only log it.
 
     Args:
-        states: of each file.
-        is_alone: whether one device is kept, and not a list of all that a process sees.
+        states: Content of each file.
+        is_alone: Whether one device is stored, and not a list of all devices of a process.
     """
     held = {name: _of_devices(one) for name, one in states.items()}
     for name, (key, state) in held.items():
@@ -106,12 +102,12 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
 
 
 def has_devices(state: Any) -> bool:
-    """Say whether a file has states of CUDA."""
+    """Return True if a file has states of CUDA."""
     return bool(_of_devices(state)[0])
 
 
 def has_older_devices(state: Any) -> bool:
-    """Return True for a file whose states of CUDA torch before 2.1 wrote."""
+    """Return True if torch before 2.1 wrote a file's states of CUDA."""
     found = _of_devices(state)[1]
     devices = found if isinstance(found, list | tuple) else [found]
     return any(isinstance(one, TensorRef) and one.shape == (_OLDER_BYTES,) for one in devices)
@@ -143,7 +139,7 @@ def _is_numpy(state: Any) -> bool:
 
 
 def _shape(array: Any) -> Any:
-    """Return the shape of an array, None where this is kept in another way."""
+    """Return the shape of an array, None if it is stored in another form."""
     if isinstance(array, list | tuple):
         return (len(array),)
     state = array.state if isinstance(array, PickledCall) else None
@@ -159,15 +155,15 @@ _OWNERS = {"python": "Python", "numpy": "NumPy", "cpu": "torch"}
 
 _Found = TypeVar("_Found")
 RANKS_OPENED_MAX = 32
-"""Files of random states that are opened; of the others the listing must do."""
+"""Files of random states that are opened; for the others only the name counts."""
 _RANKS_MAX = 1 << 20
 _GAPS_MAX = 8
-"""Ranks without a state that are named."""
+"""Largest number of ranks without a state that are named."""
 _NUMBERED_LEAST = 2
-"""Ranks of a Trainer that numbers their files: one rank alone does not."""
+"""Least number of ranks for which a Trainer numbers their files."""
 _REPAIR = "resilient ckpt repair {path}"
 _BY_METRIC = {"best", "num_bad_epochs", "patience"}
-"""Kept by the schedules that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
+"""Keys of schedulers that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -176,10 +172,10 @@ _KINDS = {
 
 
 def required(found: _Found | None, what: str) -> _Found:
-    """Return what was found.
+    """Return ``found`` if it is not None.
 
     Raises:
-        Unreadable: there is nothing.
+        Unreadable: It is None.
     """
     if found is None:
         raise Unreadable(f"it is no state of {what}")
@@ -187,7 +183,7 @@ def required(found: _Found | None, what: str) -> _Found:
 
 
 def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
-    """Return the numbers of ``{state, param_groups}``, None of anything else."""
+    """Return the summary of ``{state, param_groups}``, None for any other value."""
     state, groups = _field(value, "state"), _field(value, "param_groups")
     if not isinstance(state, dict) or not isinstance(groups, list):
         return None
@@ -206,9 +202,9 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
 
 
 def device_of(value: Any) -> str:
-    """Return where the state of an optimizer was when it was saved; empty where none says it.
+    """Return the device of an optimizer's state at the save; empty if unknown.
 
-    A counter of steps may be elsewhere: any part on a device of CUDA counts.
+    A step counter may be on another device: any tensor on a CUDA device counts.
     """
     states = _field(value, "state")
     found = {
@@ -221,7 +217,7 @@ def device_of(value: Any) -> str:
 
 
 def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
-    """Return whether an optimizer made more updates than its training made steps."""
+    """Return the problem of an optimizer with more updates than training steps."""
     if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
         return []
     what = f"the optimizer made {optimizer.step} updates by step {step}"
@@ -234,7 +230,7 @@ def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
 
 
 def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
-    """Return where a schedule of torch, or of DeepSpeed, is; None of anything else."""
+    """Return the position of a scheduler of torch or DeepSpeed; None for any other value."""
     names = ("last_epoch", "last_batch_iteration")
     name = next((one for one in names if isinstance(value, dict) and one in value), None)
     if name is None:
@@ -254,16 +250,16 @@ def read_random(
     stops: bool = False,
     device: str = "",
 ) -> tuple[RandomStates | None, list[Problem]]:
-    """Return the random states of all ranks, and which cannot be read.
+    """Return the random states of all ranks, and the problems of unreadable ones.
 
     Args:
-        folder: where they are.
-        listing: what is there.
-        pattern: of the file names; its group is the rank, none: there is one rank.
-        world: ranks there were at least, where something else tells.
-        stops: whether it is the Trainer of Transformers, which stops at one that is broken, though
-            not at one that is missing, and numbers the files of two ranks or more.
-        device: where the optimizer was, where that is known.
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        pattern: Pattern of the file names; its group is the rank, without it there is one rank.
+        world: Least number of ranks, if known from elsewhere.
+        stops: Whether the tool is the Trainer of Transformers. It stops at a broken file but not at
+            a missing one, and numbers the files of two ranks or more.
+        device: Device of the optimizer, if known.
     """
     found: dict[int, str] = {}
     for name in (*listing.sizes, *listing.outside):
@@ -292,7 +288,7 @@ def read_random(
 
 
 def _progress_of_devices(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
-    """Return where states of CUDA are lost: all of them where the optimizer was on one."""
+    """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
     whole_ones = {name: one for name, one in values.items() if isinstance(one, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         what = f"no random states of CUDA are saved, and the optimizer was on {device}"
@@ -313,7 +309,7 @@ def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
 def _opened(
     folder: Folder, listing: DirectoryListing, name: str, wanted: tuple[str, ...]
 ) -> tuple[Any, str]:
-    """Return what a file of random states holds, and why it is none; empty where it is one."""
+    """Return the content of a file of random states, and the reason why it is invalid, if it is."""
     try:
         archive = open_archive(folder, listing, name)
     except Unreadable as error:

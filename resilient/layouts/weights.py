@@ -1,11 +1,8 @@
-"""Model weights, one file or sharded.
+"""Model weights in one file or in shards, as safetensors or as torch saves them.
 
-Whether an index of weights in shards says what the shards hold (pure).
-
-Source: ``transformers.trainer_utils.load_sharded_checkpoint``: it loads each file that the index
-names, whole and in the order of their names, so of a name that is in two the last one stays.
-
-Weights of a model in one file or in many, as safetensors or as torch saves them.
+An index of shards is checked against the shards. ``transformers.trainer_utils`` loads each file
+that the index names, whole and in the order of file names (``load_sharded_checkpoint``). Of a
+tensor in two files, the last one therefore wins.
 """
 
 from __future__ import annotations
@@ -41,13 +38,13 @@ def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
 
 
 def unnamed(index: str, count: int) -> Problem:
-    """Return what it means that shards have no index."""
+    """Return the problem of shards without an index."""
     what = f"it is missing, and its tool finds the {count} shards by it alone"
     return Problem(index, what, is_fatal=True, help=_REPAIR)
 
 
 def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
-    """Return the first tensor that is in two files."""
+    """Return the problem of the first tensor that is in two files."""
     held: dict[str, Tensor] = {}
     for one in tensors:
         other = held.setdefault(one.name, one)
@@ -63,13 +60,13 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
 def contradictions(
     index: str, document: Mapping[str, Any], prefix: str, tensors: Sequence[Tensor]
 ) -> list[Problem]:
-    """Return what an index says that its shards do not; no resume stops at it.
+    """Return contradictions between an index and its shards; no resume stops at them.
 
     Args:
-        index: its name.
-        document: what is in it.
-        prefix: the folder it is in, with a ``/`` at its end.
-        tensors: of all its shards.
+        index: Name of the index.
+        document: Content of the index.
+        prefix: Its folder, with a ``/`` at its end.
+        tensors: Tensors of all its shards.
     """
     mapped = document["weight_map"]
     lacking = [one.name for one in tensors if one.name not in mapped]
@@ -104,8 +101,8 @@ def read_file(
     """Return the tensors of one file.
 
     Raises:
-        Unreadable: it is damaged, or hostile.
-        StoreError: it could not be read.
+        Unreadable: The file is damaged or hostile.
+        StoreError: The file could not be read.
     """
     if name.endswith(SAFE):
         return read_header(folder, listing, name, part)[0]
@@ -115,12 +112,12 @@ def read_file(
 def read_weights(
     folder: Folder, listing: DirectoryListing, prefix: str = ""
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return the tensors of a model by the names Transformers gives its files, and what is wrong.
+    """Return the tensors of a model in files named as by Transformers, and their problems.
 
     Args:
-        folder: where they are.
-        listing: what is there.
-        prefix: the folder in it, with a ``/`` at its end.
+        folder: Folder of the files.
+        listing: Its files.
+        prefix: Folder of the model in it, with a ``/`` at its end.
     """
     index = next((prefix + one for one in _INDEXES if prefix + one in listing.sizes), "")
     single = (prefix + stem + end for end in (SAFE, ".bin") for stem in STEMS)
@@ -141,7 +138,7 @@ def read_weights(
 def _indexed(
     folder: Folder, listing: DirectoryListing, prefix: str, index: str, beside: Sequence[str]
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return the tensors of the shards that an index names, and what of both is wrong."""
+    """Return the tensors of the shards that an index names, and the problems of both."""
     try:
         document = read_json(folder, listing, index)
     except Unreadable as error:
@@ -163,7 +160,7 @@ def _indexed(
 def read_all(
     folder: Folder, listing: DirectoryListing, names: Iterable[str], part: str = MODEL
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return the tensors of several files, and which files cannot be read."""
+    """Return the tensors of several files, and the problems of unreadable files."""
     tensors: list[Tensor] = []
     problems = []
     for name in names:
@@ -175,5 +172,5 @@ def read_all(
 
 
 def without(problems: Sequence[Problem], loses: str) -> list[Problem]:
-    """Return the problems as those of a part that training can begin anew."""
+    """Return the problems as the loss of a part that training can start anew."""
     return [Problem(one.place, one.what, loses) for one in problems]
