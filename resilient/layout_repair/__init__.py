@@ -1,1 +1,1 @@
-"""What is damaged of a checkpoint that another tool wrote, made whole in a new place."""
+"""Repair of checkpoints of other tools, written to a new place."""

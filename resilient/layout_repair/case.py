@@ -1,11 +1,7 @@
-"""RepairCase, VirtualFolder.
+"""A repair in progress: a virtual folder with the planned result, its problems, and its donors.
 
-A folder as it would be: pieces of files that are there, and bytes that are new.
-
-Nothing is written. A draft is read like any folder, so what a repair would make is recognised,
-judged and proved before the first byte of it exists.
-
-One damaged checkpoint while it is mended: the draft, what is wrong with it, what stands near.
+Nothing is written. A virtual folder is read like any other folder. The result of a repair is
+therefore detected, assessed and verified before its first byte is written.
 """
 
 from __future__ import annotations
@@ -33,13 +29,13 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Bytes that are in a file already.
+    """Bytes of an existing file.
 
     Attributes:
-        folder: where the file is.
-        name: the file.
-        start: the first of them.
-        size_bytes: how many.
+        folder: Folder of the file.
+        name: Name of the file.
+        start: Offset of the first byte.
+        size_bytes: Number of bytes.
     """
 
     folder: Folder
@@ -48,10 +44,10 @@ class FileSpan:
     size_bytes: int
 
     def read(self, start: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``start``, counted from the span's own beginning.
+        """Return ``length`` bytes from ``start``, relative to the start of the span.
 
         Raises:
-            StoreError: they could not be read.
+            StoreError: The file could not be read.
         """
         length = min(length, self.size_bytes - start)
         return self.folder.read(self.name, self.start + start, length) if length > 0 else b""
@@ -61,11 +57,11 @@ Piece = FileSpan | bytes
 
 
 class VirtualFolder:
-    """A folder of pieces, to be read like any other.
+    """A folder whose files consist of pieces of existing files and of new bytes.
 
     Attributes:
-        url: where it would be said to be, for what is told by a folder's name.
-        changed: the names that are not as they were, those that went away among them.
+        url: URL that the folder would have; some facts depend on the folder's name.
+        changed: Names of changed and of removed files.
     """
 
     def __init__(self, base: Folder, listing: DirectoryListing) -> None:
@@ -78,33 +74,33 @@ class VirtualFolder:
         self._listing = listing
 
     def copy(self) -> VirtualFolder:
-        """Return another one that is the same, to try something with."""
+        """Return a copy, to try a change."""
         found = VirtualFolder.__new__(VirtualFolder)
         found.url, found.changed = self.url, set(self.changed)
         found._files, found._listing = dict(self._files), self._listing  # noqa: SLF001 - its own kind
         return found
 
     def take(self, other: VirtualFolder) -> None:
-        """Become what another one is."""
+        """Replace the content with that of another virtual folder."""
         self.url, self.changed = other.url, set(other.changed)
         self._files = dict(other._files)
 
     def put(self, name: str, *pieces: Piece) -> None:
-        """Say what is in a file."""
+        """Set the content of a file."""
         self._files[name] = pieces
         self.changed.add(name)
 
     def drop(self, name: str) -> None:
-        """Leave a file out."""
+        """Remove a file."""
         self._files.pop(name, None)
         self.changed.add(name)
 
     def pieces(self, name: str) -> tuple[Piece, ...]:
-        """Return what a file is made of."""
+        """Return the pieces of a file."""
         return self._files[name]
 
     def list(self) -> DirectoryListing:
-        """Return what would be there."""
+        """Return the listing of the planned result."""
         sizes = {name: sum(map(size_of, pieces)) for name, pieces in self._files.items()}
         outside = tuple(one for one in self._listing.outside if one not in self.changed)
         return DirectoryListing(
@@ -131,27 +127,27 @@ class VirtualFolder:
         return b"".join(found)
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file, a few at a time.
+        """Yield the bytes of a file, block by block.
 
         Raises:
-            StoreError: they could not be read.
+            StoreError: A file could not be read.
         """
         for piece in self._files[name]:
             for at in range(0, size_of(piece), BLOCK_BYTES):
                 yield _cut(piece, at, BLOCK_BYTES)
 
     def renamed(self, name: str) -> None:
-        """Say what the folder, or its one file, is called."""
+        """Change the name of the folder, or of its single file."""
         self.url = str(PurePosixPath(self.url).with_name(name))
 
 
 def size_of(piece: Piece) -> int:
-    """Return how many bytes a piece has."""
+    """Return the number of bytes of a piece."""
     return len(piece) if isinstance(piece, bytes) else piece.size_bytes
 
 
 def sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
-    """Return the pieces of a file from one place to another."""
+    """Return the pieces of a file between two offsets."""
     found: list[Piece] = []
     at = 0
     for piece in pieces:
@@ -175,18 +171,18 @@ def _cut(piece: Piece, start: int, length: int) -> bytes:
 
 
 AGREEMENT = "the agreement of its files"
-"""What readers say is lost where two files speak of different steps."""
+"""Loss that readers report if two files are of different steps."""
 UNKNOWN = "no checkpoint of a tool that is known"
 
 
 @dataclass(frozen=True, slots=True)
 class RepairAction:
-    """One thing that was made whole.
+    """One applied repair.
 
     Attributes:
-        file: which file, or ``.``.
-        what: what is done.
-        source: where what is needed for it comes from.
+        file: Repaired file, or ``.``.
+        what: Description of the change.
+        source: Origin of the restored data.
     """
 
     file: str
@@ -204,24 +200,24 @@ class Donor:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the donor."""
         return self.folder.url
 
 
 @dataclass
 class RepairCase:
-    """A damaged checkpoint and what is known of it.
+    """A damaged checkpoint and the state of its repair.
 
     Attributes:
-        draft: what it would become.
-        contents: what the draft holds.
-        problems: what is wrong with the draft, its bytes looked at.
-        near: other steps of the same run, the nearest first.
-        copies: other places of the same checkpoint.
-        logs: what its run logged, where that was named.
-        steps: what was done, in order.
-        losses: what is gone -> what follows from that.
-        refused: place -> why nothing was done there.
+        draft: Planned result.
+        contents: Contents of the draft.
+        problems: Problems of the draft, including those of its bytes.
+        near: Other steps of the same run, the nearest first.
+        copies: Other copies of the same checkpoint.
+        logs: Logs of the run, if named.
+        steps: Applied repairs, in order.
+        losses: Lost state -> consequence.
+        refused: Place -> reason why nothing was repaired there.
     """
 
     draft: VirtualFolder
@@ -241,17 +237,17 @@ class RepairCase:
 
     @property
     def is_layout_known(self) -> bool:
-        """Whether it is recognised."""
+        """Whether the layout was detected."""
         return bool(self.contents.layout)
 
     def fatal(self) -> list[Problem]:
-        """Return what forbids to go on; that there are weights alone is no damage."""
+        """Return the problems that prevent a resume; weights without an optimizer are no damage."""
         return [one for one in self.problems if one.is_fatal and one.what != ALONE]
 
     def broken(self) -> list[str]:
-        """Return the files that something forbids to use, or that say what is not so.
+        """Return the files that must not be used, or whose content is wrong.
 
-        A file of an older step is whole: no mender of damaged bytes may touch it.
+        A file of an older step is whole: no repair of damaged bytes may change it.
         """
         places = (
             one.place
@@ -261,37 +257,37 @@ class RepairCase:
         return [one for one in dict.fromkeys(places) if one != "."]
 
     def is_broken(self, name: str) -> bool:
-        """Say whether a file is missing or damaged."""
+        """Return True if a file is missing or damaged."""
         return any(
             one.place == name and (one.is_fatal or one.loses) and not one.what.startswith(STALE)
             for one in self.problems
         )
 
     def done(self, file: str, what: str, source: str) -> None:
-        """Note what was done, and look at what there is now."""
+        """Record a repair, and check the draft again."""
         self.steps.append(RepairAction(file, what, source))
         self.refused.pop(file, None)
         self.look()
 
     def undo(self) -> None:
-        """Take the last step back, whose draft was taken back already."""
+        """Remove the last repair, after the draft was restored."""
         self.steps.pop()
         self.look()
 
     def look(self) -> None:
-        """Recognise, judge and prove the draft anew.
+        """Detect, assess and verify the draft again.
 
         Raises:
-            StoreError: it could not be read.
+            StoreError: A file could not be read.
         """
         self.contents, self.problems = looked_through(self.draft)
 
 
 def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
-    """Return what a folder holds and what is wrong with it, every byte looked at.
+    """Return the contents of a folder and its problems, after reading every byte.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     listing = folder.list()
     contents = read_layout(folder, listing)
@@ -303,5 +299,5 @@ def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
 
 
 def names_of(problems: Iterable[Problem]) -> set[tuple[str, str]]:
-    """Return what problems say, to tell new ones from others."""
+    """Return place and text of problems, to find new ones."""
     return {(one.place, one.what) for one in problems}

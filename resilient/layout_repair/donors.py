@@ -1,11 +1,8 @@
-"""Take from other copies; leave out optional files.
+"""Files from other copies of the same checkpoint, and removal of broken optional files.
 
-What is damaged here and whole in another copy of the same checkpoint: another tier, a backup.
-
-That it is the same one has to show: a file that is whole in both places, and not the same, means
-two checkpoints, or a damage that nothing else shows. Then nothing is taken.
-
-What is left out, because its tool stops at it broken and goes on without it.
+A copy may be in another tier or in a backup. If a file is whole in both places but differs, they
+are two checkpoints, or one file has undetected damage. Nothing is taken then. A broken file is
+removed if its tool stops at the broken file and continues without it.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder
 
 _ROUNDS_MAX = 4
-"""One damage may hide behind another one: an index behind a missing shard."""
+"""Rounds per copy: one damage may hide another, as a missing shard hides its index."""
 DIFFERENT = (
     "and not the same: they are two checkpoints, or one of the two files is damaged where no "
     "checksum shows it"
@@ -31,10 +28,10 @@ DIFFERENT = (
 
 
 def take_from_copies(case: RepairCase) -> None:
-    """Take what is damaged from copies, where they have it whole.
+    """Take damaged files from copies that have them whole.
 
     Raises:
-        StoreError: one of the places could not be read.
+        StoreError: A place could not be read.
     """
     for copy in case.copies:
         if not case.steps and _is_whole(case, copy):
@@ -49,7 +46,7 @@ def _is_whole(case: RepairCase, copy: Donor) -> bool:
 
 
 def _take(case: RepairCase, copy: Donor) -> bool:
-    """Take what can be taken; return whether something was."""
+    """Take the usable files of a copy; return True if any was taken."""
     different = _different(case, copy)
     _, theirs = looked_through(copy.folder)
     known = names_of(theirs)
@@ -78,13 +75,13 @@ def _take(case: RepairCase, copy: Donor) -> bool:
 
 
 def _is_little(case: RepairCase, copy: Donor, different: list[str]) -> bool:
-    """Say whether most files are the same in both places."""
+    """Return True if most files are the same in both places."""
     names = set(case.listing.sizes) | set(copy.listing.sizes)
     return len(different) < len(names) - len(different) or len(names) == 1
 
 
 def _is_another(case: RepairCase, copy: Donor, name: str, different: list[str]) -> bool:
-    """Say whether a file is what the copy has under another name: two were swapped."""
+    """Return True if a file equals another file of the copy: two were swapped."""
     size_bytes = case.listing.sizes[name]
     return any(
         copy.listing.sizes.get(other) == size_bytes
@@ -105,7 +102,7 @@ def _replace(case: RepairCase, copy: Donor, name: str) -> None:
 
 
 def _different(case: RepairCase, copy: Donor) -> list[str]:
-    """Return the files that are not the same in both places, and those that one of them lacks."""
+    """Return the files that differ between both places, or exist in one of them only."""
     ours, theirs = case.listing.sizes, copy.listing.sizes
     if len(theirs) == 1 and copy.listing.is_file and not case.listing.is_file:
         return []
@@ -155,7 +152,7 @@ _OF_DEVICES = (
 
 
 def drop_optional_files(case: RepairCase) -> None:
-    """Leave out broken random states, and of the Trainer a broken optimizer with its schedule."""
+    """Remove broken random states, and in a Trainer a broken optimizer with its scheduler."""
     for name in case.broken():
         if _RANDOM.fullmatch(name) and name in case.listing.sizes and not _is_kept(case, name):
             case.losses["random state"] = _DRAWN
@@ -174,13 +171,13 @@ def drop_optional_files(case: RepairCase) -> None:
 
 
 def _is_kept(case: RepairCase, name: str) -> bool:
-    """Return True for a file of which a resume takes the rest, or all of an older step."""
+    """Return True for a file that a resume partly uses, or that is whole but of an older step."""
     told = [one for one in case.problems if one.place == name]
     return all(one.loses == OF_DEVICES or one.what.startswith(STALE) for one in told)
 
 
 def _leave_unread(case: RepairCase) -> None:
-    """Leave out what no resume needs."""
+    """Remove broken files that no resume needs."""
     for name, (what, follows) in _UNREAD.items():
         if name in case.broken() and name in case.listing.sizes:
             case.losses[what] = follows
@@ -202,7 +199,7 @@ def _leave_optimizer(case: RepairCase) -> None:
 
 
 def _leave_slices(case: RepairCase) -> None:
-    """Leave out the optimizer of FSDP if slices of it are lost: the weights restart without it."""
+    """Remove the optimizer of FSDP if slices of it are lost: the weights restart without it."""
     places = [one.place for one in case.fatal()]
     folders = {match[0] for one in places if (match := _SLICED.match(one))}
     if not folders or not all(_SLICED.match(one) for one in places):
@@ -212,7 +209,7 @@ def _leave_slices(case: RepairCase) -> None:
 
 
 def _leave_engine(case: RepairCase) -> None:
-    """Leave a model to begin from if parts of an engine of DeepSpeed are lost.
+    """Keep only the model if parts of a DeepSpeed engine are lost.
 
     DeepSpeed stops at a folder without them, and the weights are in a file of their own.
     """
@@ -232,7 +229,7 @@ def _leave_engine(case: RepairCase) -> None:
 
 
 def _restart(case: RepairCase, names: list[str], what: str, source: str, name: str = "") -> None:
-    """Leave files out if what stays are whole weights, and name the losses."""
+    """Remove files if whole weights remain, and record the losses."""
     trial = case.draft.copy()
     for one in names:
         if one in case.listing.sizes:

@@ -1,10 +1,8 @@
-"""Headers, swapped files; salvage of intact tensors.
+"""Repair of single files from their own content, and salvage of intact tensors.
 
-Files that hold what mends them: zips of torch, headers of safetensors, two that were swapped.
-
-What is whole in damaged files: tensors, each proved by its checksum or by lying within a header.
-
-They are written as safetensors, which runs nothing and says its names, beside what was lost.
+Repaired are torch zips, headers of safetensors, slices, and two files that were swapped. A tensor
+of a damaged file is intact if its checksum is right, or if it lies within a valid header. Intact
+tensors are written as safetensors, which run no code, with the names of the lost ones.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<Q")
 _BITS_MAX = 8
-"""Bytes of a header that may differ from that of another step, to be the same but for damage."""
+"""Bytes by which a damaged header may differ from that of another step."""
 _SWAPS_MAX = 6
-"""Broken files among which two may have been swapped."""
+"""Largest number of broken files among which swaps are tried."""
 _OWN = "its own checksums"
 
 
 def mend_zips(case: RepairCase) -> None:
-    """Mend files of torch, and slices of distributed checkpoints, out of themselves."""
+    """Repair torch files, and slices of distributed checkpoints, from their own content."""
     for name in case.broken():
         if name not in case.listing.sizes:
             continue
@@ -66,7 +64,7 @@ def mend_zips(case: RepairCase) -> None:
 
 
 def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
-    """Return what is done to a file; nothing if it stays what it is."""
+    """Return a description of the change to a file; empty if nothing changes."""
     before, after = case.listing.sizes[name], sum(map(size_of, pieces))
     trial = case.draft.copy()
     trial.put(name, *pieces)
@@ -83,7 +81,7 @@ def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
-    """Say whether a file of torch is what torch wrote, whatever that says."""
+    """Return True if a torch file has no structural damage, whatever its content."""
     marks = ("checksum", "directory", BEHIND, "no whole zip")
     is_told = any(
         one.place == name and any(mark in one.what for mark in marks) for one in case.problems
@@ -102,7 +100,7 @@ def _opens(draft: VirtualFolder, name: str) -> bool:
 
 
 def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
-    """Return a file of slices with each of them whole, None if one cannot be."""
+    """Return a file of slices with all slices whole, None if impossible."""
     prefix = name[: name.rfind("/") + 1]
     try:
         index = read_index(case.draft, case.listing, prefix)
@@ -142,7 +140,7 @@ def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
 
 
 def mend_headers(case: RepairCase) -> None:
-    """Mend headers of safetensors, and cut off what is behind their tensors."""
+    """Repair headers of safetensors, and cut off bytes after their tensors."""
     for name in case.broken():
         if not name.endswith(SAFE) or name not in case.listing.sizes:
             continue
@@ -188,7 +186,7 @@ def _cut_behind(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str,
 
 
 def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
-    """Write a header without a name that stands in it twice and says the same both times."""
+    """Write a header without the second of two equal entries of one name."""
     head = _head(case.draft, name)
     doubles: dict[str, list[Any]] = {}
     found = _parsed(head, doubles)
@@ -210,7 +208,7 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
 def _with_header_of_another(
     case: RepairCase, trial: VirtualFolder, name: str
 ) -> tuple[str, str] | None:
-    """Take the header of another step, whose file has the same length and nearly this header."""
+    """Use the header of another step whose file has the same length and nearly this header."""
     size_bytes = case.listing.sizes[name]
     for other in case.near:
         if other.listing.sizes.get(name) != size_bytes:
@@ -248,7 +246,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def swap_back(case: RepairCase) -> None:
-    """Give two broken files each other's place, if each is then what its name says."""
+    """Swap two broken files, if both then match their names."""
     broken = sorted({one.place for one in case.fatal()} & set(case.listing.sizes))
     for one, other in combinations(broken[:_SWAPS_MAX], 2):
         trial = case.draft.copy()
@@ -262,7 +260,7 @@ def swap_back(case: RepairCase) -> None:
 
 
 def cut_slices(case: RepairCase) -> None:
-    """Leave out files of slices that no index knows, and bytes behind the last slice."""
+    """Remove files of slices that the index does not name, and bytes after the last slice."""
     for problem in case.problems:
         name = problem.place
         if not name.endswith(SLICES) or problem.is_fatal or name not in case.listing.sizes:
@@ -291,7 +289,7 @@ _HEAD = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class IntactTensor:
-    """One tensor that is whole in a damaged file."""
+    """One intact tensor of a damaged file."""
 
     name: str
     dtype: str
@@ -301,12 +299,12 @@ class IntactTensor:
 
 @dataclass(frozen=True, slots=True)
 class SalvagedFile:
-    """What is left of one damaged file.
+    """Intact and lost tensors of one damaged file.
 
     Attributes:
-        file: which one.
-        saved: its tensors that are whole.
-        lost: the names of those that are not.
+        file: Name of the file.
+        saved: Intact tensors.
+        lost: Names of the lost tensors.
     """
 
     file: str
@@ -315,15 +313,15 @@ class SalvagedFile:
 
 
 def is_saved_so(problem: Problem) -> bool:
-    """Say whether numbers are what was saved, and no damage of the file."""
+    """Return True if a problem was saved with the numbers, and is no damage of the file."""
     return " NaN and " in problem.what
 
 
 def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
-    """Return what is whole in the files that nothing mends.
+    """Return the intact tensors of the files that cannot be repaired.
 
     Raises:
-        StoreError: they could not be read.
+        StoreError: A file could not be read.
     """
     found = []
     hurt = {one.place for one in case.fatal() if not is_saved_so(one)}
@@ -419,10 +417,10 @@ def _split(
 
 
 def _saved(draft: VirtualFolder, tensor: Tensor) -> IntactTensor:
-    """Return where a tensor lies in one row.
+    """Return the location of a contiguous tensor.
 
     Raises:
-        Unreadable: it does not, or its bytes are not here.
+        Unreadable: The tensor is not contiguous, or its bytes are missing.
     """
     if len(tensor.pieces) != 1:
         raise Unreadable("it is in several pieces" if tensor.pieces else "its bytes are not here")
@@ -450,7 +448,7 @@ def _is_row(strides: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
 
 
 def safetensors_pieces(saved: tuple[IntactTensor, ...]) -> tuple[FileSpan | bytes, ...]:
-    """Return a file of safetensors with these tensors."""
+    """Return a safetensors file with these tensors, as pieces."""
     entries, at = {}, 0
     for one in saved:
         end = at + one.span.size_bytes

@@ -1,12 +1,8 @@
-"""Indexes, latest tags, DCP metadata.
+"""Repair of files that only locate data: weight indexes, latest tags, folder names, DCP indexes.
 
-What only says where things are: indexes of weights, tags that are the latest, names of steps.
-
-The index of a distributed checkpoint, from another step's and from the slices themselves.
-
-The slices say what they are (type, shape, and their own checksums) and not what they are called.
-Another step of the same run has the same names in the same order, so its index fits if every
-slice of every file is what it says at that place.
+The slices of a distributed checkpoint give their type, shape and checksums, but not their names.
+Another step of the same run has the same names in the same order. Its index fits if every slice of
+every file has the type and shape that the index gives for its position.
 """
 
 from __future__ import annotations
@@ -36,16 +32,16 @@ if TYPE_CHECKING:
     from resilient.layouts.dcp import Index
 
 _RUN_WIDE = ("metadata.json", "config.json")
-"""What every step of a run says alike."""
+"""Files with the same content in every step of a run."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""What an editor sets before a text -> the encoding that reads it."""
+"""Byte order mark of an editor -> encoding that reads the text."""
 _COUNTING = ("hf-trainer", "torchtitan", "megatron")
-"""Layouts whose folders are named for a step."""
+"""Layouts whose folder names contain a step."""
 _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
 
 
 def mend_index(case: RepairCase) -> None:
-    """Write the index of a model in shards anew, from the headers of the shards."""
+    """Rewrite the index of a sharded model from the headers of the shards."""
     for one in [one for one in case.problems if one.what in (STALE, ORPHAN)]:
         case.draft.drop(one.place)
         case.done(one.place, "left out: nothing reads it", "what names the weights")
@@ -72,7 +68,7 @@ def mend_index(case: RepairCase) -> None:
 
 
 def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
-    """Return why an index of these shards would not be right; empty if it would."""
+    """Return the reason why an index of these shards would be wrong; empty if it would be right."""
     lacking = [one for one in range(1, count + 1) if one not in found]
     if lacking:
         return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
@@ -95,7 +91,7 @@ def _index(case: RepairCase, shards: list[str]) -> bytes:
 
 
 def mend_latest(case: RepairCase) -> None:
-    """Say again which tag is the latest: the one of the highest number that is whole."""
+    """Rewrite the latest tag: the tag with the highest number that is whole."""
     for name, tags in (
         (deepspeed.LATEST, _engines(case.draft)),
         (
@@ -130,7 +126,7 @@ def _number(name: str) -> int:
 
 
 def mend_encodings(case: RepairCase) -> None:
-    """Write documents without the mark that an editor set at their beginning, in UTF-8."""
+    """Rewrite JSON files in UTF-8, without the byte order mark of an editor."""
     for name in sorted(case.broken()):
         if not name.endswith(".json") or name not in case.listing.sizes:
             continue
@@ -149,7 +145,7 @@ def mend_encodings(case: RepairCase) -> None:
 
 
 def mend_documents(case: RepairCase) -> None:
-    """Take what all steps of a run say alike from another step."""
+    """Copy run-wide files from another step."""
     for name in _RUN_WIDE:
         if name not in case.broken():
             continue
@@ -162,7 +158,8 @@ def mend_documents(case: RepairCase) -> None:
             trial.put(name, other.folder.read(name, 0, other.listing.sizes[name]))
             _, problems = looked_through(trial)
             if any(one.place == name for one in problems):
-                continue  # it says the same, or is of another model as well
+                # the problem remains, for example because the file is of another model too
+                continue
             case.draft.take(trial)
             case.done(name, "the same in each step of the run", other.url)
             break
@@ -171,7 +168,7 @@ def mend_documents(case: RepairCase) -> None:
 
 
 def mend_name(case: RepairCase) -> None:
-    """Give a folder the name of the step that its files agree on."""
+    """Rename a folder to the step that its files agree on."""
     name = case.draft.url.rstrip("/").rpartition("/")[2]
     match = _STEP_NAME.fullmatch(name)
     if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
@@ -196,9 +193,9 @@ def mend_name(case: RepairCase) -> None:
 
 
 def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
-    """Return why a folder is not given a name; empty if it may be.
+    """Return the reason against a folder name; empty if it is allowed.
 
-    The Trainer's optimizer may have skipped steps, and Megatron's schedule counts samples.
+    The Trainer's optimizer may have skipped steps, and Megatron's scheduler counts samples.
     """
     if len(counted) > 1 and case.contents.layout == "torchtitan":
         return "its files are of different steps, and which is right does not show"
@@ -219,7 +216,7 @@ _ALONE = (
 
 
 def mend_indexes(case: RepairCase) -> None:
-    """Write an index anew whose slices are all there."""
+    """Rewrite a lost DCP index if all of its slices exist."""
     prefixes = {one[: one.rfind("/") + 1] for one in case.listing.sizes if one.endswith(SLICES)}
     for prefix in sorted(prefixes):
         name = f"{prefix}{INDEX}"
@@ -248,10 +245,10 @@ def mend_indexes(case: RepairCase) -> None:
 
 
 def _slices_index(case: RepairCase, other: Donor, prefix: str) -> bytes:
-    """Return an index: the names of another step's, the places of what is here.
+    """Return an index with the names of another step and the locations of this one.
 
     Raises:
-        Unreadable: the other index is none, or does not fit what is here.
+        Unreadable: The other index is invalid, or does not fit the slices here.
     """
     theirs = read_index(other.folder, other.listing, prefix)
     value = read_pickle(other.folder.read(f"{prefix}{INDEX}", 0, BYTES_MAX)).value
@@ -274,7 +271,7 @@ def _slices_index(case: RepairCase, other: Donor, prefix: str) -> bytes:
 
 
 def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]]:
-    """Return what an index says of each file: place, name, and where it says both."""
+    """Return the entries of an index by file: offset, key and location, sorted by offset."""
     stored = value.get("storage_data") if isinstance(value, PickledCall) else None
     if not isinstance(stored, dict) or not isinstance(value.state, dict):
         raise Unreadable("its index is none")
@@ -290,7 +287,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def _kinds(index: Index) -> dict[tuple[Any, tuple[int, ...] | None], _Kind]:
-    """Return type and shape of each piece of each tensor, by name and place."""
+    """Return type and shape of each piece of each tensor, by name and offsets."""
     return {
         (one.name, piece.region.offsets): (one.dtype, piece.region.lengths)
         for one in index.tensors
@@ -303,17 +300,17 @@ def _is_slices(name: str, prefix: str) -> bool:
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    """Return the numbers of a shape as it stands in a pickle."""
+    """Return the numbers of a shape in a pickle."""
     if isinstance(value, PickledCall):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else ()
     return tuple(value) if isinstance(value, tuple) else None
 
 
 def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
-    """Return where each slice of a file is, and its type and shape if it is a tensor.
+    """Return offset and length of each slice of a file, with type and shape for a tensor.
 
     Raises:
-        Unreadable: one of them is not whole.
+        Unreadable: A slice is damaged.
     """
     found = []
     at, whole = 0, case.listing.sizes[name]

@@ -1,8 +1,7 @@
-"""Repair plan and its execution.
+"""Plan of a repair of another tool's checkpoint, verified before anything is written.
 
-What a repair of another tool's checkpoint would do, proved before anything is written.
-
-A plan written: a new checkpoint, or what is left of one; the damaged one is only read.
+Executing the plan writes a new checkpoint, or the intact tensors; the damaged checkpoint is only
+read.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _MENDERS = (
     trainer_state_repair.mend_state,
     donors.drop_optional_files,
 )
-"""In this order: what is whole elsewhere first, what is lost last."""
+"""Repairs in order of application: restoring whole files first, removing lost ones last."""
 _SAVED_SO = (
     "it was saved like that, so no copy and no checksum knows better: go back to a step before"
 )
@@ -80,19 +79,19 @@ _NO_WAY = "what was there is nowhere here; `--from` another copy of this step wo
 
 @dataclass(frozen=True, slots=True)
 class LayoutRepairPlan:
-    """What a repair would do, and what it cannot.
+    """Plan of a repair, with its losses and its limits.
 
     Attributes:
-        url: the damaged checkpoint.
-        layout: its short name; empty of what is not known.
-        before: what is wrong with it.
-        steps: what would be done.
-        losses: what is gone then -> what follows.
-        refused: place -> why nothing can be done.
-        after: what is wrong with the result.
-        verdict: of the result.
-        salvaged: what is whole of files that cannot be mended.
-        draft: the result.
+        url: URL of the damaged checkpoint.
+        layout: Short name of its layout; empty if unknown.
+        before: Problems before the repair.
+        steps: Repairs to apply.
+        losses: Lost state -> consequence.
+        refused: Place -> reason why nothing can be repaired there.
+        after: Problems of the result.
+        verdict: Resumability of the result.
+        salvaged: Intact tensors of files that cannot be repaired.
+        draft: The result.
     """
 
     url: str
@@ -108,17 +107,17 @@ class LayoutRepairPlan:
 
     @property
     def is_mended(self) -> bool:
-        """Whether there is something to write that its tool takes."""
+        """Whether the result is a checkpoint that its tool accepts."""
         return bool(self.steps) and not self.is_hopeless
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether something stays that its tool stops at, or that must not be used."""
+        """Whether a problem remains that stops its tool, or data that must not be used."""
         return any(one.is_fatal and one.what != ALONE for one in self.after)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something costs a resume a state that its tool had saved."""
+        """Whether a resume would lose a state that its tool had saved."""
         return self.is_hopeless or is_costly(self.after)
 
     @property
@@ -130,17 +129,17 @@ class LayoutRepairPlan:
 def plan_layout_repair(
     url: str, others: Sequence[str] = (), storage_options: Mapping[str, Any] | None = None
 ) -> LayoutRepairPlan:
-    """Return what a repair of a checkpoint of another tool would do; reads only.
+    """Plan the repair of a checkpoint of another tool; reads only.
 
     Args:
-        url: the folder or the file.
-        others: other copies of it, other steps of the same run, and what the run logged.
-        storage_options: how to reach them.
+        url: The folder or the file.
+        others: Other copies of it, other steps of the same run, and logs of the run.
+        storage_options: Storage options for all of these places.
 
     Raises:
-        UnknownLayout: it is no checkpoint, and no other place says what it was.
-        KeyNotFound: nothing is there.
-        StoreError: a place could not be read.
+        UnknownLayout: It is no checkpoint, and no other place identifies it.
+        KeyNotFound: Nothing is at the URL.
+        StoreError: A place could not be read.
     """
     folder = open_folder(url, storage_options)
     draft = VirtualFolder(folder, folder.list())
@@ -187,13 +186,13 @@ def _mend(case: RepairCase) -> None:
 def _is_elsewhere(case: RepairCase) -> bool:
     """Return True if no repair may be tried: the save never ended, or Git LFS has the files.
 
-    A repair that fills such a folder up would hide that it never was a checkpoint.
+    A repair that completes such a folder would hide that it never was a checkpoint.
     """
     return is_incomplete(case.problems) or any(one.what == POINTER for one in case.problems)
 
 
 def _explain(case: RepairCase) -> None:
-    """Say of whatever stays why it does; what its tool keeps of nobody is no damage."""
+    """Give the reason for each remaining problem; state that its tool never saves is no damage."""
     left = {one.place for one in case.problems} | set(case.listing.outside)
     case.refused = {
         place: why for place, why in case.refused.items() if place in left or DIFFERENT in why
@@ -211,13 +210,13 @@ def _explain(case: RepairCase) -> None:
 
 
 def _is_damage(problem: Problem) -> bool:
-    """Say whether a loss is this checkpoint's; most that are told are what its tool never keeps."""
+    """Return True for a loss by damage; most reported losses are state that a tool never saves."""
     is_lost = problem.what == "it is missing" or problem.loses == RENAMED
     return bool(problem.loses) and (is_lost or is_saved_so(problem))
 
 
 def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[MetricsLog]:
-    """Return the checkpoint at a place that was named, or what is logged there."""
+    """Return the checkpoint at a named place, or the logs there."""
     folder = open_folder(url, storage_options)
     listing = folder.list()
     contents = read_layout(folder, listing)
@@ -235,13 +234,13 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
     names = {one.rstrip("/").rpartition("/")[2] for one in (case.draft.url, other.url)}
     is_mixed = any((one.place, one.loses) == (".", AGREEMENT) for one in case.problems)
     if is_mixed and len(names) == 1:
-        return True  # what its files say of the step is what is in doubt
+        return True  # the step in its files is in doubt
     ours, theirs = _step(case.contents), _step(other.contents)
     return ours is None or theirs is None or ours == theirs
 
 
 def _step(contents: Contents) -> int | None:
-    """Return the step that a checkpoint says, or two of its parts where they differ."""
+    """Return the step of a checkpoint, from the majority of its parts."""
     found = [
         contents.step,
         contents.schedule.step if contents.schedule else None,
@@ -287,23 +286,24 @@ REPAIRED, SALVAGED = "repaired", "salvaged"
 
 
 def place_of(plan: LayoutRepairPlan) -> Path:
-    """Return where a plan is written when nobody says: beside the damaged one, under its name."""
+    """Return the default output path of a plan: beside the damaged checkpoint, with its name."""
     own = Path(plan.draft.url)
     return own.parent / (REPAIRED if plan.is_mended else SALVAGED) / own.name
 
 
 def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
-    """Write what a plan makes; of one that mends nothing, what is whole.
+    """Write the result of a plan; if nothing could be repaired, the intact tensors.
 
-    Crash: a place beside ``target``, named ``.<name>.partial``; the damaged one is only read.
+    Crash: a file or folder ``.<name>.partial`` remains beside ``target``; the damaged checkpoint is
+    only read.
 
     Args:
-        plan: of :func:`resilient.layout_repair.plan.plan_layout_repair`.
-        target: must not be there yet.
+        plan: Result of :func:`resilient.layout_repair.plan.plan_layout_repair`.
+        target: Output path; it must not exist.
 
     Raises:
-        ConfigError: it is there, or there is nothing to write.
-        StoreError: a place could not be read.
+        ConfigError: The path exists, or there is nothing to write.
+        StoreError: A place could not be read.
     """
     if target.exists():
         other = f"{target}-2"

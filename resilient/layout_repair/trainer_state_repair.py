@@ -1,18 +1,12 @@
-"""Trainer_state.json and schedulers.
+"""Repair of ``trainer_state.json`` and of schedulers.
 
-What is whole of a JSON document that breaks off (pure).
+A truncated state has its first keys, in alphabetical order: the best checkpoint, the epoch, the
+step, and the beginning of the history. Another step of the run, or the arguments, have the state
+that is common to the run. State of this step alone is lost and reported.
 
-A schedule that is lost, from the optimizer's groups, the step, and what kind it was.
-
-The optimizer keeps the rate of each group and the one it began with, so two of a schedule's
-numbers are there to the bit; the step is the third. Its kind comes from another step of the run,
-or from the arguments. What counts more than steps (a plateau's patience) is not made up.
-
-The state of Transformers' Trainer, from what is left of it and what stands near.
-
-A state that was cut has its first keys, and they are in the order of the alphabet: the best
-checkpoint, the epoch, the step, and the history as far as it goes. The rest is the run's, so
-another step of it or the arguments say it; what was this step's alone is lost, and told.
+The optimizer stores the current and the initial rate of each group, so a scheduler gets them back
+to the bit. Its step comes from the other files, its kind from another step of the run or from the
+arguments. Counters other than steps, such as a plateau's patience, are not invented.
 """
 
 from __future__ import annotations
@@ -43,9 +37,9 @@ _DECODER = json.JSONDecoder()
 
 
 def parse_truncated_json(text: str) -> dict[str, Any]:
-    """Return the fields of a JSON object that are whole before it breaks off (pure).
+    """Return the complete fields of a truncated JSON object (pure).
 
-    Of a list that is cut its whole elements are taken.
+    A truncated list gives its complete elements.
     """
     found: dict[str, Any] = {}
     at = text.find("{") + 1
@@ -70,7 +64,7 @@ def _text_of(quoted: str) -> str | None:
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """Return the value that begins somewhere and where it ends; -1: it breaks off."""
+    """Return the value at an offset and its end; -1 if it is truncated."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -108,14 +102,14 @@ _STEADY = {
     *("gamma", "T_max", "eta_min", "total_iters", "factor", "start_factor", "end_factor", "power"),
     *("total_steps", "milestones"),
 }
-"""What of a schedule's state is the same at each step."""
+"""Keys of a scheduler's state that do not change with the step."""
 _COUNTED = {"last_epoch", "_step_count", "_last_lr"}
 _LAMBDAS = {
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "inverse_sqrt"),
     *("constant_with_warmup", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
     "warmup_stable_decay",
 }
-"""The kinds of Transformers whose state is that of torch's `LambdaLR`."""
+"""Schedulers of Transformers with the state of torch's `LambdaLR`."""
 _NO_KIND = (
     "nothing says which kind it was: neither another step of the run, beside this one or named "
     f"with `--from`, nor {ARGUMENTS}"
@@ -123,7 +117,7 @@ _NO_KIND = (
 
 
 def mend_schedules(case: RepairCase) -> None:
-    """Write schedules anew that are lost, or of another step."""
+    """Rewrite schedulers that are lost, or of another step."""
     if case.contents.layout == "hf-trainer":
         _mend(case, _OF_TRAINER, "optimizer.pt")
     if case.contents.layout == "accelerate":
@@ -157,11 +151,11 @@ def _mend(case: RepairCase, name: str, optimizer: str) -> None:
 
 
 def step_of(case: RepairCase, *, without: str = "") -> int | None:
-    """Return the step that most of a checkpoint's files say, None without a majority.
+    """Return the step that most files of a checkpoint give, None without a majority.
 
     Args:
-        case: the checkpoint.
-        without: ``schedule`` or ``state``, when that is what is in doubt.
+        case: The checkpoint.
+        without: ``schedule`` or ``state``, if that file is in doubt.
     """
     found = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
@@ -174,7 +168,7 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
     }
     updates = said["optimizer"]
     if _SCALER in case.listing.sizes and named and updates and updates < named:
-        # A scaler of fp16 skipped updates: the optimizer and its schedule count fewer than steps.
+        # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
         said = {key: one for key, one in said.items() if one != updates}
     votes = Counter(one for key, one in said.items() if one is not None and key != without)
     ranked = votes.most_common(2)
@@ -184,7 +178,7 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
 
 
 def _is_odd(case: RepairCase, step: int | None) -> bool:
-    """Say whether the schedule alone is of another step than the rest."""
+    """Return True if only the scheduler is of another step."""
     schedule, optimizer = case.contents.schedule, case.contents.optimizer
     if schedule is None or not any(one.place == "." for one in case.problems):
         return False
@@ -192,12 +186,12 @@ def _is_odd(case: RepairCase, step: int | None) -> bool:
         return step is not None and schedule.step not in (step, None)
     if not optimizer or not optimizer.rates or optimizer.rates == schedule.rates:
         return False
-    # accelerate steps a schedule once for each rank; where it counts right, either may be wrong.
+    # accelerate steps a scheduler once per rank; if the counts agree, either file may be wrong.
     return not optimizer.step or schedule.step is None or schedule.step % optimizer.step != 0
 
 
 def _groups(folder: Folder, listing: DirectoryListing, name: str) -> list[tuple[float, float]]:
-    """Return the rate that each group began with, and that of now."""
+    """Return the initial and the current rate of each group."""
     archive = open_archive(folder, listing, name)
     groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
     found = []
@@ -244,13 +238,13 @@ def _schedules_value(
 def _from_another(
     case: RepairCase, theirs: Any, contents: Any, step: int, rates: list[float]
 ) -> dict[str, Any]:
-    """Return a schedule at another step than that it is made from."""
+    """Return the scheduler of another step, moved to this step."""
     last = whole(theirs.get("last_epoch")) if isinstance(theirs, dict) else None
     strange = sorted(str(one)[:40] for one in set(theirs or ()) - _STEADY - _COUNTED)
     if last is None or strange:
         raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
-    # accelerate steps a schedule once for each rank.
+    # accelerate steps a scheduler once per rank.
     each = last // updates if case.contents.layout == "accelerate" and updates else 1
     if case.contents.layout == "accelerate" and (not updates or each * updates != last):
         raise Unreadable("another step does not say how often it moves")
@@ -260,10 +254,10 @@ def _from_another(
 
 
 def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
-    """Return the plain values of the arguments of Transformers' Trainer; empty without.
+    """Return the plain arguments of Transformers' Trainer; empty without them.
 
     Raises:
-        StoreError: they could not be read.
+        StoreError: The file could not be read.
     """
     try:
         value = open_archive(folder, listing, ARGUMENTS).value
@@ -272,7 +266,7 @@ def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
     state = value.state if isinstance(value, PickledCall) else None
     found = {}
     for key, one in state.items() if isinstance(state, dict) else ():
-        # A member of an enumeration is a call with its value.
+        # An enumeration member is pickled as a call with its value.
         plain = (
             one.args[0]
             if isinstance(one, PickledCall) and isinstance(one.args, tuple) and one.args
@@ -321,7 +315,7 @@ CONSEQUENCES = {
 
 @dataclass
 class _Known:
-    """A state while it is put together, and where it is from."""
+    """A state under reconstruction, with its sources."""
 
     case: RepairCase
     state: dict[str, Any]
@@ -332,7 +326,7 @@ class _Known:
 
 
 def mend_state(case: RepairCase) -> None:
-    """Write a state anew that is lost, cut, or of another step; mend what is odd in a whole one."""
+    """Rewrite a state that is lost, truncated or of another step; fix invalid fields of others."""
     if case.contents.layout != "hf-trainer":
         return
     try:
@@ -354,12 +348,12 @@ def mend_state(case: RepairCase) -> None:
 
 
 def _control() -> dict[str, Any]:
-    """Return the control of a training between two steps, as Transformers saves it."""
+    """Return the TrainerControl of a training between two steps, as Transformers saves it."""
     return {"args": dict(_FLAGS), "attributes": {}}
 
 
 def _fill(case: RepairCase, held: dict[str, Any], odd: list[str]) -> None:
-    """Write the fields that an older version left out, or that are no numbers; the rest stays."""
+    """Add the fields that an older version lacks or that are no numbers; the others stay."""
     lacking = [key for key in sorted(KEYS) if key not in held]
     callbacks = held.get("stateful_callbacks")
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
@@ -378,7 +372,7 @@ def _fill(case: RepairCase, held: dict[str, Any], odd: list[str]) -> None:
 
 
 def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that another step of the run says, or its arguments, and the sources."""
+    """Return fields from another step of the run, or from its arguments, and their sources."""
     found: dict[str, Any] = {}
     sources = []
     for state, where in _others(case):
@@ -389,14 +383,14 @@ def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[
     arguments = arguments_of(case.draft, case.listing)
     told = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
     new = {key: one for key, one in told.items() if key in lacking and key not in found}
-    # The arguments may say a share of all steps, and the state a count.
+    # The arguments may give a fraction of all steps, while the state needs a count.
     new = {key: int(one) for key, one in new.items() if decimal(one) is not None and one >= 1}
     sources += [ARGUMENTS] if new else []
     return {**new, **found}, sources
 
 
 def _known_alone(case: RepairCase, held: dict[str, Any]) -> dict[str, Any]:
-    """Write a state with the keys its loader takes; one with a flipped bit becomes it again."""
+    """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
     strange = sorted(set(held) - KEYS)
     meant = {key: own for key in strange if (own := _without_flip(key, KEYS - set(held)))}
     kept = {meant.get(key, key): value for key, value in held.items()}
@@ -410,7 +404,7 @@ def _known_alone(case: RepairCase, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_flip(key: str, known: set[str]) -> str | None:
-    """Return the one known name that differs from a key in one bit."""
+    """Return the known key that differs in one bit; None without one."""
     data = int.from_bytes(key.encode())
     return next(
         (
@@ -429,7 +423,7 @@ def _put(case: RepairCase, state: dict[str, Any], what: str, source: str) -> Non
 
 
 def mend_best(case: RepairCase) -> None:
-    """Point at the checkpoint of the best step again, if it is there."""
+    """Restore the path of the best checkpoint, if that checkpoint exists."""
     try:
         state = read_json(case.draft, case.listing, STATE)
     except Unreadable:
@@ -451,7 +445,7 @@ def mend_best(case: RepairCase) -> None:
 
 
 def _checkpoint_of(case: RepairCase, step: int) -> str | None:
-    """Return where another step of the run is, None where it is not beside this one."""
+    """Return the path of another step of the run, None if it is not beside this one."""
     name = f"checkpoint-{step}"
     parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
     is_there = own == name or any(Path(one.url) == parent / name for one in case.near)
@@ -515,7 +509,7 @@ def _others(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
             continue
         if whole(state.get("global_step")):
             found.append((state, one.url))
-    # What the Trainer leaves beside its checkpoints when somebody calls `save_state`.
+    # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
     ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
     if whole(ended.get("global_step")):
         found.append((ended, f"../{STATE}"))
@@ -532,7 +526,7 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
-    """Take the history that goes furthest; to the last digit as far as one does that has them."""
+    """Use the longest history, with all digits as far as an exact source has them."""
     told = [(_entries(one, step), "") for one in (rest, *(state for state, _ in others))]
     exact = [(one.until(step), one.where) for one in known.logs if one.is_exact]
     entries, where = max((*told, *exact), key=lambda one: (_last(one[0]), len(one[0])))
@@ -553,7 +547,7 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
 
 
 def _is_behind(one: dict[str, Any], held: list[dict[str, Any]]) -> bool:
-    """Say whether an entry comes after others: of a later step, or of the last and of its kind."""
+    """Return True if an entry follows others: at a later step, or of another kind at the last."""
     last = _last(held)
     beside = {key for other in held if whole(other.get("step")) == last for key in other}
     return one["step"] > last or (one["step"] == last and not beside & set(one) - set(SHARED))
@@ -580,7 +574,7 @@ def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States)
 
 
 def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
-    """Take the best so far from a state that knew it, and callbacks where they count nothing."""
+    """Use the best result of a state that knew it, and callbacks whose state counts nothing."""
     for one in (rest, *(state for state, _ in others)):
         best = whole(one.get("best_global_step"))
         knew = (whole(one.get("global_step")) or 0) >= step
@@ -596,12 +590,12 @@ def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) 
         known.state["stateful_callbacks"] = dict(held)
     if not isinstance(held, dict) or set(held) - {CONTROL}:
         known.lost.append("callbacks")
-    # Its Trainer raises at the next save where one has no place, and this one always keeps a state.
+    # Transformers raises at the next save without this state, so it is always written.
     known.state["stateful_callbacks"].setdefault(CONTROL, _control())
 
 
 def _best_logged(known: _Known) -> dict[str, Any]:
-    """Return the best of the evaluations, as the Trainer finds it; empty where one may lack."""
+    """Return the best evaluation as the Trainer finds it; empty if an evaluation may be missing."""
     metric = known.arguments.get("metric_for_best_model")
     if "history" in known.lost or not isinstance(metric, str):
         return {}
@@ -614,7 +608,7 @@ def _best_logged(known: _Known) -> dict[str, Any]:
     if not told:
         return {}
     is_greater = known.arguments.get("greater_is_better")
-    # The first of equals: only what is better takes its place.
+    # The first of equals: only a better result replaces it.
     number, step = (max if is_greater else min)(told, key=lambda one: one[0])
     where = _checkpoint_of(known.case, step)
     return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
@@ -632,7 +626,7 @@ def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States
 
 
 def _tell_batch_size(known: _Known) -> None:
-    """Have a number there: the Trainer divides it when it resumes."""
+    """Ensure a batch size: the Trainer divides it when it resumes."""
     if not decimal(known.state["train_batch_size"]):
         known.state["train_batch_size"] = 0
         known.lost.append("batch size")

@@ -1,8 +1,8 @@
-"""What a run logged, from the files that it leaves beside its checkpoints.
+"""Logged metrics of a run, from the files beside its checkpoints.
 
-Three kinds: ``log.jsonl`` and the events of our trainer, to the last digit; and the event files of
-TensorBoard, as the Trainer of Transformers writes them to ``runs``, in single precision. A run that
-was resumed left several lives in them, and only those count that led to the checkpoint.
+There are three kinds. ``log.jsonl`` and the events of our trainer have all digits. The event files
+of TensorBoard, which the Trainer of Transformers writes to ``runs``, have single precision. A run
+that was resumed left several attempts in them. Only the attempts that led to the checkpoint count.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _LINES_BYTES_MAX = 32 << 20
 _NOTED = ("at", "generation")
 _SUMMARY = "train_runtime"
 SHARED = ("step", "epoch", "num_input_tokens_seen")
-"""What stands in an entry of losses and in one of an evaluation, both times as of training."""
+"""Keys that entries of losses and of evaluations share, with the values of training."""
 _PREFIXES = {"train": "", "eval": "eval_", "test": "test_"}
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsLog:
-    """What one source says of a run.
+    """Logged metrics of a run from one source.
 
     Attributes:
-        where: the files.
-        lives: the entries of each life, in the order in which they began.
-        is_exact: whether its numbers are those that were logged, to the last digit.
-        broken: what is wrong with it; empty of what is whole.
+        where: Its files.
+        lives: Entries of each attempt, in the order of their start.
+        is_exact: Whether its numbers have all logged digits.
+        broken: Description of its damage; empty if whole.
     """
 
     where: str
@@ -55,28 +55,28 @@ class MetricsLog:
     broken: str = ""
 
     def until(self, step: int) -> list[Entry]:
-        """Return the entries of the lives that led to a step, as far as they are here."""
+        """Return the entries that led to a step, as far as they are in this log."""
         found = woven(self.lives, step)
-        # What sums a training up is logged behind its last save.
+        # The summary of a training is logged after its last save.
         return [one for one in found if one["step"] < step or _SUMMARY not in one]
 
     def reach(self) -> int:
-        """Return the last step that anything was logged of."""
+        """Return the last logged step."""
         return max((one["step"] for life in self.lives for one in life), default=0)
 
 
 def logs_beside(url: str) -> list[MetricsLog]:
-    """Return what is logged beside a checkpoint on this machine; elsewhere it has to be named.
+    """Return the logs beside a checkpoint on this machine; empty for other URLs.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     if protocol_of(url) != "file":
         return []
     parent, found = Path(url).absolute().parent, []
     for name in (*_FOLDERS, LINES):
         place = parent / name
-        # A link leads to what somebody else may have put there.
+        # A link may lead to files of another user.
         if place.exists() and not place.is_symlink():
             folder = open_folder(str(place))
             found += logs_in(folder, folder.list())
@@ -84,10 +84,10 @@ def logs_beside(url: str) -> list[MetricsLog]:
 
 
 def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
-    """Return what is logged in a folder, or in a file that is named itself.
+    """Return the logs in a folder, or in a single named file.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: A file could not be read.
     """
     names = sorted(listing.sizes)
     found = [
@@ -156,7 +156,7 @@ def _of_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLo
 
 
 def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
-    """Yield the stretches in which steps only rise; a run that went back begins another."""
+    """Yield the ranges in which steps only rise; a run that went back starts another range."""
     begin = 0
     for at in range(1, len(entries) + 1):
         if at == len(entries) or entries[at]["step"] < entries[at - 1]["step"]:
@@ -165,7 +165,7 @@ def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
 
 
 def _line(text: str) -> tuple[int, Entry]:
-    """Return the life and the entry of a line; empty of one that is none, or was cut."""
+    """Return the attempt and the entry of a line; an empty entry for an invalid or cut line."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -176,17 +176,17 @@ def _line(text: str) -> tuple[int, Entry]:
     if "event" in line:
         metrics = line.get("metrics")
         found = metrics if line["event"] == "MetricsLogged" and isinstance(metrics, dict) else {}
-    # Speeds are told with the same words, but are no part of a history: they have no epoch.
+    # Entries of speed have the same keys but no epoch, and are no part of a history.
     is_entry = "epoch" in found and whole(found.get("step")) is not None
     plain = {key: one for key, one in found.items() if isinstance(one, str | int | float | None)}
     return whole(line.get("generation")) or 0, plain if is_entry else {}
 
 
 def woven(lives: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
-    """Return the entries that led to a step, of lives that each went on from some step (pure).
+    """Return the entries that led to a step, from attempts that each began at some step (pure).
 
-    The life that reached it last counts, from where it began; before that, of the earlier ones, the
-    one that reached this place last, and so on. What went on from elsewhere is passed over.
+    The attempt that reached the step last counts, from its start. Before that start, the earlier
+    attempt that reached it last counts, and so on. All other attempts are ignored.
     """
     found: list[Entry] = []
     limit, count = step, len(lives)
@@ -202,17 +202,17 @@ def woven(lives: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
 
 
 def _end(entries: Sequence[Entry], limit: int) -> int:
-    """Return how far a life goes up to a limit; one that went beyond it went through it."""
+    """Return the last step of an attempt up to a limit; an attempt beyond it passed through it."""
     first = min((one["step"] for one in entries), default=limit + 1)
     last = max((one["step"] for one in entries), default=0)
     return min(last, limit) if first <= limit else 0
 
 
 def read_beside(url: str, name: str) -> bytes:
-    """Return a small file beside a checkpoint on this machine; empty where there is none.
+    """Return a small file beside a checkpoint on this machine; empty if there is none.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: The file could not be read.
     """
     place = Path(url).absolute().parent / name
     if protocol_of(url) != "file" or place.is_symlink() or not place.is_file():

@@ -1,21 +1,15 @@
-"""Rebuild torch zips; single-bit repair.
+"""Repair of torch zip files: single-bit errors, lost directories, and new files.
 
-The one flipped bit that a checksum gives away (pure).
+CRC-32 distinguishes every position of a single flipped bit. In content of n bits, other damage
+looks like a single flipped bit by chance once in 2^32 / n. Therefore only small content is repaired
+this way, and the result must be valid.
 
-CRC-32 tells every place of one flipped bit from every other. In content of n bits a damage of
-another kind looks like one flipped bit by chance once in 2^32 / n, so little content alone is
-mended like this, and it has to be what it should be afterwards.
+torch writes a member's header, its content, and then a descriptor with checksum and length. The
+directory at the end repeats them. A lost directory can therefore be rewritten, and the whole
+members of a truncated zip are known.
 
-Zips as torch writes them, without trust in their directory: members by their own headers.
-
-torch writes a member's header, its content, and behind it a descriptor with checksum and length;
-the directory at the end repeats them. So a directory that is gone can be written anew, and what
-is whole of a zip that was cut is known.
-
-Values written as torch and pickle would write them, without either: what is read can be put.
-
-The other half of :mod:`resilient.layouts.pickle_reader`. What a pickle was found to call is written as
-the same call, and nothing else can be: no name comes from here.
+Values are written as torch and pickle would write them, without either. A call is written as the
+reader (:mod:`resilient.layouts.pickle_reader`) found it; this module adds no names of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.layout_repair.case import Piece, VirtualFolder
 
 BYTES_MAX = 1 << 18
-"""Content that is mended: chance would take it for mended wrongly once in two thousand."""
+"""Largest content to repair: chance would accept a wrong repair once in two thousand."""
 
 
 def _table() -> tuple[int, ...]:
@@ -54,11 +48,11 @@ _OF_LAST = {_FORWARD[1 << bit]: bit for bit in range(8)}
 
 
 def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
-    """Return the bytes with the one bit flipped back that gives their checksum, None without.
+    """Return the bytes with the single flipped bit corrected, None if no bit explains the checksum.
 
     Args:
-        data: as they are.
-        checksum: CRC-32 of what they were.
+        data: The damaged bytes.
+        checksum: CRC-32 of the original bytes.
     """
     if len(data) > BYTES_MAX:
         return None
@@ -86,16 +80,16 @@ _NAME_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a zip; places are counted from where the zip begins.
+    """One member of a zip; offsets are relative to the start of the zip.
 
     Attributes:
-        name: with the root folder.
-        header: where its header begins.
-        data: where its content begins.
-        size_bytes: of its content.
-        checksum: of its content, as it was written.
-        end: behind its descriptor.
-        is_whole: whether its content has this checksum.
+        name: Name with the root folder.
+        header: Offset of its header.
+        data: Offset of its content.
+        size_bytes: Size of its content.
+        checksum: Recorded checksum of its content.
+        end: Offset after its descriptor.
+        is_whole: Whether its content has this checksum.
     """
 
     name: str
@@ -109,11 +103,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the headers of members say.
+    """Members of a zip according to their own headers.
 
     Attributes:
-        members: in their order, up to where there is no more.
-        has_all: whether the directory, or what torch writes last, is behind them.
+        members: Members in file order, up to the first unreadable header.
+        has_all: Whether the directory, or the member that torch writes last, was reached.
     """
 
     members: tuple[Member, ...]
@@ -121,7 +115,7 @@ class Scan:
 
     @property
     def end(self) -> int:
-        """Where the directory begins."""
+        """Offset of the directory."""
         return self.members[-1].end if self.members else 0
 
 
@@ -129,13 +123,13 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
     """Return the members of a zip by their own headers; each byte of them is read.
 
     Args:
-        draft: where it is.
-        name: the file.
-        start: where the zip begins.
-        size_bytes: how far it may reach.
+        draft: Folder of the file.
+        name: Name of the file.
+        start: Offset of the zip.
+        size_bytes: Largest length of the zip.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: The file could not be read.
     """
     found: list[Member] = []
     at, stop = start, start + size_bytes
@@ -153,16 +147,16 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
 def mended_zip(
     draft: VirtualFolder, name: str, start: int, size_bytes: int
 ) -> tuple[Piece, ...] | None:
-    """Return a zip with every member whole and a new directory; None if that cannot be had.
+    """Return a zip with every member whole and a new directory; None if impossible.
 
     Args:
-        draft: where it is.
-        name: the file.
-        start: where the zip begins.
-        size_bytes: how far it may reach.
+        draft: Folder of the file.
+        name: Name of the file.
+        start: Offset of the zip.
+        size_bytes: Largest length of the zip.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: The file could not be read.
     """
     scan = scan_members(draft, name, start, size_bytes)
     if not scan.has_all:
@@ -186,11 +180,11 @@ def mended_zip(
 
 
 def directory(members: Sequence[Member], at: int) -> bytes:
-    """Return the directory of a zip, to the byte as torch writes it.
+    """Return the directory of a zip, with exactly the bytes that torch writes.
 
     Args:
-        members: of the zip.
-        at: where the directory will begin.
+        members: Members of the zip.
+        at: Offset of the directory.
     """
     entries = b"".join(_entry(one) for one in members)
     count = len(members)
@@ -204,7 +198,7 @@ def directory(members: Sequence[Member], at: int) -> bytes:
 
 
 def header(name: str, padding: int = 0) -> bytes:
-    """Return the header of a member, with bytes behind its name that mean nothing."""
+    """Return the header of a member, with padding after its name."""
     said = name.encode()
     extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4) if padding else b""
     head = _HEADER.pack(_LOCAL, 0, _FLAGS, 0, 0, 0, 0, 0, 0, len(said), len(extra))
@@ -212,7 +206,7 @@ def header(name: str, padding: int = 0) -> bytes:
 
 
 def descriptor(checksum: int, size_bytes: int) -> bytes:
-    """Return what stands behind a member's content."""
+    """Return the descriptor that follows a member's content."""
     form = "<4sI2I" if size_bytes < _BIG else "<4sI2Q"
     return struct.pack(form, _DESCRIPTOR, checksum, size_bytes, size_bytes)
 
@@ -253,7 +247,7 @@ def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) 
 def _described(
     draft: VirtualFolder, name: str, data: int, stop: int
 ) -> tuple[int, int, int] | None:
-    """Return length, checksum and end of the descriptor that fits where it is found."""
+    """Return length, checksum and end of the first descriptor that fits its position."""
     for at in _places(draft, name, data, stop):
         held = draft.read(name, at + 4, 20)
         for form in ("<3I", "<I2Q"):
@@ -267,7 +261,7 @@ def _described(
 
 
 def _places(draft: VirtualFolder, name: str, data: int, stop: int) -> Iterator[int]:
-    """Yield where a descriptor may begin."""
+    """Yield the offsets at which a descriptor may begin."""
     at = data
     while at < stop:
         block = draft.read(name, at, min(BLOCK_BYTES, stop - at))
@@ -291,7 +285,7 @@ def _sum(draft: VirtualFolder, name: str, at: int, size_bytes: int) -> int:
 _DEPTH_MAX = 64
 _INT_32 = 1 << 31
 _ALIGNMENT = 64
-# torch makes these without their `__init__`, and fills them from a state.
+# torch creates these classes without `__init__` and fills them from a state.
 _WITHOUT_INIT = {
     *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
     *("BytesStorageMetadata", "ChunkStorageMetadata", "_StorageInfo"),
@@ -299,23 +293,23 @@ _WITHOUT_INIT = {
 
 
 def dump(value: Any) -> bytes:
-    """Return a pickle (protocol 4) of plain values, and of what a pickle was found to call.
+    """Return a pickle (protocol 4) of plain values and of calls that a pickle contained.
 
     Raises:
-        Unreadable: it holds something else, or is deeper than any checkpoint.
+        Unreadable: The value contains other objects, or is deeper than any checkpoint.
     """
     return b"\x80\x04" + _put(value, 0) + b"."
 
 
 def torch_file(value: Any, root: str) -> bytes:
-    """Return a file of torch's that holds plain values and no tensor.
+    """Return a torch file of plain values without tensors.
 
     Args:
-        value: what is in it.
-        root: the name of the folder in it; torch takes the file's own without its ending.
+        value: Value to store.
+        root: Name of the folder in the zip; torch uses the file name without its extension.
 
     Raises:
-        Unreadable: there is more than plain values in it.
+        Unreadable: The value contains more than plain values.
     """
     content = {
         "data.pkl": b"\x80\x02" + _put(value, 0, is_old=True) + b".",
