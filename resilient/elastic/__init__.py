@@ -1,1 +1,1 @@
-"""Keeps workers alive; knows processes, not tensors."""
+"""Elastic agent on torch.distributed.elastic; it manages processes, not tensors."""

@@ -185,7 +185,7 @@ _ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVI
 class MonitorContext:
     """Collaborators and settings of a monitor.
 
-    The monitor calls ``tend`` in every round, so it must return quickly.
+    The monitor calls ``tend`` often, so ``tend`` must return quickly.
     """
 
     stops: StopSignals
@@ -255,7 +255,7 @@ class AttemptMonitor:
         pids = self._group.pids
         hang = self._health.look(pids, running, self._barrier.is_begun)
         self._elsewhere.tell(self._health.standing)
-        # The agent of that rank kills it and then joins this agent in the next rendezvous.
+        # The culprit's agent kills the culprit and then joins this agent in the next rendezvous.
         if hang is None or self._elsewhere.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
@@ -309,7 +309,7 @@ class AttemptMonitor:
         return outcome.in_a_stop() if asked_by else outcome
 
     def _leave(self) -> Outcome:
-        """Let all ranks end that agreed to leave, without waiting for the one that knew first.
+        """Let all ranks end that agreed to leave before this agent received a stop request.
 
         A rank that ends with a failure meanwhile did not agree to leave.
         """
@@ -318,7 +318,7 @@ class AttemptMonitor:
         outcome = self._failed(math.inf).in_a_stop() if failed else None
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
-        # Announce the leave before the look at the other hosts: they may already wait for this one.
+        # Publish the decision before the check of the other hosts: they may already wait for it.
         left = self._members.part(self._stops.request) if is_saved else 0
         # Another node may have stopped its workers because of a change that this node has not seen.
         self._members.look_afresh()
@@ -391,8 +391,8 @@ class AttemptMonitor:
         ):
             self._group.wait(_TICK_SECONDS)
             if is_told and self._stops.request is not self._told:
-                # The request changed: less time is left, or it now concerns other hosts or all
-                # hosts.
+                # The request is new: less time is left, a stop follows a membership change, or
+                # the stop is now for all hosts.
                 self._tell()
         late = self._group.running_ranks
         if late:

@@ -36,7 +36,7 @@ the rank that holds up the others most, and compare:
 
 1. a stopped rank holds up all others, whatever its step;
 2. else the rank with the fewest steps;
-3. of those, a rank that still has time: no rank is judged before it;
+3. among equal steps, a rank that still has time: no rank is judged before it;
 4. then ranks stuck in the kernel, then busy ranks, because a sleeping rank usually waits;
 5. then ranks in a phase that needs no other rank, then the longest wait.
 """

@@ -87,7 +87,7 @@ _GPU = re.compile(
     r"unspecified launch failure|device-side assert|fallen off the bus"
 )
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")
-# Match only messages of a collective or of the shared store: a script has own connections.
+# Match only messages of a collective or of the shared store: scripts also open connections.
 _PEER_GONE = re.compile(
     r"gloo/transport/.*(Read error|Write error|Connection (closed|reset) by peer|Socket closed)|"
     r"ncclRemoteError|remote process exit|"

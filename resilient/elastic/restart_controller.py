@@ -35,7 +35,7 @@ ASKING_SECONDS_MAX = 15.0
 
 
 class ProgressState(Enum):
-    """States of progress without a checkpoint."""
+    """Answers of the progress query that are not a checkpoint."""
 
     UNKNOWN = "unknown"
     """The repository did not answer."""

@@ -92,7 +92,7 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Exit with ``code``; the run ended without an error."""
+    """Decision to exit with ``code`` after an orderly end."""
 
     code: int
     reason: str
@@ -100,7 +100,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the group again; ``cause`` is one word for the next attempt."""
+    """Decision to start the group again; ``cause`` names the reason in one word."""
 
     cause: str
     is_paid: bool
@@ -109,7 +109,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class LeaveHost:
-    """Exit on this host for an inspection: the others continue without it or replace it."""
+    """Decision to leave this host: the others continue without it, or it is replaced."""
 
     code: int
     reason: str
@@ -117,7 +117,7 @@ class LeaveHost:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Exit with ``code`` because of ``reason``."""
+    """Decision to exit with ``code`` because of ``reason``."""
 
     code: int
     reason: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-# A user's signal often arrives twice: directly, and from a wrapper that received it too.
+# The same order often arrives twice: directly, and from a wrapper that received it too.
 _SAME_ORDER_SECONDS = 0.5
 _WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 25.0

@@ -121,7 +121,7 @@ def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
     elif one.event == "ReactionChosen":
         _hear_reaction(one, board)
     elif one.event == "LifeEnded":
-        # Ranks that end together have done the same steps, and their files are gone by now.
+        # The ranks are gone before the next look. Ranks that end together did the same steps.
         if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
             board.put(registry.STEP, one.number("step"))
     elif one.event in ("RunEnded", "RunGivenUp"):

@@ -264,7 +264,7 @@ class Roster:
         return len(self._nodes)
 
     def is_of(self, handler: RendezvousHandler) -> bool:
-        """Return whether the nodes joined through ``handler``; other handlers have other node ids."""
+        """Return whether the nodes joined by ``handler``; other handlers have other node ids."""
         return self._handler is handler
 
     def lost(self, now_seconds: float) -> list[str]:
@@ -409,7 +409,7 @@ class Roster:
         return 0
 
     def is_outlasted(self) -> bool:
-        """Return whether other nodes of the round continue without this one, as far as published."""
+        """Return whether other nodes published that they continue without this node."""
         others = (place for place in self._nodes.values() if place != self._place)
         with suppress(dist.DistError):
             return any(self._read(_goodbye_key(place)) == _STAYS for place in others)

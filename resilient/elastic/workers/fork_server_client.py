@@ -80,8 +80,8 @@ class ForkServer:
     def keep(self, command: WorkerCommand | None = None) -> None:
         """Start a fork server for workers like ``command``, or replace a dead one.
 
-        Without a command, the first call does nothing. After 3 deaths the fork server is not
-        started again.
+        Until the first call with a command, the method does nothing. After 3 deaths it starts no
+        fork server again.
         """
         if command is not None and self._is_on:
             self._environ = {k: v for k, v in command.environ.items() if k not in _ALONE}

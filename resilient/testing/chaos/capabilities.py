@@ -106,7 +106,7 @@ def require_capabilities(
 def why_not(
     plan: ChaosPlan, machine: MachineCapabilities, *, hosts: int = 1, has_notice: bool = False
 ) -> dict[str, str]:
-    """Return the reasons why faults of a plan are impossible, by kind; possible kinds are omitted."""
+    """Return the reasons why faults of a plan are impossible, by kind of fault."""
     reasons = {
         FaultKind.DISK_FULL.value: machine.mounting,
         FaultKind.STORAGE_ERROR.value: machine.tracing,

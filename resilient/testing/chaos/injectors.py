@@ -138,7 +138,7 @@ def until_a_save_fails(
 
 
 def _ends_soon(job: Job, within_seconds: float) -> bool:
-    """Return whether a failed save ends the job, as it does unless the script catches it."""
+    """Return whether a failed save ends the job, as it does unless the script decides otherwise."""
     step = job.highest
     return job.until(lambda: job.highest > step + _STEPS, within_seconds) is not None
 

@@ -144,7 +144,7 @@ class FaultedRun:
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
 
     def _goes_on(self, old: set[int], struck: InjectionResult, began_seconds: float) -> bool:
-        """Return whether all ranks made progress, in a new attempt or beyond their earlier steps."""
+        """Return whether all ranks progressed, in a new attempt or beyond their earlier steps."""
         ranks, step = self._job.look(), struck.step
         if not ranks or len(ranks) < self._job.ranks:
             return False
