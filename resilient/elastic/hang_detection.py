@@ -20,7 +20,7 @@ The time before and after training has no learned deadline:
 ============================== ========================================================
 a rank is                      it is overdue the patience after
 ============================== ========================================================
-without a heartbeat, or not in the last heartbeat of any rank, while another rank waits
+no heartbeat yet, or not in    the last heartbeat of any rank, while another rank waits
 training yet (`starting`)      that has come further, and before any rank did a step
 out of training (`ending`)     the exit of another rank with 0, or a later heartbeat of
                                any rank, once no rank trains any more
