@@ -1,8 +1,9 @@
-"""Which checkpoints exist, newest first; asked of the store every time.
+"""Catalog of committed checkpoints and the line of descent; asked of the store every time.
 
-The line of descent decides what resume may use: the newest life's checkpoints, then its parent
-and what that life saved before, and so on. A checkpoint outside the line was abandoned (a
-rollback, or a process of an older life that went on) and is never resumed by accident.
+The line of descent decides which checkpoints resume may use: those of the newest generation, then
+its parent and what that generation saved before, and so on. A checkpoint outside the line was
+abandoned, by a rollback or because a process of an older generation continued. Resume never takes
+it by accident.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STEP_MAX = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that resume passes over, and why."""
+    """Object that resume skips, and the reason."""
 
     name: str
     reason: str
@@ -42,15 +43,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What resume may use.
+    """Checkpoints that resume may use, and all others.
 
     Attributes:
-        candidates: committed checkpoints of the line of descent, in the order to try.
-        abandoned: committed checkpoints outside the line that branched off from it, newest first.
-        separate: those of another start from scratch; rotation leaves them alone.
-        skipped: traces that resume passes over and a person should know of.
-        lost: why something must have been committed although nothing is left of it; empty if
-            nothing says so. With no candidates this forbids a silent start from scratch.
+        candidates: Committed checkpoints of the line of descent, in the order to try.
+        abandoned: Committed checkpoints that branched off from the line, newest first.
+        separate: Checkpoints of another start from scratch; retention leaves them alone.
+        skipped: Objects that resume skips and a user should know about.
+        lost: Evidence that a checkpoint was committed although none is left; empty for none. With
+            no candidates this forbids a silent start from scratch.
     """
 
     candidates: tuple[CheckpointId, ...]
@@ -86,10 +87,10 @@ def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
 def trash_of(
     folders: Mapping[CheckpointId, Collection[str]],
 ) -> dict[CheckpointId, TrashedManifest]:
-    """Return what is in the trash, by the listing alone; what has a manifest is not.
+    """Return the checkpoints in the trash, from the listing alone; those with a manifest are not.
 
     Args:
-        folders: what ``folders_of`` has returned.
+        folders: Result of ``folders_of``.
     """
     found: dict[CheckpointId, TrashedManifest] = {}
     for one, names in folders.items():
@@ -102,49 +103,49 @@ def trash_of(
 
 
 def prunes_in(trash: Mapping[CheckpointId, TrashedManifest]) -> tuple[str, ...]:
-    """Return the ids of the prunes that let go what is in the trash, newest first."""
+    """Return the ids of the prunes with checkpoints in the trash, newest first."""
     return tuple(sorted({mark.prune for mark in trash.values()}, reverse=True))
 
 
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
-    """Return a committed checkpoint's manifest, proved.
+    """Read and verify the manifest of a committed checkpoint.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: it was never committed, or was rotated away.
-        IntegrityError: the manifest is damaged.
-        IncompatibleCheckpoint: written by a newer release.
+        KeyNotFound: The checkpoint was never committed, or was deleted.
+        IntegrityError: The manifest is damaged.
+        IncompatibleCheckpoint: A newer release wrote it.
     """
     key = checkpoint.manifest_key
     return fetch(store, key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
-    """Return what the second copy of a manifest says, proved; for repairs alone.
+    """Read and verify the second copy of a manifest; for repairs only.
 
-    It says nothing about whether the checkpoint exists.
+    The copy does not prove that the checkpoint exists.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: there is no copy.
-        IntegrityError: the copy is damaged.
-        IncompatibleCheckpoint: written by a newer release.
+        KeyNotFound: There is no copy.
+        IntegrityError: The copy is damaged.
+        IncompatibleCheckpoint: A newer release wrote it.
     """
     key = checkpoint.manifest_key
     return fetch(store, checkpoint.copy_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def read_in_trash(store: Store, checkpoint: CheckpointId, mark: TrashedManifest) -> Manifest:
-    """Return the manifest of a checkpoint in the trash, proved; it does not exist for resume.
+    """Read and verify the manifest of a checkpoint in the trash, which resume ignores.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: it was brought back meanwhile, or its bytes are being freed.
-        IntegrityError: it is damaged.
-        IncompatibleCheckpoint: written by a newer release.
+        KeyNotFound: It was restored meanwhile, or is being deleted.
+        IntegrityError: It is damaged.
+        IncompatibleCheckpoint: A newer release wrote it.
     """
     key = checkpoint.manifest_key
     where = checkpoint.key(mark.name)
@@ -156,20 +157,20 @@ def lineage(
     folders: Mapping[CheckpointId, Collection[str]] | None = None,
     numbers: list[int] | None = None,
 ) -> Lineage:
-    """Return what resume may use, in order, and what it passes over.
+    """Return the checkpoints that resume may use, in order, and what it skips.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        folders: what ``folders_of`` has just returned, to spare a request.
-        numbers: what ``list_numbers`` has just returned, to spare a request.
+        store: Repository.
+        folders: Recent result of ``folders_of``, to save a request.
+        numbers: Recent result of ``list_numbers``, to save a request.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
-    # Lives first: what a life began from is there at a later look, or what it has committed is.
-    # The other way round a rival that saves and is followed meanwhile looks like a loss.
+    # Generations first: a later listing then has the parent of each, or what it has committed. The
+    # other way round, a rival that saves and is followed meanwhile would look like a loss.
     numbers = list_numbers(store) if numbers is None else numbers
     folders = folders_of(store) if folders is None else folders
     whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
@@ -192,18 +193,18 @@ def lineage(
 
 
 def ancestry(store: Store, checkpoint: CheckpointId) -> list[CheckpointId]:
-    """Return a checkpoint and those that training went through on its way there, newest first.
+    """Return a checkpoint and its existing ancestors in the training history, newest first.
 
-    Only what is there: what was rotated away is passed over.
+    Deleted ancestors are left out.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        checkpoint: a committed one, of the line of descent or abandoned.
+        store: Repository.
+        checkpoint: Committed checkpoint, of the line of descent or abandoned.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     numbers = list_numbers(store)
     return _descend(_Lives(store, committed(store), numbers), checkpoint)[0]
@@ -212,11 +213,11 @@ def ancestry(store: Store, checkpoint: CheckpointId) -> list[CheckpointId]:
 def _descend(
     lives: _Lives, bound: CheckpointId
 ) -> tuple[list[CheckpointId], set[int], list[Skipped], str]:
-    """Walk from ``bound`` to the first life.
+    """Walk from ``bound`` to the first generation.
 
     Returns:
-        The line; the lives that it went through, also those of which no checkpoint of the line
-        is left; what is odd; what is lost.
+        The line; its generations, also those without a remaining checkpoint; skipped objects; and
+        the evidence of a loss.
     """
     line: list[CheckpointId] = []
     ours: set[int] = set()
@@ -232,7 +233,7 @@ def _descend(
         if parent is None and own:
             break
         if parent is None:
-            # A life that began from scratch and committed nothing hides nothing.
+            # An attempt that began from scratch and committed nothing hides nothing.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
         elif parent not in lives.whole and not line:
             lost = f"life {bound.generation} began from {parent}, which is gone"
@@ -242,7 +243,7 @@ def _descend(
 
 
 class _Lives:
-    """The lives' records, each read at most once."""
+    """Generation records, each read at most once."""
 
     def __init__(self, store: Store, whole: list[CheckpointId], numbers: list[int]) -> None:
         self.numbers = numbers
@@ -251,7 +252,7 @@ class _Lives:
         self._parents: dict[int, tuple[CheckpointId | None, Skipped | None]] = {}
 
     def parent(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
-        """Return where a life began; with its record unreadable, the next older checkpoint."""
+        """Return the parent of a generation; if its record is unreadable, the next older checkpoint."""
         if number not in self._parents:
             self._parents[number] = self._read(number)
         return self._parents[number]
@@ -268,7 +269,7 @@ class _Lives:
             return older, None
 
     def joins(self, number: int, ours: Collection[int]) -> bool:
-        """Say whether a life descends from one of ``ours``, or is one."""
+        """Return whether a generation is one of ``ours``, or descends from one."""
         while number not in ours:
             parent, _ = self.parent(number)
             if parent is None:

@@ -23,17 +23,17 @@ _PIECE_BYTES = 8 << 20
 def put_fenced(store: Store, key: str, data: Data, fence: Callable[[], None]) -> None:
     """Store a file of a checkpoint that this process is about to commit.
 
-    The file is created exclusively where the store can do so. A file that is there already is
-    replaced only directly after a look at the fence, and never if its checkpoint is committed.
-    So a process of an older claim with the same number changes no committed file.
+    The file is created exclusively where the store can do so. An existing file is replaced only
+    directly after a check of the fence, and never if its checkpoint is committed. So a process of
+    an older claim with the same number changes no committed file.
 
     Crash: The old object or the new object is there, whole.
 
     Args:
-        store: The repository, or the near tier of this host.
+        store: Repository, or the near tier of this host.
         key: Key of a file in a checkpoint's folder, or of a ledger segment.
         data: Content of the file.
-        fence: Raises ``Fenced`` if another claim replaced the claim of this process.
+        fence: Callback that raises ``Fenced`` if another claim replaced this process's claim.
 
     Raises:
         Fenced: Another claim replaced this one; nothing was changed.

@@ -1,18 +1,13 @@
-"""Probe for exclusive create; who may write; shut a writer out.
+"""Fencing: probe of exclusive create, the newest writer, and how to shut it out.
 
-Whether a server keeps the one promise that cannot be seen from here: the exclusive create.
-
-A server that ignores ``If-None-Match`` answers politely and lets two writers win, and asking it
-once shows nothing. So writers race for keys of their own, once per repository, and the verdict
+A server that ignores ``If-None-Match`` responds normally and lets two writers win, and one request
+does not reveal it. So several writers race for keys of their own, once per repository. The verdict
 is recorded there.
 
-Who may write to a repository, and how to shut them out.
-
-There is no lock here that a dead process could leave behind: a new life begins whatever the one
-before it was doing. What there is instead is the newest life. Whatever process belongs to it may
-save and rotate until a newer one begins, also one that hung, was forgotten, or was cut off from
-whoever started it. To shut it out is to begin a life that goes on from where resume would, and
-saves nothing: nothing is abandoned by it.
+No lock exists that a dead process could leave behind: a new attempt begins at any time. The newest
+generation alone may write. Any process of it may save and delete until a newer generation begins,
+even a process that hung, was forgotten, or lost its launcher. To shut it out, begin a generation
+from the checkpoint that resume would take, and save nothing. Nothing is abandoned by that.
 """
 
 from __future__ import annotations
@@ -51,28 +46,28 @@ if TYPE_CHECKING:
 RACERS = 6
 ROUNDS = 8
 _START_SECONDS = 30.0
-# Where the condition is another program's to judge. The others decide in this process or in
-# the kernel, and their tests race them.
+# Stores whose condition is checked by another program. The other stores check it in this process
+# or in the kernel, and their tests race them.
 _JUDGED_ELSEWHERE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
 def check_store_capabilities(store: Store, clock: Clock, *, single_writer: bool = False) -> None:
-    """Refuse a server that says it creates exclusively and does not, unless one job writes alone.
+    """Refuse a server without working exclusive create, unless one job writes alone.
 
-    The first life of a repository races for it and records the verdict; later ones read it. To
-    ask again, after a change of the server, delete ``store-abilities.json``.
+    The first attempt of a repository runs the race and records the verdict; later attempts read
+    it. To run the race again, after a change of the server, delete ``store-abilities.json``.
 
-    Crash: a few objects of some bytes may be left under ``store-probe/``; they are never read.
-    A role that may not delete leaves them too.
+    Crash: a few small objects may be left under ``store-probe/``; they are never read. A role that
+        may not delete leaves them too.
 
     Args:
-        store: the repository.
-        clock: gives the record's time.
-        single_writer: the user promises that no other job writes here.
+        store: Repository.
+        clock: Source of the record's time.
+        single_writer: Promise of the user that no other job writes here.
 
     Raises:
-        NotExclusive: more or fewer than one racer won a round.
-        StoreError: the store failed.
+        NotExclusive: More or fewer than one racer won a round.
+        StoreError: The store failed.
     """
     if protocol_of(store.url) not in _JUDGED_ELSEWHERE or not store.exclusive or single_writer:
         return
@@ -95,13 +90,13 @@ def recorded(store: Store) -> bool | None:
     Crash: reads only.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     try:
         fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
     except (IntegrityError, KeyNotFound):
         return None
-    # A repository that was copied says nothing about where it lies now.
+    # The record of a copied repository says nothing about its present store.
     if fields.get("format") != "resilient-abilities" or fields.get("url") != store.url:
         return None
     verdict = fields.get("exclusive")
@@ -109,16 +104,16 @@ def recorded(store: Store) -> bool | None:
 
 
 def is_exclusive(store: Store, rounds: int = ROUNDS) -> bool:
-    """Say whether exactly one of several racers wins each round, and keeps what it wrote.
+    """Return whether exactly one of several racers wins each round, and keeps its content.
 
     Crash: objects of a round may be left under ``store-probe/``.
 
     Args:
-        store: where to race.
-        rounds: how often; a server whose check and write are two steps loses most of them.
+        store: Store to probe.
+        rounds: Number of rounds; a server that checks and writes in two steps loses most of them.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     token = secrets.token_hex(16)
     return all(_race(store, probe_key(token, number)) for number in range(rounds))
@@ -129,7 +124,7 @@ def _race(store: Store, key: str) -> bool:
 
     def run(racer: int) -> bytes | None:
         content = f"{key} racer {racer}".encode()
-        # On a starved machine whoever comes late still races the others.
+        # On a starved machine a late racer still races the others.
         with suppress(BrokenBarrierError):
             start.wait(_START_SECONDS)
         try:
@@ -140,12 +135,12 @@ def _race(store: Store, key: str) -> bool:
 
     with ThreadPoolExecutor(RACERS, thread_name_prefix="resilient-probe") as pool:
         won = [content for content in pool.map(run, range(RACERS)) if content is not None]
-    # A late writer meets a key that is settled; a server that forgot the condition lets it in.
+    # A late writer meets an existing key; a server that forgot the condition overwrites it.
     with suppress(KeyExists):
         store.put_new(key, b"late")
         won.append(b"late")
     kept = store.get(key)
-    # A role that may not delete is a good one to train with; another one tidies up.
+    # A role that may not delete is a good one for training; another role cleans up.
     with suppress(StoreDenied):
         store.delete(key)
     return len(won) == 1 and kept == won[0]
@@ -170,16 +165,17 @@ _ATTEMPTS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The newest life of a run: whoever belongs to it may write.
+    """Newest generation of a run; only its processes may write.
 
     Attributes:
-        life: its number.
-        record: what it said when it began; None if that cannot be read.
-        problem: why it cannot; rotation deletes nothing then until a newer life begins.
-        last: the newest checkpoint that it committed, None for none.
-        committed_at: when; empty if nothing says so.
-        unfinished: newer ones that have files and no manifest: in flight, or left by a death.
-        resume: what a resume would try first.
+        life: Generation number.
+        record: Its record; None if it cannot be read.
+        problem: Reason why it cannot be read; then nothing is deleted until a newer generation
+            begins.
+        last: Newest checkpoint that it committed; None for none.
+        committed_at: Time of that commit; empty if unknown.
+        unfinished: Newer checkpoints with files and no manifest: in flight, or left by a crash.
+        resume: First candidate of a resume.
     """
 
     life: int
@@ -192,18 +188,18 @@ class Writer:
 
     @property
     def is_nobody(self) -> bool:
-        """Whether a command began the life, which saves nothing: everybody else is shut out."""
+        """Whether a command began the generation and it saves nothing: all processes are shut out."""
         by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
         return by_command and self.last is None and not self.unfinished
 
 
 def find_writer(store: Store) -> Writer | None:
-    """Return the newest life of the run; None if none ever began.
+    """Return the newest generation of the run; None if there is none.
 
     Crash: reads only.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     numbers, folders = list_numbers(store), folders_of(store)
     life = max([*numbers, *(one.generation for one in folders)], default=0)
@@ -235,21 +231,22 @@ def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
 
 
 def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Generation:
-    """Begin a life from what resume takes; return it. No older one can commit any more.
+    """Claim a generation from the checkpoint that resume takes, so that no older one can commit.
 
-    What the older life commits until that moment is not lost: the new one begins from it.
+    Checkpoints that the older generation commits before that are not lost: the new one begins from
+    the newest of them.
 
-    Crash: either the life is there, or nothing changed. Once more does no harm.
+    Crash: the generation is there, or nothing changed. To run it again does no harm.
 
     Args:
-        store: the repository.
-        clock: gives the record's time.
-        single_writer: the user promises that no other job writes here.
+        store: Repository.
+        clock: Source of the record's time.
+        single_writer: Promise of the user that no other job writes here.
 
     Raises:
-        Fenced: another life began at the same moment and comes after; it may write now.
-        NotExclusive: the store cannot fence and the user did not promise to be alone.
-        StoreError: the store failed; the life may be there.
+        Fenced: Another generation began at the same moment and is newer; it may write now.
+        NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+        StoreError: The store failed; the generation may be there.
     """
     check_store_capabilities(store, clock, single_writer=single_writer)
     first: int | None = None
@@ -261,7 +258,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
         )
         check_fence(store, life.number, life.token)
         first = first or life.number
-        # Whoever wrote may have saved, or rotated, between the look and the claim.
+        # The writer may have saved, or deleted, between the look and the claim.
         if _resume_below(store, first) == head:
             return life
     raise Fenced(
@@ -271,7 +268,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
 
 
 def _resume_below(store: Store, number: int | None) -> CheckpointId | None:
-    """Return what resume would take if no life from ``number`` on had begun."""
+    """Return the checkpoint that resume would take without the generations from ``number`` on."""
     numbers, folders = list_numbers(store), folders_of(store)
     if number is not None:
         numbers = [one for one in numbers if one < number]

@@ -1,12 +1,13 @@
-"""Forget old checkpoints: look, decide (pure), then act, from the top.
+"""Garbage collection of old checkpoints: scan, plan (pure), then delete, manifests first.
 
-Rotation comes after a commit and counts manifests. All manifests that go are deleted before any
-file is, so a half-deleted checkpoint is one that does not exist. A file that a checkpoint which
-stays refers to is left where it is; a later rotation takes it when nobody needs it any more. What
-is in the trash (:mod:`resilient.checkpoint.trash`) stays until its time there is over.
+Garbage collection runs after a commit and counts manifests. All manifests to delete go before any
+file, so a half-deleted checkpoint does not exist. A file that a remaining checkpoint references
+stays; a later collection deletes it when no checkpoint needs it any more. Checkpoints in the trash
+(:mod:`resilient.checkpoint.trash`) stay until their grace period is over.
 
-A look costs one listing of the checkpoints, one of the lives, and the record of each life in the
-line of descent; tags, and each manifest that stays once, only when something would go.
+A scan costs one listing of the checkpoints, one of the generations, and the record of each
+generation in the line of descent. Tags, and each remaining manifest once, are read only if
+something would be deleted.
 """
 
 from __future__ import annotations
@@ -54,29 +55,30 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
     grace: TrashPolicy | None = None,
     token: str = "",
 ) -> RotationPlan:
-    """Delete what the retention does not keep; return the plan that was carried out.
+    """Delete the checkpoints that the retention does not keep; return the plan as carried out.
 
-    Only the newest life rotates: the checkpoint that an older one would let go may be the one
-    that a newer life began from. And only the newest save: whoever comes late, for it slept, knows
-    not what was protected since.
+    Only the newest attempt deletes: a newer one may have begun from the very checkpoint that an
+    older one would delete. Also only the newest save deletes: a process that slept does not know
+    what was protected since.
 
-    Crash: each checkpoint is whole, or without a manifest and so not there. Leftover files are
-    swept by the next rotation.
+    Crash: each checkpoint is whole, or has no manifest and so does not exist. The next garbage
+        collection sweeps leftover files.
 
     Args:
-        store: the repository.
-        retention: the policies.
-        mine: the number of this life.
-        keep: what the run itself protects, for example its best.
-        written: the checkpoint that this process has just committed with all receipts; that is
-            proof enough of it unless the retention asks for more.
-        sweeps: also without any policy delete what killed saves left: once in a life is enough.
-        grace: tells for what in the trash the time is over; None: for nothing.
-        token: token of this life's claim; empty compares the number alone.
+        store: Repository.
+        retention: Policies.
+        mine: Generation number of this attempt.
+        keep: Checkpoints that the run itself protects, such as its best.
+        written: Checkpoint that this process has just committed with all receipts. It counts as
+            verified unless the retention asks for more.
+        sweeps: Delete leftovers of killed saves even without any policy; once per attempt is
+            enough.
+        grace: Trash policy, which decides what in the trash has expired; None for nothing.
+        token: Token of this attempt's claim; empty compares the number alone.
 
     Raises:
-        Fenced: another claim replaced this one; nothing more was deleted.
-        StoreError: a delete failed; what is committed stays committed.
+        Fenced: Another claim replaced this one; nothing more was deleted.
+        StoreError: A delete failed; committed checkpoints stay committed.
     """
     if retention.is_empty and not sweeps:
         return RotationPlan((), {})
@@ -88,7 +90,7 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
 
 
 def _is_outrun(written: CheckpointId, folders: Folders) -> bool:
-    """Say whether the life of a checkpoint has committed a later one."""
+    """Return whether the generation of a checkpoint has committed a later one."""
     return any(
         one > written and one.generation == written.generation and MANIFEST in names
         for one, names in folders.items()
@@ -109,17 +111,17 @@ def scan_and_plan(
     Crash: reads only.
 
     Args:
-        store: the repository.
-        retention: the policies.
-        keep: what the run itself protects; None: what the newest manifest says it protects.
-        written: as in ``rotate``.
-        in_full: read tags and prove the newest even if nothing goes, so that every reason is
-            among the plan's.
-        grace: for how long what goes is put in the trash, and for what there the time is over;
-            None: what goes is deleted at once, and what is in the trash stays.
+        store: Repository.
+        retention: Policies.
+        keep: Checkpoints that the run protects; None: those that the newest manifest names.
+        written: As in ``collect_garbage``.
+        in_full: Read tags and verify the newest even if nothing would be deleted, so that the plan
+            has every reason.
+        grace: Grace period in the trash, which also decides what there has expired. None: delete
+            at once and leave the trash alone.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     folders = folders_of(store)
     lives = list_numbers(store)
@@ -160,7 +162,7 @@ def _found(
 def _with_needs(
     store: Store, found: RepositoryScan, contents: Mapping[CheckpointId, CheckpointSummary]
 ) -> RepositoryScan:
-    """Read what the manifests that stay need of the folders from which files would go."""
+    """Read the references of remaining manifests into the folders from which files would go."""
     if found.into:
         once_over = _with_needs(store, replace(found, into=""), contents)
         found = replace(found, later=once_over.needed)
@@ -183,29 +185,30 @@ def _with_needs(
 
 
 def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") -> RotationPlan:
-    """Delete the manifests of what the plan dooms, then all files that nobody needs any more.
+    """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
 
-    Into the trash goes a manifest alone: all files of its checkpoint are needed then.
+    With the trash, only the manifest moves there, because all files of its checkpoint are still
+    needed.
 
-    Before each manifest it looks again whether a newer life or another tag has come, because
-    then the plan does not hold any more. And again before the files: a life that begins later
-    finds the manifests gone, so it cannot refer to what they named.
+    Before each manifest the fence and the tags are checked again, because a newer generation or
+    another tag invalidates the plan. The fence is checked again before the files. A generation that
+    begins later finds the manifests gone, so it cannot reference what they named.
 
-    Crash: as in ``rotate``.
+    Crash: as in ``collect_garbage``.
 
     Returns:
         The plan as far as it was carried out: all of it, unless tags changed.
 
     Raises:
-        Fenced: another claim replaced this one; nothing more was deleted.
-        StoreError: a delete failed; what is committed stays committed.
+        Fenced: Another claim replaced this one; nothing more was deleted.
+        StoreError: A delete failed; committed checkpoints stay committed.
     """
     plan = found.plan
     fsync_leftovers(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, mine, token)
         if list_tags(store) != found.tags:
-            # What stays now may need files of what went: the next rotation knows.
+            # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
         if found.into:
             put_in_trash(store, checkpoint, found.into)
@@ -215,7 +218,7 @@ def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") 
         check_fence(store, mine, token)
     back = empty_expired_trash(store, found.over, unneeded)
     if back:
-        # It may need files of what went, wherever they lie: the next rotation knows.
+        # It may need files of deleted checkpoints anywhere: leave them to the next run.
         return replace(plan, unsure=f"{back} was brought back from the trash meanwhile")
     for checkpoint, name in unneeded:
         if parse_trash(name) is None:
@@ -226,17 +229,17 @@ def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") 
 def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
     """Delete the files of a save, unless its manifest is there: then it is committed.
 
-    Crash: it did not exist before and does not after; the rest is swept later.
+    Crash: the checkpoint did not exist before and does not after; the rest is swept later.
 
     Args:
-        store: the repository.
-        checkpoint: what was being saved.
-        token: token of the claim that saved; empty looks at no fence.
+        store: Repository.
+        checkpoint: Checkpoint that was being saved.
+        token: Token of the claim that saved; empty skips the fence.
 
     Raises:
-        Fenced: another claim has the same number, so the files may be its own.
-        StoreError: a delete failed, or nobody can say whether there is a manifest; the
-            leftovers do no harm.
+        Fenced: Another claim has the same number, so the files may be its own.
+        StoreError: A delete failed, or it is unknown whether there is a manifest; the leftovers
+            do no harm.
     """
     with suppress(KeyNotFound):
         store.stat(checkpoint.manifest_key)
@@ -251,11 +254,11 @@ def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "")
 
 @dataclass(slots=True)
 class _Evidence:
-    """How far checkpoints are trusted, and what looking closer has shown.
+    """Trust in checkpoints, and the results of a closer check.
 
     Attributes:
-        findings: the problem of each that was read in full; empty for a whole one.
-        seen: what was read here of manifests.
+        findings: Problem of each checkpoint that was read in full; empty for a whole one.
+        seen: Summaries of manifests that were read here.
     """
 
     store: Store
@@ -266,7 +269,7 @@ class _Evidence:
     seen: dict[CheckpointId, CheckpointSummary] = field(default_factory=dict)
 
     def doubt_newest(self, known: RetentionInput) -> str:
-        """Return why the newest is not good enough to let older ones go; empty if it is."""
+        """Return why the newest is not good enough to delete older ones; empty if it is."""
         if not known.line:
             return "resume would find nothing that it may use"
         newest, level = known.line[0], self.retention.verify_before_rotate
@@ -281,7 +284,7 @@ class _Evidence:
         return f"the newest, {newest}, is not verified: {problem}" if problem else ""
 
     def prove_best(self, known: RetentionInput) -> RetentionInput:
-        """Read what would be kept as best in full, if that is wanted, until all of it is whole."""
+        """If wanted, read the best checkpoints in full until all that count are whole."""
         if self.retention.verify_before_rotate != "full":
             return known
         while True:
@@ -314,7 +317,7 @@ def _protected(
 
 
 def _without(known: RetentionInput, gone: Collection[CheckpointId]) -> RetentionInput:
-    """Forget what another process has deleted meanwhile."""
+    """Drop checkpoints that another process has deleted meanwhile."""
     return replace(
         known,
         line=[one for one in known.line if one not in gone],
@@ -323,7 +326,7 @@ def _without(known: RetentionInput, gone: Collection[CheckpointId]) -> Retention
 
 
 def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list[str]], str]:
-    """Return what tags hold, and why nothing may go because one cannot be read."""
+    """Return the checkpoints held by tags, and why nothing may go if a tag is unreadable."""
     pins: dict[CheckpointId, list[str]] = {}
     try:
         tags = read_tags(store) if names else []
@@ -337,7 +340,7 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
 def _unsaved_life(
     store: Store, lives: list[int], known: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
-    """Return where the newest life began, as long as it has no commit of its own."""
+    """Return the parent of the newest generation, while that has no commit of its own."""
     newest = max(lives, default=0)
     if not newest or any(one.generation >= newest for one in known.everything):
         return {}, ""

@@ -1,8 +1,8 @@
-"""The lives of a run: who is allowed to write, and where each life began.
+"""Generation records: claim, marks and fence.
 
-A life claims the next number by an exclusive create of ``generations/g<number>.json``. The
-record names the checkpoint that the life starts from. Later numbers outrank earlier ones, so a
-process of an older life may write what it likes and is never chosen.
+An attempt claims the next generation by an exclusive create of ``generations/g<number>.json``. The
+record names the checkpoint that the attempt starts from. Later numbers outrank earlier ones, so
+resume never chooses what a process of an older generation still writes.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One life of the run.
+    """Record of one attempt that claimed the repository.
 
     Attributes:
-        number: 1 for the first life; a later life has a higher one.
-        run_id: names the run through all of its lives.
-        parent: the checkpoint that this life began from, None when from scratch.
-        cause: why it began, for example ``start`` or ``restart``.
+        number: 1 for the first attempt; a later attempt has a higher number.
+        run_id: Id of the run in all of its attempts.
+        parent: Checkpoint that the attempt began from; None for a start from scratch.
+        cause: Cause of the attempt, for example ``start`` or ``restart``.
         claimed_at: UTC, ISO 8601.
-        host: name of the machine that claimed it.
-        token: Unique to the claim. It settles a lost answer, and tells two claims of one number
-            apart.
-        skipped: how many numbers right before this one no life was ever to have, because
-            folders bore them already; without that every number has a record.
+        host: Name of the machine that claimed it.
+        token: Unique to the claim. It settles a lost response, and distinguishes two claims of one
+            number.
+        skipped: Count of numbers right before this one that were left out, because folders with
+            these numbers existed. Every other number has a record.
         start: Identity of the start that claimed the number; None in records of older releases.
-        process: The agent, or the training process without one; None for a tool.
+        process: Agent, or training process without an agent; None for a tool.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Generation:
         """Return the record that ``to_json`` described.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The fields describe no record.
         """
         check_record(fields)
         folder = fields["parent"]
@@ -132,26 +132,26 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
     start: StartIdentity | None = None,
     process: ProcessIdentity | None = None,
 ) -> Generation:
-    """Begin a life: create the record of the next free number, exclusively.
+    """Begin an attempt: create the record of the next free number, exclusively.
 
-    Crash: either the record is there, and the number is used up by a life that saved nothing,
-    or it is not. Both are harmless.
+    Crash: the record is there, and an attempt that saved nothing used up the number; or it is not
+        there. Both are harmless.
 
     Args:
-        store: the repository.
-        parent: the checkpoint that this life starts from.
-        cause: why it begins.
-        clock: gives ``claimed_at``.
-        above: a number that the new one must exceed (of the highest checkpoint seen).
-        single_writer: the user promises that no other job writes here, which allows a store
+        store: Repository.
+        parent: Checkpoint that the attempt starts from.
+        cause: Cause of the attempt.
+        clock: Source of ``claimed_at``.
+        above: Number that the new one must exceed (that of the highest checkpoint seen).
+        single_writer: Promise of the user that no other job writes here, which allows a store
             without exclusive create (docs/guarantees.md).
         start: Identity of the start that claims the number.
-        process: The process that claims it; None for a tool.
+        process: Process that claims it; None for a tool.
 
     Raises:
-        ConfigError: the cause is no short text.
-        NotExclusive: the store cannot fence and the user did not promise to be alone.
-        StoreError: the store failed.
+        ConfigError: The cause is not a short text.
+        NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+        StoreError: The store failed.
     """
     if not store.exclusive and not single_writer:
         raise NotExclusive(
@@ -172,7 +172,7 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
             clock.now_iso(),
             socket.gethostname(),
             uuid.uuid4().hex,
-            # Whatever lies between `number` and a later candidate a rival has just claimed.
+            # A rival has just claimed every number between `number` and a later candidate.
             number - newest - 1 if candidate == number else 0,
             start,
             process,
@@ -187,7 +187,7 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
 
 
 def _check_writable(record: Generation) -> None:
-    """Refuse a record that no reader would take."""
+    """Refuse a record that no reader would accept."""
     try:
         check_record(record.to_json())
     except ValueError as error:
@@ -197,13 +197,13 @@ def _check_writable(record: Generation) -> None:
 
 
 def create_record(store: Store, key: str, data: bytes) -> None:
-    """Store ``data`` only if no object has the key; as well as the store can.
+    """Store ``data`` only if no object has the key, as exclusively as the store can.
 
     Crash: all of the object is there, or nothing.
 
     Raises:
-        KeyExists: the key is taken; nothing was changed.
-        StoreError: the store failed.
+        KeyExists: The key is taken; nothing was changed.
+        StoreError: The store failed.
     """
     if store.exclusive:
         store.put_new(key, data)
@@ -217,7 +217,7 @@ def create_record(store: Store, key: str, data: bytes) -> None:
 
 
 def list_numbers(store: Store) -> list[int]:
-    """Return the numbers of all lives, rising, readable or not.
+    """Return the numbers of all generations in rising order, readable or not.
 
     Crash: reads only.
     """
@@ -226,7 +226,7 @@ def list_numbers(store: Store) -> list[int]:
 
 
 def list_marks(store: Store) -> list[int]:
-    """Return the numbers of all lives that have committed something, rising.
+    """Return the numbers of all generations that have committed a checkpoint, in rising order.
 
     Crash: reads only.
     """
@@ -235,28 +235,28 @@ def list_marks(store: Store) -> list[int]:
 
 
 def mark_committed(store: Store, number: int) -> None:
-    """Remember that a life has committed something.
+    """Mark that a generation has committed a checkpoint.
 
-    The mark decides nothing while a checkpoint is there. It tells "every manifest was lost",
-    which must not start training over silently, from "nothing was ever committed".
+    The mark decides nothing while a checkpoint is there. It distinguishes "every manifest was
+    lost", which must not restart training silently, from "nothing was ever committed".
 
-    Crash: after the commit and before the mark, the checkpoint is as safe as ever.
+    Crash: after the commit and before the mark, the checkpoint is just as safe.
 
     Raises:
-        StoreError: the store failed; the commit stands.
+        StoreError: The store failed; the commit stands.
     """
     document = {"format": _MARK_FORMAT, "version": _VERSION, "number": number}
     store.put(committed_key(number), seal(document))
 
 
 def check_mark(store: Store, number: int) -> None:
-    """Hold the mark of a life against what it must say; resume asks only whether it is there.
+    """Verify the content of a generation's mark; resume asks only whether the mark is there.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: it is damaged.
-        KeyNotFound: there is none.
+        IntegrityError: The mark is damaged.
+        KeyNotFound: There is no mark.
     """
     key = committed_key(number)
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
@@ -265,13 +265,13 @@ def check_mark(store: Store, number: int) -> None:
 
 
 def read_generation(store: Store, number: int) -> Generation:
-    """Return one life's record.
+    """Read and verify one generation record.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: the record is damaged.
-        KeyNotFound: there is none.
+        IntegrityError: The record is damaged.
+        KeyNotFound: There is no record.
     """
     key = generation_key(number)
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
@@ -289,7 +289,7 @@ def read_generation(store: Store, number: int) -> Generation:
 
 
 def read_generations(store: Store) -> list[Generation]:
-    """Return the records of all lives that can be read, rising.
+    """Return all readable generation records in rising order.
 
     Crash: reads only.
     """
@@ -306,13 +306,12 @@ def check_fence(store: Store, mine: int, token: str = "") -> None:
     """Refuse a process whose claim is not the newest claim of the repository.
 
     A repository that was restored from a backup gives the same number to a second claim. Only
-    the token tells the two claims apart. A record that is damaged cannot be compared, and
-    stops no run.
+    the token distinguishes the two claims. A damaged record cannot be compared, and stops no run.
 
     Crash: reads only.
 
     Args:
-        store: The repository.
+        store: Repository.
         mine: Number of the generation that writes.
         token: Token of its claim; empty compares the number alone.
 

@@ -1,20 +1,12 @@
-"""Prove that each sample was trained exactly once.
+"""Ledger audit: proof that a run trained on each sample exactly once, in all of its attempts.
 
-Records to the samples that they cover: each once, in order, none between them (pure).
+The audit begins at a manifest, which names the head of the chain. It goes back segment by segment
+to the beginning of the ledger, then forward through the records. Segments outside the chain are
+read as well: those steps were trained and lost.
 
-What is wrong with a ledger, as a value.
-
-The records of lives, as the audit needs them: one for every number, and each what was claimed.
-
-A record is claimed before anything else of its life, and nothing ever deletes one. So a number
-without a record is work that nobody can account for any more; but for those that a claim left
-out, which the next record says (``Generation.skipped``).
-
-The proof that a run trained on each sample exactly once, in all of its lives.
-
-It begins at a manifest, which names the head of the chain, and goes back segment by segment to
-where the ledger begins; then forward through the records. What other lives put and nobody goes on
-from is read as well: those steps were trained and lost.
+A generation record is claimed before anything else of its attempt, and is never deleted. So a
+number without a record is unaccounted work, unless a claim left it out, which the next record shows
+(``Generation.skipped``).
 """
 
 from __future__ import annotations
@@ -53,17 +45,17 @@ ORDERS = ("computed anew", "one in all lives", "not known")
 
 @dataclass(slots=True)
 class EpochCoverage:
-    """What became of the samples of one epoch.
+    """Coverage of the samples of one epoch.
 
     Attributes:
-        number: from 0.
-        size: samples in the dataset; 0 where it has no length, or nobody said.
-        before: samples that were used up before the ledger began.
-        trained: samples that steps used up, each once.
-        left_out: samples that were left out on purpose.
-        repeated: samples that were trained on once more, to complete a last round for all ranks.
-        order: how its order is known, one of ``ORDERS``.
-        digest: of its order.
+        number: Number of the epoch, from 0.
+        size: Samples in the dataset; 0 if it has no length, or the length is unknown.
+        before: Samples used up before the ledger began.
+        trained: Samples that steps used up, each once.
+        left_out: Samples left out on purpose.
+        repeated: Samples trained again, to complete a last round for all ranks.
+        order: Source of its order, one of ``ORDERS``.
+        digest: Digest of its order.
     """
 
     number: int
@@ -82,21 +74,21 @@ class EpochCoverage:
 
 
 class LedgerGap(Exception):
-    """A record does not go on where the one before it ended."""
+    """A record does not continue where the previous one ended."""
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Follows records in the order of the chain; the one that does not fit raises ``Gap``.
+    """Follows records in the order of the chain; a record that does not fit raises ``LedgerGap``.
 
     Attributes:
-        place: where the last record ended.
-        expected: digest of an order by kind, size, seed and epoch; empty if nobody can compute it.
-        epochs: by number.
-        ranks: numbers of ranks that shared the data, one after the other, without repetition.
-        left_out: reasons for which samples were left out, with how many.
-        steps: optimizer steps.
-        idle: of them, those that changed nothing, as of an overflow in half precision.
+        place: End of the last record.
+        expected: Digest of an order by kind, size, seed and epoch; empty if it cannot be computed.
+        epochs: Coverage by epoch number.
+        ranks: Successive numbers of ranks that shared the data, without repetition.
+        left_out: Number of samples left out, by reason.
+        steps: Optimizer steps.
+        idle: Steps that changed nothing, such as after an overflow in half precision.
     """
 
     place: LedgerPosition
@@ -113,10 +105,10 @@ class Coverage:
             self.epochs[number] = EpochCoverage(number, before=before)
 
     def follow(self, row: str) -> None:
-        """Take the next record.
+        """Process the next record.
 
         Raises:
-            Gap: it does not fit what came before.
+            LedgerGap: It does not fit the records before it.
         """
         kind, *values = json.loads(row)
         try:
@@ -132,10 +124,10 @@ class Coverage:
             raise LedgerGap(f"no record of kind `{kind}`: {error}") from error
 
     def finish(self, epoch: int, samples: int) -> None:
-        """Hold the end of the records against where the checkpoint says that its data is.
+        """Compare the end of the records with the data position of the checkpoint.
 
         Raises:
-            Gap: it is elsewhere.
+            LedgerGap: They differ.
         """
         place = self.place
         if (epoch, samples) == (place.epoch, place.samples):
@@ -156,7 +148,7 @@ class Coverage:
         one = self._enter(which, epoch, start)
         self._advance(which, one, start, stop)
         dealt, taken = rounds * batch * seats, stop - start
-        # A round that is not full is the last of its epoch; one rank alone does not fill it.
+        # A round that is not full is the last of its epoch; a single rank does not pad it.
         is_tail = dealt > taken and (not one.size or stop == one.size)
         if not 0 < taken <= dealt or (dealt > taken and not is_tail):
             raise LedgerGap(
@@ -225,12 +217,12 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """Why the ledger proves nothing.
+    """Reason why the ledger proves nothing.
 
     Attributes:
-        key: of the object that is not what it should be.
-        record: number of the record in its segment, from 1; 0: the segment as a whole.
-        problem: what is wrong.
+        key: Key of the wrong object.
+        record: Number of the record in its segment, from 1; 0: the segment as a whole.
+        problem: Description.
     """
 
     key: str
@@ -245,18 +237,18 @@ _NOTHING = "whether this life trained, and from where, is not known"
 def flaws_of_lives(
     store: Store, numbers: Sequence[int], chain: Collection[int], run_id: str
 ) -> list[LedgerProblem]:
-    """Return which lives have no record that proves, by number.
+    """Return the problems of generation records, by number.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        numbers: of all lives that have a record, readable or not.
-        chain: lives whose work is part of the result.
-        run_id: of the run.
+        store: Repository.
+        numbers: Numbers of all generations that have a record, readable or not.
+        chain: Generations whose work is part of the result.
+        run_id: Id of the run.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     saved = {one.generation for one in committed(store)} | set(list_marks(store))
     segments = (parse_segment(key) for key in list_segments(store))
@@ -279,7 +271,7 @@ def flaws_of_lives(
 
 
 def _gap(before: int, after: int, lives: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
-    """Find the numbers between two lives that no claim left out; there may be very many."""
+    """Find the numbers between two generations that no claim left out; there may be very many."""
     skipped = lives[after].skipped if after in lives else 0
     missing = after - skipped - before - 1
     if missing > 0:
@@ -299,7 +291,7 @@ def _of_another_run(life: Generation, run_id: str) -> Iterator[LedgerProblem]:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Steps that a life trained, saved, and that no later one goes on from."""
+    """Steps that an attempt trained and saved, and from which no later attempt continues."""
 
     checkpoint: CheckpointId
     first: int
@@ -308,23 +300,23 @@ class Abandoned:
 
 @dataclass(slots=True)
 class Audit:
-    """What a ledger proves of a run, up to one checkpoint.
+    """Result of an audit: what the ledger proves of a run, up to one checkpoint.
 
     Attributes:
-        checkpoint: where the chain was picked up.
-        run_id: of the run.
-        began: where the ledger begins: not at step 0 in a run that is older than ledgers.
-        place: where it ends.
-        segments: how many it has.
-        records: how many they hold.
-        lives: generations whose work is part of the result, rising.
-        claimed: how many lives have a record.
-        ranks: numbers of ranks that shared the data, one after the other.
-        epochs: what became of their samples.
-        left_out: samples that were left out on purpose, by reason.
-        idle: steps that changed nothing.
-        abandoned: what was trained, saved and lost.
-        flaws: why it is no proof; empty if it is one. The first comes first in the chain.
+        checkpoint: Checkpoint at which the chain begins.
+        run_id: Id of the run.
+        began: Beginning of the ledger: after step 0 in a run that is older than ledgers.
+        place: End of the ledger.
+        segments: Number of segments.
+        records: Number of records.
+        lives: Generations whose work is part of the result, in rising order.
+        claimed: Number of generations with a record.
+        ranks: Successive numbers of ranks that shared the data.
+        epochs: Coverage of each epoch.
+        left_out: Samples left out on purpose, by reason.
+        idle: Steps that changed nothing.
+        abandoned: Steps that were trained, saved and lost.
+        flaws: Problems; empty if the proof holds. The first comes first in the chain.
     """
 
     checkpoint: CheckpointId
@@ -344,7 +336,7 @@ class Audit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether every sample of every epoch was trained once, or its absence is accounted for."""
+        """Whether each sample of each epoch was trained once, or its absence is accounted for."""
         return not self.flaws
 
 
@@ -359,14 +351,14 @@ def audit(
     Crash: reads only.
 
     Args:
-        store: the repository.
-        line: what resume may use, newest first; every one of them must fit the chain.
-        signing: whether the manifests must be signed, and by which key.
-        expected: computes the digests of orders.
+        store: Repository.
+        line: Checkpoints that resume may use, newest first; each of them must fit the chain.
+        signing: Whether the manifests must be signed, and the key.
+        expected: Function that computes the digests of orders.
 
     Raises:
-        KeyNotFound: the checkpoint is gone.
-        StoreError: the store failed; nothing is concluded from silence.
+        KeyNotFound: The checkpoint is gone.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     found = Audit(line[0])
     anchors = _anchors(store, line, signing, found)
@@ -379,7 +371,7 @@ def audit(
     found.lives = tuple(sorted({one.checkpoint.generation for one in chain}))
     numbers = list_numbers(store)
     found.claimed = len(numbers)
-    # First: without its record a life is taken to have begun elsewhere, and what follows is wrong.
+    # First: a generation without its record seems to begin elsewhere, which makes the rest wrong.
     found.flaws += flaws_of_lives(store, numbers, found.lives, found.run_id)
     found.flaws += [flaw for one in chain for flaw in broken_links(one)]
     found.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
@@ -398,7 +390,7 @@ _Anchored = tuple["Manifest", LedgerHead]
 def _anchors(
     store: Store, line: Sequence[CheckpointId], signing: SigningPolicy | None, found: Audit
 ) -> dict[CheckpointId, _Anchored]:
-    """Return what each manifest says of the ledger; note those that cannot be believed."""
+    """Return the ledger head in each manifest; record the manifests that fail verification."""
     anchors = {}
     for one in line:
         key = one.manifest_key
@@ -413,7 +405,7 @@ def _anchors(
         except KeyNotFound:
             if one == line[0]:
                 raise
-            continue  # rotated away meanwhile
+            continue  # deleted meanwhile
         if anchor is not None:
             anchors[one] = (manifest, anchor)
         elif one == line[0]:
@@ -426,7 +418,7 @@ def _anchors(
 def _follow_back(
     store: Store, manifest: Manifest, anchor: LedgerHead, found: Audit
 ) -> list[Segment]:
-    """Return the segments from where the ledger begins to the anchor; none if they do not meet."""
+    """Return the segments from the ledger's beginning to the anchor; none if they do not meet."""
     found.run_id, key = manifest.run_id, anchor.segment
     named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
     seen: set[str] = set()
@@ -444,7 +436,7 @@ def _follow_back(
 
 
 def _segment(store: Store, key: str, named_by: str, found: Audit) -> Segment | None:
-    """Return a segment of the chain; note what is wrong with its bytes."""
+    """Return a segment of the chain; record the problem of its bytes."""
     try:
         return read_segment(store, key)
     except KeyNotFound:
@@ -457,7 +449,7 @@ def _segment(store: Store, key: str, named_by: str, found: Audit) -> Segment | N
     except (IntegrityError, KeyNotFound):
         found.flaws.append(sealed)
         return None
-    # Its links say where, better than its seal does.
+    # Its links locate the change, which its seal does not.
     found.flaws += broken_links(altered) or [sealed]
     return None
 
@@ -467,7 +459,7 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
     stored, rows, links = segment.checks, segment.rows, segment.links
     for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
         if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:
-            # The first link also stands for the run, the life and the place of the segment.
+            # The first link also covers the run, the attempt and the place of the segment.
             header = ", or what the segment says of itself," if number == 1 else ""
             problem = f"this record{header} is not what was chained here: {row}"
             return [LedgerProblem(segment.key, number, problem)]
@@ -479,7 +471,7 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
 
 
 def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
-    """Return why a segment does not go on from the one that it names."""
+    """Return why a segment does not continue the one that it names."""
     if before.run_id != after.run_id:
         problem = f"is of run {before.run_id}, and `{after.key}` of run {after.run_id}"
         return [LedgerProblem(before.key, 0, problem)]
@@ -497,7 +489,7 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem
 
 
 def _parent(store: Store, number: int) -> CheckpointId | None:
-    """Return where a life began; None if its record says nothing, which is a flaw by itself."""
+    """Return a generation's parent; None if its record is unreadable, which is reported itself."""
     try:
         return read_generation(store, number).parent
     except (IntegrityError, KeyNotFound):
@@ -510,7 +502,7 @@ def _unanchored(
     anchors: Mapping[CheckpointId, _Anchored],
     newest: CheckpointId,
 ) -> list[LedgerProblem]:
-    """Return the manifests that name a head which the chain has not, or not there."""
+    """Return the manifests that name a head which the chain does not have, or not there."""
     flaws = []
     for one, (manifest, anchor) in anchors.items():
         is_there = anchor.head == chain[-1].head if one == newest else anchor.head in known
@@ -530,7 +522,7 @@ def _cover(
     found: Audit,
     expected: Expected,
 ) -> None:
-    """Follow the records from the first to the last; note where they leave or repeat samples."""
+    """Follow all records; note the first place where they leave out or repeat samples."""
     found.began = chain[0].start
     coverage = Coverage(found.began, expected)
     for segment in chain:
@@ -561,7 +553,7 @@ def _cover(
 def _ends_elsewhere(
     coverage: Coverage, manifest: Manifest, anchor: LedgerHead, records: int
 ) -> str:
-    """Return why the records do not end where the checkpoint is; empty if they do."""
+    """Return why the records do not end at the checkpoint; empty if they do."""
     place, step = coverage.place, manifest.checkpoint.step
     if (anchor.place, anchor.records) != (place, records):
         said = f"{anchor.records} records up to {anchor.place}"
@@ -577,7 +569,7 @@ def _ends_elsewhere(
 
 
 def _abandoned(store: Store, chain: set[str], known: set[str], found: Audit) -> list[Abandoned]:
-    """Return what segments outside the chain hold that the chain does not."""
+    """Return the steps in segments outside the chain that the chain does not have."""
     lost = []
     for key in list_segments(store):
         if key in chain:

@@ -1,12 +1,10 @@
-"""Store and read ledger segments; expected sample order.
+"""Ledger segments in a repository, and the expected sample order of an epoch.
 
-Put a segment of the ledger beside the lives, and read it back.
+Segments are immutable and named after the checkpoint whose save puts them. Garbage collection
+leaves them alone. A manifest names its own segment by key and head, and every segment names the
+one before. With tiers they are in the durable one, where generations and tags are.
 
-Segments are immutable, named after the checkpoint whose save puts them, and no rotation touches
-them: a manifest names its own by key and head, and every segment names the one before. With tiers
-they lie in the durable one, where lives and tags lie.
-
-The order of an epoch computed anew, without torch, to hold the ledger against it.
+The order of an epoch is computed again, without torch, to compare the ledger with it.
 """
 
 from __future__ import annotations
@@ -32,22 +30,22 @@ if TYPE_CHECKING:
 
 
 def put_segment(store: Store, segment: Segment, token: str = "") -> None:
-    """Store a segment; the manifest that names it comes after.
+    """Store a segment; the manifest that names it is stored later.
 
-    A second attempt to persist the same save puts the same bytes.
+    A second attempt to persist the same save stores the same bytes.
 
     Crash: the segment is there, whole, or not. Without a manifest that names it, nothing was
-    committed: the records of a run that goes on lie in a later segment as well, and those of one
-    that was lost are abandoned.
+        committed. The records of a run that continues are also in a later segment, and those of a
+        lost run are abandoned.
 
     Args:
-        store: the repository.
-        segment: what the save closes.
-        token: token of the claim that saves; empty compares the number alone.
+        store: Repository.
+        segment: Segment that the save closes.
+        token: Token of the claim that saves; empty compares the number alone.
 
     Raises:
-        Fenced: another claim replaced this one; nothing was changed.
-        StoreError: the store failed; the checkpoint will not be committed.
+        Fenced: Another claim replaced this one; nothing was changed.
+        StoreError: The store failed; the checkpoint will not be committed.
     """
     fence = partial(check_fence, store, segment.checkpoint.generation, token)
     put_fenced(store, segment.key, encode_segment(segment), fence)
@@ -62,43 +60,43 @@ def list_segments(store: Store) -> list[str]:
 
 
 def read_segment(store: Store, key: str) -> Segment:
-    """Return a segment as it was put.
+    """Read and verify a segment.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: there is none.
-        IntegrityError: it is damaged, or belongs under another key.
+        KeyNotFound: There is none.
+        IntegrityError: It is damaged, or belongs under another key.
     """
     return fetch(store, key, lambda data: decode_segment(data, key), DOCUMENT_BYTES_MAX)
 
 
 def read_altered(store: Store, key: str) -> Segment:
-    """Return a segment whatever its seal says, to name what was changed in it.
+    """Read a segment without checking its seal, to locate the change in it.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: there is none.
-        IntegrityError: it is no segment any more, or belongs under another key.
+        KeyNotFound: There is none.
+        IntegrityError: It is no segment any more, or belongs under another key.
     """
     return decode_segment(store.get(key), key, is_sealed=False)
 
 
 SAMPLES_MAX = 20_000_000
-"""Computing the order of more takes minutes; then an audit goes by its digest alone."""
+"""Largest dataset whose order is computed, which takes minutes; above, only digests are used."""
 
 
 def random_order(samples: int, seed: int) -> NDArray[np.int64]:
-    """Return what ``torch.randperm(samples)`` draws on the CPU from a generator of this seed.
+    """Return the result of ``torch.randperm(samples)`` on the CPU from a generator of this seed.
 
     Fisher and Yates' shuffle from the front: sample ``i`` changes places with one of those from
-    ``i`` on, drawn as a 32-bit word of MT19937 modulo their number; the seed's low 32 bits begin
+    ``i`` on, drawn as a 32-bit word of MT19937 modulo their number. The seed's low 32 bits start
     the generator as in Matsumoto and Nishimura's ``init_genrand``.
     """
     if samples < 2:  # noqa: PLR2004 - there is nothing to shuffle
         return np.arange(samples, dtype=np.int64)
-    # The legacy class alone seeds as `init_genrand` does.
+    # Only the legacy class seeds as `init_genrand` does.
     bits: Any = np.random.RandomState(seed % 2**32)._bit_generator  # noqa: SLF001 - as above
     words = bits.random_raw(samples - 1)
     ahead = (words % np.arange(samples, 1, -1, dtype=np.uint64)).tolist()
@@ -115,13 +113,13 @@ def order_digest(order: Any) -> str:
 
 
 def expected_digest(kind: str, samples: int, seed: int, epoch: int) -> str:
-    """Return the digest that an epoch's order must have; empty where it takes more than a seed.
+    """Return the digest of an epoch's order; empty if the order depends on more than the seed.
 
     Args:
-        kind: of sampling: ``random``, ``sequential``, or one that needs the samples themselves.
-        samples: in the dataset.
-        seed: of the run's order.
-        epoch: which one.
+        kind: Kind of sampling: ``random``, ``sequential``, or one that needs the samples.
+        samples: Samples in the dataset.
+        seed: Seed of the run's order.
+        epoch: Number of the epoch.
     """
     if samples > SAMPLES_MAX:
         return ""

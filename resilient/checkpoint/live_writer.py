@@ -1,7 +1,7 @@
-"""Live writer: refuse a start by hand while the writer of the newest generation is alive.
+"""Live-writer check: refuses a manual start while the newest generation's writer is alive.
 
-The decision is a pure function of facts. A dead process, the same process, the same scheduler
-job and a restart by an agent never stop a start.
+The decision is a pure function of facts. A dead process, the same process, the same scheduler job
+and a restart by an agent never stop a start.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def may_start(facts: WriterFacts) -> bool:
 
 
 def is_alive_here(record: Generation) -> bool:
-    """Say whether the claimant of a generation is proven to run here and may still write."""
+    """Return whether the claimant of a generation is proven to run here and may still write."""
     process = record.process
     return process is not None and process.is_running_here and not is_released(record.token)
 
@@ -78,14 +78,14 @@ def read_writer_facts(
 
 
 def refuse_live_writer(store: Store, starts: Collection[StartIdentity], claimant: Claimant) -> None:
-    """Refuse a start by hand that would end the run of a live writer.
+    """Refuse a manual start that would end the run of a live writer.
 
     Crash: reads only.
 
     Args:
         store: Repository.
         starts: Identities of all ranks that start.
-        claimant: The process that starts.
+        claimant: Process that starts.
 
     Raises:
         WriterAlive: Another process is proven alive and writes to the repository.

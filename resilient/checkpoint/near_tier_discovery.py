@@ -1,7 +1,7 @@
-"""The ranks of a life find out which of them share a near repository, and open theirs to the rest.
+"""Discovery of near tiers: the ranks find out which of them share one, and serve theirs to peers.
 
-Each writes a key of this meeting into the near repository that it sees. Who reads the same back
-sees the same one: a name, a path or an id on the disk would be alike on hosts that were cloned.
+Each rank writes a key of this meeting into the near repository that it sees. Ranks that read back
+the same content share a repository. A name, a path or a disk id would be equal on cloned hosts.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 def discover_near_tiers(desk: CheckpointContext) -> CheckpointContext:
-    """Return a desk that knows the near repositories of all hosts.
+    """Return a context that knows the near repositories of all hosts.
 
     Collective: every rank, before it asks what to resume from.
-    Crash: a few bytes may be left under ``store-probe/`` of a near repository; nobody reads them.
+    Crash: a few bytes may be left under ``store-probe/`` of a near repository; they are never read.
 
     Args:
-        desk: the ranks and this rank's tiers.
+        desk: Context: ranks and this rank's tiers.
 
     Raises:
-        ConfigError: hosts with a near repository each do not reach each other.
-        StoreError: a near repository failed.
+        ConfigError: Hosts with a near repository each do not reach each other.
+        StoreError: A near repository failed.
     """
     tiers = desk.store
     if not isinstance(tiers, TieredStore) or desk.world.size == 1:
@@ -59,7 +59,7 @@ def _find_places(desk: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
     ruling = agree(desk.comms, "near/seen", capture_failure(look), _ruling, within_seconds)
     places = NearTierGroups(tuple(tuple(group) for group in ruling["groups"]))
     if places.leads(desk.world.rank):
-        # What is left is a few bytes that nobody reads.
+        # The remainder is a few bytes that are never read.
         with suppress(ResilientError):
             tiers.near.delete(key)
     if ruling["fresh"]:
@@ -68,7 +68,7 @@ def _find_places(desk: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
 
 
 def _ruling(shown: list[Any]) -> dict[str, Any]:
-    """Group the ranks by what they read, and name those whose host has lost what others have."""
+    """Group the ranks by what they read; name those whose host lacks the others' generations."""
     groups: dict[str, list[int]] = {}
     for rank, (read, _) in enumerate(shown):
         groups.setdefault(read, []).append(rank)
@@ -80,7 +80,7 @@ def _ruling(shown: list[Any]) -> dict[str, Any]:
 
 
 def _open_to_each_other(desk: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
-    """Serve this host's near repository, if nobody else does it, and connect to the others'."""
+    """Serve this host's near repository, if this rank leads it, and connect to the others."""
     comms, within_seconds = desk.comms, desk.limits.within_seconds
 
     def serve() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How often the durable tier takes a save: as somebody says it, or as it pays."""
+"""Promotion policy: how often the durable tier takes a save, as configured or as planned."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _P95 = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TieringOptions:
-    """How a near tier is used.
+    """Options of a near tier.
 
     Attributes:
-        durable_every: each so manieth save goes on to the durable tier; None: each one, or with
-            ``durable_every_seconds`` what that says.
-        near_total_limit: how many checkpoints the near tier keeps.
-        durable_every_seconds: a save goes on too if so much time has passed since the last one
-            that did; None: time says nothing.
-        is_planned: whether the time follows from what promotions take and how often hosts are
-            lost; then neither of the others says anything.
+        durable_every: Promote every N-th save. None: every save, or as ``durable_every_seconds``
+            says.
+        near_total_limit: Number of checkpoints that the near tier keeps.
+        durable_every_seconds: Promote a save also if this time has passed since the last promoted
+            one; None: time does not matter.
+        is_planned: Derive the interval from the cost of promotions and the rate of lost hosts; the
+            other two intervals are ignored.
 
     Raises:
-        ConfigError: a value that is not accepted.
+        ConfigError: A value is not accepted.
     """
 
     durable_every: int | None = None
@@ -63,15 +63,15 @@ class TieringOptions:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value; its items are what a Tiering is made of."""
+        """Return a JSON-able value with the constructor's arguments."""
         return asdict(self)
 
     def is_due(self, saves: int, passed_seconds: float) -> bool:
-        """Say whether the cadence asks for a save.
+        """Return whether the schedule asks for the promotion of a save.
 
         Args:
-            saves: which one it is, from 1.
-            passed_seconds: since the last one that went on was committed.
+            saves: Number of the save, from 1.
+            passed_seconds: Time since the commit of the last promoted save.
         """
         seconds = self.durable_every_seconds
         if seconds is not None and passed_seconds >= seconds:
@@ -81,10 +81,10 @@ class TieringOptions:
 
 
 def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringOptions:
-    """Return the tiering that a configuration spells; None is the default one.
+    """Return the tiering options of a configuration; None means the default.
 
     Raises:
-        ConfigError: an unknown name, a value that is not accepted, or no mapping.
+        ConfigError: A name is unknown, a value is not accepted, or the type is not a mapping.
     """
     if wishes is None or isinstance(wishes, TieringOptions):
         return wishes or TieringOptions()
@@ -98,11 +98,11 @@ def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringO
 
 
 class PromotionSchedule:
-    """Plans how often to promote, anew before each save, from what is known by then.
+    """Plans the promotion interval, again before each save, from what is known by then.
 
-    C is what a promotion takes, M the mean time between losses of hosts, which the near tier does
-    not survive. Training does not wait for promotions, so they may take half of the time, and the
-    next does not begin before the one before it is done. Nothing of it is saved.
+    C is the duration of a promotion. M is the mean time between losses of hosts, which the near
+    tier does not survive. Training does not wait for promotions, so they may take half of the
+    time. The next promotion does not begin before the previous one is done. The plan is not saved.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class PromotionSchedule:
         self._told_seconds = 0.0
 
     def begin(self, desk: CheckpointContext) -> None:
-        """Look into the record of lives; one that cannot be read now says nothing.
+        """Read the generation records for losses of hosts; a failing store counts as no record.
 
         Crash: reads only.
         """
@@ -123,13 +123,13 @@ class PromotionSchedule:
             self._history = FailureObservations()
 
     def note(self, took_seconds: float) -> None:
-        """Note what a promotion took."""
+        """Record the duration of a promotion."""
         self._took_seconds.append(took_seconds)
 
     def plan(self, desk: CheckpointContext) -> TieringOptions:
-        """Return the cadence that holds now, and tell it if it is another by more than a quarter.
+        """Return the current schedule; emit an event if it changed by more than a quarter.
 
-        Until a promotion is measured, each save goes on.
+        Until a promotion was measured, every save is promoted.
         """
         chosen = self.chosen(desk.clock.monotonic_seconds())
         if chosen is None:
@@ -148,7 +148,7 @@ class PromotionSchedule:
         return TieringOptions(durable_every_seconds=chosen.seconds)
 
     def chosen(self, now_seconds: float) -> SaveInterval | None:
-        """Return the best interval within bounds; None before anything was measured."""
+        """Return the best interval within bounds; None before the first measurement."""
         took = sorted(self._took_seconds[-_RECENT:])
         if not took:
             return None
@@ -159,7 +159,7 @@ class PromotionSchedule:
 
 
 def _lives(store: Store) -> list[tuple[str, str]]:
-    """Return the causes of the newest lives and when each was claimed, as far as they are read."""
+    """Return cause and claim time of the newest generations, as far as they can be read."""
     lives = []
     for number in list_numbers(store)[-_LIVES_MAX:]:
         try:

@@ -1,7 +1,8 @@
-"""How the place that resume takes has moved: each life, what it began from, where it ended.
+"""Reflog: history of the checkpoint that resume takes, from the generation records.
 
-Nothing is written down for this beside the records of lives: a rollback is a life that began from
-an older checkpoint and saves nothing, and what it left is what the life before it ended with.
+Each entry is one attempt, with its parent and its end. Nothing else is recorded. A rollback is a
+generation that began from an older checkpoint and saves nothing. It left the end of the generation
+before it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ BY_HAND = frozenset({ROLLBACK, UNDO})
 
 @dataclass(frozen=True, slots=True)
 class ReflogHead:
-    """Where a life ended: what resume takes if no later one had begun.
+    """End of an attempt: the checkpoint that resume takes if no later attempt had begun.
 
     Attributes:
-        checkpoint: the newest that the life saved, else what it began from; None for scratch.
-        gone: why that cannot be taken any more; empty if it can.
+        checkpoint: Newest checkpoint of the attempt, else its parent; None for scratch.
+        gone: Reason why it cannot be used any more; empty if it can.
     """
 
     checkpoint: CheckpointId | None
@@ -43,13 +44,13 @@ class ReflogHead:
 
 @dataclass(frozen=True, slots=True)
 class ReflogEntry:
-    """One life, as a move of the place that resume takes.
+    """One attempt, as a change of the checkpoint that resume takes.
 
     Attributes:
-        number: the life's.
-        life: its record; None if that cannot be read.
-        head: where it ended, or is now.
-        back: how many lives began after it: ``@{2}`` is a reference to the head of 2.
+        number: Generation number.
+        life: Its record; None if it cannot be read.
+        head: Its end, or its present state.
+        back: Number of generations after it: ``@{2}`` refers to the head of the entry with 2.
     """
 
     number: int
@@ -59,15 +60,15 @@ class ReflogEntry:
 
 
 class Reflog:
-    """The lives of a repository, read once.
+    """Generations of a repository, read once.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
+        store: Repository.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
 
     def __init__(self, store: Store) -> None:
@@ -78,14 +79,14 @@ class Reflog:
         self._lives = {number: _read(store, number) for number in self.numbers}
 
     def newest_first(self) -> list[ReflogEntry]:
-        """Return every life, the newest first."""
+        """Return all entries, the newest first."""
         return [
             ReflogEntry(number, self._lives[number], self.head_of(number), back)
             for back, number in enumerate(reversed(self.numbers))
         ]
 
     def head_of(self, number: int) -> ReflogHead:
-        """Return where life ``number`` ended, or the one before if it left no trace."""
+        """Return the end of generation ``number``, or of the one before if it left no trace."""
         while number > 0:
             own = [one for one in self._whole if one.generation == number]
             if own:
@@ -102,11 +103,11 @@ class Reflog:
         return ReflogHead(None)
 
     def undone_to(self) -> tuple[int, CheckpointId]:
-        """Return the newest move by hand that was not taken back, and what it moved from.
+        """Return the generation of the newest rollback in force, and the checkpoint that it left.
 
         Raises:
-            NothingToResume: there is no such move, or what it left was deleted.
-            IntegrityError: a record is damaged, so nobody can tell.
+            NothingToResume: There is no such rollback, or the checkpoint that it left was deleted.
+            IntegrityError: A record is damaged, so the answer is unknown.
         """
         open_moves: list[int] = []
         for number, life in self._lives.items():
@@ -137,11 +138,11 @@ class Reflog:
 
 
 def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[CheckpointId]:
-    """Return which of the abandoned checkpoints a person turned away from.
+    """Return the abandoned checkpoints that a user left by a rollback or undo.
 
-    The first later life that began from something older did so. A process of an older life that
-    saved on its own is not among them. One to a few records are read for each life that has
-    abandoned checkpoints.
+    The first later attempt that began from something older decides. Checkpoints of a process of an
+    older generation that saved on its own are not included. One to a few records are read for each
+    generation with abandoned checkpoints.
 
     Crash: reads only.
     """
@@ -163,17 +164,17 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
 def held_for_undo(
     store: Store, abandoned: Sequence[CheckpointId], left: Left
 ) -> dict[CheckpointId, list[str]]:
-    """Return what stays because a person turned away from it and may come back, as reasons.
+    """Return checkpoints to keep because a user rolled back from them, with reasons.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        abandoned: what is outside the line of descent.
-        left: ``all`` of it, only what ``ckpt undo`` goes back to, or ``none``.
+        store: Repository.
+        abandoned: Checkpoints outside the line of descent.
+        left: Keep ``all`` of them, only the target of ``ckpt undo`` (``undo``), or ``none``.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     held: dict[CheckpointId, list[str]] = {}
     if left == "all":

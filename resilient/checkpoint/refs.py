@@ -1,11 +1,8 @@
-"""References (latest~2, step:120, tags).
+"""References (``latest~2``, ``step:120``, a tag, ``@{1}``, a moment) and tags.
 
-Tags: names that a person gives to checkpoints; a tagged checkpoint is never rotated away.
-
-A tag is one small sealed object, created exclusively. To move one is to remove it and to create
-it anew, so that no two people move it at once without noticing.
-
-What a reference means: ``latest~2``, ``step:120``, a tag, ``@{1}``, a moment.
+A tag is a name that a person gives to a checkpoint; retention never deletes a tagged checkpoint. A
+tag is one small sealed object, created exclusively. To move a tag, remove it and create it again;
+so two people cannot move it at once without noticing.
 """
 
 from __future__ import annotations
@@ -60,14 +57,14 @@ _NEAR_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A name for a checkpoint.
+    """Name of a checkpoint.
 
     Attributes:
-        name: of the grammar of :mod:`resilient.format.keys`.
-        checkpoint: what it names; it may be gone if a person removed it by hand.
+        name: Name in the grammar of :mod:`resilient.format.keys`.
+        checkpoint: Named checkpoint; it may be missing if a person removed it by hand.
         created_at: UTC, ISO 8601.
-        host: name of the machine that created it.
-        token: unique to the creation, so that a lost answer can be settled by reading back.
+        host: Name of the machine that created it.
+        token: Unique to the creation, so that a lost response can be settled by reading back.
     """
 
     name: str
@@ -99,13 +96,13 @@ def list_tags(store: Store) -> tuple[str, ...]:
 
 
 def read_tag(store: Store, name: str) -> Tag:
-    """Return one tag, proved.
+    """Read and verify one tag.
 
     Crash: reads only.
 
     Raises:
-        KeyNotFound: there is none of this name.
-        IntegrityError: it is damaged, or of a version that this release does not read.
+        KeyNotFound: No tag has this name.
+        IntegrityError: The tag is damaged, or of a version that this release does not read.
     """
     key = tag_key(name)
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
@@ -126,12 +123,12 @@ def read_tag(store: Store, name: str) -> Tag:
 
 
 def read_tags(store: Store) -> list[Tag]:
-    """Return all tags, in the order of names; one that vanishes meanwhile is left out.
+    """Return all tags in the order of names; a tag that vanishes meanwhile is left out.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: one is damaged, so it is unknown what it protects.
+        IntegrityError: A tag is damaged, so it is unknown what it protects.
     """
     found = []
     for name in list_tags(store):
@@ -143,24 +140,24 @@ def read_tags(store: Store) -> list[Tag]:
 
 
 def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) -> Tag:
-    """Give a committed checkpoint a name; to give it the same name again changes nothing.
+    """Create a tag of a committed checkpoint; to create the same tag again changes nothing.
 
-    A rotation that had decided before the tag came may delete the checkpoint all the same; the
-    look at the manifest afterwards finds that, unless the rotation is between its own last look
-    and its delete (docs/guarantees.md).
+    A garbage collection that had decided before the tag was created may still delete the
+    checkpoint. The check of the manifest afterwards finds that, unless the collection is between
+    its own last check and its delete (docs/guarantees.md).
 
     Crash: the tag is there, whole, or not.
 
     Args:
-        store: the repository.
-        name: letters, digits, ``.``, ``_`` and ``-``; nothing that means a checkpoint already.
-        checkpoint: what to name.
-        clock: gives ``created_at``.
+        store: Repository.
+        name: Letters, digits, ``.``, ``_`` and ``-``; not a name that already means a checkpoint.
+        checkpoint: Checkpoint to name.
+        clock: Source of ``created_at``.
 
     Raises:
-        UsageError: the name is not accepted or names another checkpoint, or the checkpoint is
-            not there.
-        StoreError: the store failed; the tag may be there, and if so it is whole.
+        UsageError: The name is not accepted or names another checkpoint, or the checkpoint is
+            missing.
+        StoreError: The store failed; the tag may be there, and if so it is whole.
     """
     if parse_tag(tag_key(name)) != name:
         raise UsageError(
@@ -189,16 +186,16 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
 
 
 def remove_tag(store: Store, name: str) -> CheckpointId | None:
-    """Take a name away; its checkpoint stays until a rotation lets it go.
+    """Remove a tag; its checkpoint stays until retention deletes it.
 
     Crash: the tag is there, whole, or gone.
 
     Returns:
-        What it named; None if that cannot be read.
+        The checkpoint that it named; None if that cannot be read.
 
     Raises:
-        UsageError: there is no such tag.
-        StoreError: the store failed; the tag is there or gone.
+        UsageError: No tag has this name.
+        StoreError: The store failed; the tag is there or gone.
     """
     if name not in list_tags(store):
         raise UsageError(
@@ -223,7 +220,7 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
 
 
 def _near(name: str) -> str:
-    """Return a name that can be a tag, as near as there is to one that cannot."""
+    """Return the valid tag name that is nearest to an invalid one."""
     near = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
     return near if parse_tag(tag_key(near)) == near else f"tag-{near}".strip("-")
 
@@ -237,18 +234,21 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     Crash: reads only.
 
     Args:
-        store: the repository.
-        ref: ``latest`` (what resume would try first), ``latest~2``, ``step:120``, ``120``, a
-            folder name, one without its generation (``checkpoint-120``: the newest in the line
-            of descent), a tag, ``best:loss`` (the best that was measured, in the line of descent
-            first), ``@{1}`` (where the life before the newest ended, as ``ckpt reflog`` lists
-            them), ``@2026-11-20T10:00`` (the newest of the line that was saved by then; UTC
-            unless it says otherwise), or a unique prefix of a manifest's root.
+        store: Repository.
+        ref: One of:
+            ``latest`` (the first candidate of resume), ``latest~2``, ``step:120``, ``120``;
+            a folder name, or one without its generation (``checkpoint-120``: the newest in the
+            line of descent);
+            a tag;
+            ``best:loss`` (the best measured one, the line of descent first);
+            ``@{1}`` (the end of the attempt before the newest, as ``ckpt reflog`` lists them);
+            ``@2026-11-20T10:00`` (the newest of the line saved by then; UTC without an offset);
+            a unique prefix of a manifest's root.
 
     Raises:
-        RepositoryNotFound: nothing was ever committed here.
-        NothingToResume: the reference names no checkpoint.
-        UsageError: it names several.
+        RepositoryNotFound: Nothing was ever committed here.
+        NothingToResume: The reference names no checkpoint.
+        UsageError: It names several.
     """
     everything = committed(store)
     if not everything:
@@ -273,7 +273,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
 
 
 def absent(store: Store, ref: str) -> NothingToResume:
-    """Return that a reference names no checkpoint, and how what a prune let go comes back.
+    """Return the error for an unknown reference; for a pruned checkpoint, with its undo command.
 
     Crash: reads only.
     """
@@ -376,7 +376,7 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
 
 
 def _by_life(store: Store, ref: str) -> CheckpointId | None:
-    """Return where the life ended that has so many after it."""
+    """Return the end of the attempt that is followed by the given number of attempts."""
     match = re.fullmatch(r"@\{(\d{1,9})\}", ref)
     moves = Reflog(store) if match else None
     if match is None or moves is None or int(match[1]) >= len(moves.numbers):
@@ -393,7 +393,7 @@ def _by_life(store: Store, ref: str) -> CheckpointId | None:
 
 
 def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
-    """Return the newest of the line that was there at a moment."""
+    """Return the newest checkpoint of the line that existed at a moment."""
     if not ref.startswith("@") or ref.startswith("@{"):
         return None
     try:

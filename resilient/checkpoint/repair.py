@@ -1,22 +1,13 @@
-"""Repair plan and its execution.
+"""Repair of damaged checkpoints: the plan (reads only) and its execution.
 
-A damaged file gives way to a whole one, and is kept under another name beside it.
+Every replacement is verified against the manifest. Each file is replaced by one atomic put under
+its key, the manifest last. The damaged file is first copied beside it under another name, because
+only a person can decide that it holds nothing of value. Readers ignore the copy, and it is deleted
+with its checkpoint. So a repair never makes anything worse, may stop anywhere, and may be run
+again.
 
-What a repair replaces was proved to be damaged, but only a person can say that nothing in it was
-of worth. It is copied first and then replaced by one atomic put, so the key is never without an
-object, on a disk and on an object store alike. The copy means nothing to any reader, and goes with
-its checkpoint.
-
-Other checkpoints of a run as places of the same chunks: what did not change is there too.
-
-A chunk is told by its digest, so one of another step with the same digest is the same bytes: of
-weights that are frozen, of documents that are alike.
-
-Findings to a plan (reads only), and the plan carried out: whole files take damaged ones' place.
-
-Nothing is put that was not proved against the manifest, each file by one atomic put under the
-key that it always had, the manifest itself last; what was damaged is kept beside it. So a repair
-never makes anything worse, may end anywhere, and may be run again.
+Sources are parity, other repositories, and other checkpoints of the run. A chunk is identified by
+its digest, so an equal digest in another step means the same bytes, for example of frozen weights.
 """
 
 from __future__ import annotations
@@ -48,22 +39,22 @@ if TYPE_CHECKING:
 
 
 def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data: bytes) -> str:
-    """Put a whole file in the place of a damaged one, of which a copy stays in the folder.
+    """Replace a damaged file by a whole one and keep a copy of the damaged one in the folder.
 
-    Crash: the damaged one is there, perhaps with a copy beside it, or the whole one and the copy.
-    The name of the copy says what is in it, so the same again makes no second one.
+    Crash: the damaged file is there, perhaps with a copy beside it, or the whole file and the
+        copy. The copy is named by its content, so a second run makes no second copy.
 
     Args:
-        store: the repository.
-        checkpoint: in whose folder the copy is kept.
-        key: of the file; it may lie in the folder of an older checkpoint.
-        data: what it should be, proved.
+        store: Repository.
+        checkpoint: Checkpoint whose folder keeps the copy.
+        key: Key of the file; it may be in the folder of an older checkpoint.
+        data: Verified content.
 
     Returns:
-        The key of the copy; empty where there was nothing to keep.
+        Key of the copy; empty if there was nothing to keep.
 
     Raises:
-        StoreError: the store failed; the damaged file is as it was, or the whole one is there.
+        StoreError: The store failed; the damaged file is unchanged, or the whole file is there.
     """
     try:
         damaged = store.get(key)
@@ -78,10 +69,10 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
 
 
 class SiblingSource:
-    """Another checkpoint, read by the keys of the damaged one.
+    """Another checkpoint as a source of chunks, read by the keys of the damaged one.
 
     Attributes:
-        url: its name, for people.
+        url: Name for people.
     """
 
     def __init__(self, store: Store, damaged: Manifest, other: Manifest) -> None:
@@ -91,11 +82,11 @@ class SiblingSource:
         self._entries = {one.name: one for one in other.files}
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of the file of the same name there.
+        """Return bytes of the file of the same name in the other checkpoint.
 
         Raises:
-            KeyNotFound: it has no such file.
-            StoreError: it could not be read.
+            KeyNotFound: It has no such file.
+            StoreError: The file could not be read.
         """
         entry = self._entries.get(self._names.get(key, ""))
         if entry is None:
@@ -103,13 +94,13 @@ class SiblingSource:
         return self._store.get_range(self._other.key(entry.name), start, length)
 
     def may_have(self, entry: FileEntry, number: int) -> bool:
-        """Say whether a chunk should be there, by what its manifest says."""
+        """Return whether the manifest of the other checkpoint lists the same chunk."""
         held = self._entries.get(entry.name)
         return held is not None and entry.chunks[number] == _chunk(held, number)
 
 
 def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
-    """Return the other checkpoints of a repository that have a chunk in common with one.
+    """Return the other checkpoints of a repository that share a chunk with this one.
 
     Crash: reads only.
     """
@@ -139,12 +130,12 @@ OWN_BYTES = "its own first bytes"
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """One file that can be made whole.
+    """File that can be repaired.
 
     Attributes:
-        file: its name.
-        problem: what is wrong with it now.
-        source: where its bytes come from.
+        file: Name.
+        problem: Current damage.
+        source: Source of its bytes.
     """
 
     file: str
@@ -154,14 +145,14 @@ class RepairStep:
 
 @dataclass(frozen=True, slots=True)
 class UnrepairableFile:
-    """One file that cannot be made whole.
+    """File that cannot be repaired.
 
     Attributes:
-        file: its name.
-        problem: what is wrong with it.
-        start: first byte of the damage.
-        stop: the byte after its last.
-        tensors: names of all tensors that have bytes there.
+        file: Name.
+        problem: Damage.
+        start: First byte of the damage.
+        stop: Byte after the last damaged one.
+        tensors: Names of all tensors with bytes there.
     """
 
     file: str
@@ -173,15 +164,15 @@ class UnrepairableFile:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What a repair would do, and what it cannot.
+    """Plan of a repair: what can be repaired and what cannot.
 
     Attributes:
-        checkpoint: which one.
-        manifest: its table of contents, wherever that was found; None if it is lost.
-        manifest_bytes: the same as stored, to be put; None if the manifest is whole.
-        fixes: files that can be made whole, in the order in which they are put.
-        losses: files that cannot.
-        is_gone: whether the checkpoint has no manifest, and shall have one again.
+        checkpoint: Checkpoint to repair.
+        manifest: Its manifest from any source; None if it is lost.
+        manifest_bytes: Manifest as stored, to be put; None if the manifest is whole.
+        fixes: Files that can be repaired, in the order of writing.
+        losses: Files that cannot be repaired.
+        is_gone: Whether the checkpoint has no manifest, and gets one again.
     """
 
     checkpoint: CheckpointId
@@ -193,7 +184,7 @@ class RepairPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether resume can take the checkpoint once the plan is carried out."""
+        """Whether resume can use the checkpoint after the repair."""
         needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
         return not any(one.file in needed for one in self.losses)
 
@@ -204,14 +195,14 @@ class RepairPlan:
 
     @property
     def whole_tensors(self) -> tuple[str, ...]:
-        """Names of tensors that are whole, or will be."""
+        """Names of tensors that are whole, or will be after the repair."""
         everything = self.manifest.tensors if self.manifest else ()
         lost = set(self.lost_tensors)
         return tuple(one.name for one in everything if one.name not in lost)
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Whether each part is whole, or will be: its tensors and its plain values."""
+        """Whether the tensors and plain values of each part are whole, or will be."""
         manifest = self.manifest
         if manifest is None:
             return {}
@@ -230,21 +221,21 @@ def plan_repair(
     *,
     undelete: bool = False,
 ) -> RepairPlan:
-    """Return what a repair of a checkpoint would do: every byte of it is read for that.
+    """Plan the repair of a checkpoint; reads every byte of it.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        checkpoint: which one.
-        others: repositories that may hold the same checkpoint.
-        undelete: repair it although its manifest is gone, which usually means that somebody or a
-            rotation let it go.
+        store: Repository.
+        checkpoint: Checkpoint to repair.
+        others: Repositories that may hold the same checkpoint.
+        undelete: Repair it although its manifest is gone, which usually means that a person or
+            retention deleted it.
 
     Raises:
-        NothingToResume: it has no manifest, and ``undelete`` was not asked for or finds no copy.
-        IncompatibleCheckpoint: a newer format.
-        StoreError: a store failed, which says nothing about the checkpoint.
+        NothingToResume: It has no manifest, and ``undelete`` was not given or found no copy.
+        IncompatibleCheckpoint: The format is newer.
+        StoreError: A store failed, which proves nothing about the checkpoint.
     """
     manifest, data, fixes = _manifest(store, checkpoint, others, undelete=undelete)
     if manifest is None:
@@ -269,30 +260,30 @@ def plan_repair(
     problem = copy_problem(store, checkpoint, "full") if manifest.parity else ""
     if problem:
         fixes = [*fixes, RepairStep(MANIFEST_COPY, problem, "the manifest")]
-    # The manifest last: as in a save, what it names is there before it is.
+    # The manifest last, as in a save: everything that it names must be stored before it.
     fixes = sorted(fixes, key=lambda one: one.file == MANIFEST)
     gone = data is not None and not _is_there(store, checkpoint)
     return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
 
 
 def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> dict[str, str]:
-    """Put every file that can be made whole, proved; a checkpoint that was gone only if all can.
+    """Put every repairable file, verified; a deleted checkpoint comes back only if all files can.
 
-    Crash: each file is what it was or whole, and then what it was is beside it; the same repair
-    again goes on from there.
+    Crash: each file is unchanged, or whole with the damaged version beside it; run the same repair
+        again to continue.
 
     Args:
-        store: the repository.
-        plan: what :func:`plan_repair` returned for it.
-        others: as for the plan.
+        store: Repository.
+        plan: Result of :func:`plan_repair` for this repository.
+        others: As for the plan.
 
     Returns:
-        By file name the key under which what was damaged is kept; what was missing is not there.
+        Key of the kept damaged version by file name; files that were missing are not included.
 
     Raises:
-        NothingToResume: the checkpoint was let go meanwhile; no file was put since.
-        IntegrityError: more is damaged now than when the plan was made.
-        StoreError: a store failed.
+        NothingToResume: The checkpoint was deleted meanwhile; no file was put since.
+        IntegrityError: More is damaged than when the plan was made.
+        StoreError: A store failed.
     """
     manifest, checkpoint = plan.manifest, plan.checkpoint
     kept: dict[str, str] = {}
@@ -318,7 +309,7 @@ def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -
 def _whole(
     store: Store, places: Sequence[Store | SiblingSource], plan: RepairPlan, file: str
 ) -> tuple[str, bytes]:
-    """Return the key of a file that a plan mends, and what it should be, proved."""
+    """Return the key of a file that a plan repairs, and its verified content."""
     manifest = plan.manifest
     if manifest is not None and file not in (MANIFEST, MANIFEST_COPY):
         return manifest.key(file), mend_file(places, manifest, manifest.file(file))
@@ -336,7 +327,7 @@ def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
 def _manifest(
     store: Store, checkpoint: CheckpointId, others: Sequence[Store], *, undelete: bool
 ) -> tuple[Manifest | None, bytes | None, list[RepairStep]]:
-    """Return the manifest; if it has to be replaced, also its bytes and the fix."""
+    """Return the manifest; if it has to be replaced, also its bytes and the repair step."""
     try:
         return read_manifest(store, checkpoint), None, []
     except IntegrityError as error:
@@ -368,7 +359,7 @@ def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
 def _copies(
     store: Store, checkpoint: CheckpointId, others: Sequence[Store]
 ) -> list[tuple[bytes, str]]:
-    """Return whole copies of a manifest, the nearest first, and where each lies."""
+    """Return whole copies of a manifest with their sources, the nearest first."""
     found = []
     with suppress(KeyNotFound, IntegrityError):
         found.append((_proved(store, checkpoint, checkpoint.copy_key), COPY))
@@ -392,15 +383,15 @@ def _proved(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
 
 
 def _same_life(store: Store, other: Store, number: int) -> bool:
-    """Say whether a life's record is the same in both repositories.
+    """Return whether a generation's record is the same in both repositories.
 
-    Names alone prove nothing: another run, or a fork of this one, has folders of these names.
+    Names alone prove nothing: another run, or a fork of this run, has folders of the same names.
     """
     return read_generation(store, number) == read_generation(other, number)
 
 
 def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damage:
-    """Return damage of a file that is longer than committed with a look at what it begins with."""
+    """Check the first bytes of a file that is longer than committed."""
     if damage.chunks is None or damage.chunks:
         return damage
     entry = manifest.file(damage.finding.file)
@@ -437,7 +428,7 @@ def _not_elsewhere(
 
 
 def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | SiblingSource]) -> str:
-    """Say where a file's missing bytes come from."""
+    """Describe the source of a file's missing bytes."""
     elsewhere = " or ".join(one.url for one in others)
     if not damage.chunks:
         return OWN_BYTES

@@ -1,12 +1,8 @@
-"""What a repository holds and what nobody needs.
+"""Scan of a repository: its content, and the files that no checkpoint needs.
 
-What manifests say that a rotation must know: how good a checkpoint is, and what it needs.
-
-A checkpoint may need files in the folders of older ones (:mod:`resilient.checkpoint.save.dedup`). So a
-file goes only when no manifest that stays needs it. A manifest that cannot be read may need
-anything in older folders, so nothing older than it goes.
-
-A repository as a rotation found it, and which files nobody will need. Pure.
+A checkpoint may need files in folders of older ones (:mod:`resilient.checkpoint.save.dedup`). So a
+file is deleted only when no remaining manifest needs it. An unreadable manifest may need anything
+in older folders, so nothing older than it is deleted.
 """
 
 from __future__ import annotations
@@ -34,12 +30,12 @@ Folders = dict["CheckpointId", dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFiles:
-    """What the checkpoints that stay need in the folders of others.
+    """Files in the folders of others that the remaining checkpoints need.
 
     Attributes:
-        keys: of the files.
-        unknown: the newest of them whose needs nobody can tell; None if all are known.
-        why: what is wrong with its manifest.
+        keys: Keys of the files.
+        unknown: Newest remaining checkpoint whose needs are unknown; None if all are known.
+        why: Problem of its manifest.
     """
 
     keys: frozenset[str] = frozenset()
@@ -47,7 +43,7 @@ class ReferencedFiles:
     why: str = ""
 
     def holds(self, checkpoint: CheckpointId, name: str) -> bool:
-        """Say whether a file must stay although its own checkpoint is gone."""
+        """Return whether a file must stay although its own checkpoint is gone."""
         if self.unknown is not None and checkpoint < self.unknown:
             return True
         return checkpoint.key(name) in self.keys
@@ -59,18 +55,18 @@ def needed_by(
     contents: Mapping[CheckpointId, CheckpointSummary],
     folders: Folders,
 ) -> ReferencedFiles:
-    """Return what ``staying`` need; a manifest that is gone meanwhile needs nothing any more.
+    """Return the files that ``staying`` need; a manifest deleted meanwhile needs nothing.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        staying: checkpoints whose manifests stay.
-        contents: of those whose manifest has been read already.
-        folders: the listing.
+        store: Repository.
+        staying: Checkpoints whose manifests stay.
+        contents: Summaries of manifests that were read already.
+        folders: Listing of the folders.
 
     Raises:
-        StoreError: the store failed; nothing is concluded from silence.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     keys: set[str] = set()
     unknown: CheckpointId | None = None
@@ -89,7 +85,7 @@ def needed_by(
 def contents_of(
     store: Store, checkpoints: Iterable[CheckpointId], folders: Folders
 ) -> dict[CheckpointId, CheckpointSummary]:
-    """Return what the manifests say; one that is gone meanwhile is left out.
+    """Return the summaries of manifests; one that was deleted meanwhile is left out.
 
     Crash: reads only.
     """
@@ -100,7 +96,7 @@ def contents_of(
 def content_of(
     store: Store, checkpoint: CheckpointId, folders: Folders
 ) -> CheckpointSummary | None:
-    """Read one manifest and hold it against the listing, which costs nothing more.
+    """Read one manifest and compare it with the listing, which costs no further request.
 
     Crash: reads only.
     """
@@ -124,7 +120,7 @@ def content_of(
 def contents_in_trash(
     store: Store, trash: Mapping[CheckpointId, TrashedManifest]
 ) -> dict[CheckpointId, CheckpointSummary]:
-    """Return what manifests in the trash need; what was brought back meanwhile is left out.
+    """Return the references of manifests in the trash; restored ones are left out.
 
     Crash: reads only.
     """
@@ -143,7 +139,7 @@ def contents_in_trash(
 
 
 def absent_of(manifest: Manifest, folders: Folders) -> str:
-    """Say what the listing lacks of what a restore reads, empty if nothing.
+    """Describe the first file that a restore reads and the listing lacks; empty for none.
 
     A checkpoint that lost its parity is whole.
     """
@@ -162,19 +158,18 @@ def absent_of(manifest: Manifest, folders: Folders) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """A repository as it was when a plan was made.
+    """State of a repository when a plan was made.
 
     Attributes:
-        plan: what goes and what stays.
-        folders: sizes in bytes by file name of each checkpoint folder, committed or not.
-        tags: names of all tags; a plan holds only as long as they do. None if nobody looked,
-            for nothing goes.
-        needed: what the checkpoints that stay need in the folders of others.
-        later: the same once the time of what goes into the trash is over.
-        trash: what is in the trash already, whether or not its time is over.
-        over: what of that is freed now.
-        into: under which name the manifests of what goes are put in the trash; empty if all of
-            it is deleted at once.
+        plan: Checkpoints to delete and to keep.
+        folders: Sizes in bytes by file name of each checkpoint folder, committed or not.
+        tags: Names of all tags; the plan is valid only while they are unchanged. None if they were
+            not read, because nothing would be deleted.
+        needed: Files in folders of others that the remaining checkpoints need.
+        later: The same after the grace period of what now goes into the trash.
+        trash: Checkpoints in the trash, expired or not.
+        over: Those of them to free now.
+        into: Name for manifests that go into the trash; empty to delete at once.
     """
 
     plan: RotationPlan
@@ -187,24 +182,24 @@ class RepositoryScan:
     into: str = ""
 
     def size_bytes(self, checkpoints: Iterable[CheckpointId]) -> int:
-        """Return the bytes that the folders of ``checkpoints`` take."""
+        """Return the bytes in the folders of ``checkpoints``."""
         return sum(sum(self.folders[one].values()) for one in checkpoints if one in self.folders)
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that are free once the plan is carried out."""
+        """Bytes that the plan frees."""
         doomed = () if self.into else self.plan.doomed
         manifests = sum(self.folders[one][MANIFEST] for one in doomed)
         return manifests + sum(self.folders[one][name] for one, name in self.unneeded())
 
     @property
     def later_bytes(self) -> int:
-        """Bytes of what goes into the trash, that are free once its time there is over."""
+        """Bytes that the plan frees once the grace period in the trash is over."""
         doomed = self.plan.doomed if self.into else ()
         return self.size_bytes(doomed) - sum(map(self.still_needed_bytes, doomed))
 
     def still_needed_bytes(self, checkpoint: CheckpointId) -> int:
-        """Return the bytes of files in a folder that others need, so that they stay without it."""
+        """Return the bytes of files in a folder that stay because other checkpoints need them."""
         files, needed = self.folders.get(checkpoint, {}), self.later if self.into else self.needed
         return sum(
             size_bytes
@@ -213,14 +208,15 @@ class RepositoryScan:
         )
 
     def unneeded(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files that nobody needs once the manifests of what goes are gone."""
+        """Return the files that no checkpoint needs once the doomed manifests are gone."""
         return [(one, name) for one, name in self.stale() if not self.needed.holds(one, name)]
 
     def stale(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files in folders of what goes, and in those that have no manifest.
+        """Return the files in doomed folders, and in folders without a manifest.
 
-        Of the latter only those older than the newest commit: a save in flight is newer than
-        it. Files that are not named as ours are not among them, nor is what stays in the trash.
+        Folders without a manifest count only if they are older than the newest commit, because a
+        save in flight is newer. Files with foreign names are not included, nor is what stays in
+        the trash.
         """
         if self.plan.held:
             return []

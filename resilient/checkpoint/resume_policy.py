@@ -1,6 +1,6 @@
-"""Resume policy: from the user's wish and the records of a repository to what an attempt begins.
+"""Resume policy: from the user's wish and the generation records to the attempt's start point.
 
-A wish other than ``auto`` holds in every attempt until a checkpoint of this run exists. The
+A wish other than ``auto`` applies in every attempt until a checkpoint of this run exists. The
 decision is a pure function of facts. The coordinator reads the facts, so all ranks decide alike.
 """
 
@@ -46,7 +46,7 @@ class GenerationFacts:
 
 @dataclass(frozen=True, slots=True)
 class ResumeFacts:
-    """Facts that decide from what an attempt begins.
+    """Facts that decide where an attempt begins.
 
     Attributes:
         wish: ``auto``, ``never``, a reference or a folder.
@@ -73,7 +73,7 @@ class ResumeDecision:
 
 
 def decide_resume(facts: ResumeFacts) -> ResumeDecision:
-    """Return from what an attempt begins."""
+    """Decide where an attempt begins."""
     if facts.wish == AUTO:
         return ResumeDecision(AUTO)
     ours = [one for one in facts.generations if one.is_ours]
@@ -116,18 +116,18 @@ def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
 def read_resume_facts(
     store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeFacts:
-    """Return the facts of a repository for a wish.
+    """Read the facts of a repository for a wish.
 
     Crash: reads only.
 
     Args:
         store: Repository.
         wish: ``auto``, ``never``, a reference or a folder.
-        starts: Identities of all ranks; an agent that joined later brings one of its own.
+        starts: Identities of all ranks; an agent that joined later brings its own.
         is_first: Whether no earlier attempt of this start can have written to the repository.
 
     Raises:
-        StoreError: The store failed; silence decides nothing.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     if wish == AUTO:
         return ResumeFacts(wish, is_first)
@@ -156,13 +156,14 @@ def _owner(
 def settle_wish(
     store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeDecision:
-    """Return from what an attempt begins, as the repository says.
+    """Decide where an attempt begins, from the records of the repository.
 
     Crash: reads only.
 
     Raises:
-        NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
-        StoreError: The store failed; silence decides nothing.
+        NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong to
+            this run.
+        StoreError: The store failed; a missing answer proves nothing.
     """
     decision = decide_resume(read_resume_facts(store, wish, starts, is_first=is_first))
     if not decision.reference:

@@ -1,9 +1,4 @@
-"""Ranks agree on the newest checkpoint that all can verify.
-
-All ranks settle on the newest checkpoint that every one of them can read, proved.
-
-Which checkpoint a reference names, for all ranks alike.
-"""
+"""Resume selection: all ranks agree on the newest checkpoint that each can verify."""
 
 from __future__ import annotations
 
@@ -27,16 +22,16 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _LOOKS_MAX = 5
-"""How often the store is asked what there is, while a rival changes it."""
+"""Most listings of the store while a rival changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeChoice:
-    """What this life starts from.
+    """Checkpoint from which an attempt starts.
 
     Attributes:
-        proved: this rank's share of the checkpoint; None to start from scratch.
-        skipped: what was passed over, and why.
+        proved: This rank's share of the checkpoint; None for a start from scratch.
+        skipped: Skipped checkpoints, with reasons.
     """
 
     proved: VerifiedCheckpoint | None
@@ -44,22 +39,22 @@ class ResumeChoice:
 
     @property
     def checkpoint(self) -> CheckpointId | None:
-        """The checkpoint that was chosen."""
+        """Id of the chosen checkpoint."""
         return self.proved.manifest.checkpoint if self.proved else None
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeResult:
-    """What a life goes on from.
+    """Result of a resume.
 
     Attributes:
-        checkpoint: the one that all ranks proved and loaded.
-        step: its step.
-        config: the configuration of the run that saved it.
-        world_size: how many ranks saved it.
-        absent: parts that were asked for and that it does not hold.
-        data: what it says of its place in the data.
-        parts: everything that it holds, as it is called there.
+        checkpoint: Checkpoint that all ranks verified and loaded.
+        step: Its step.
+        config: Configuration of the run that saved it.
+        world_size: Number of ranks that saved it.
+        absent: Parts that were requested and that it does not hold.
+        data: Its data position.
+        parts: Stored names of all its parts.
     """
 
     checkpoint: CheckpointId
@@ -72,7 +67,7 @@ class ResumeResult:
 
     @staticmethod
     def of(manifest: Manifest, absent: tuple[str, ...]) -> ResumeResult:
-        """Return what a life goes on from that loaded the checkpoint of ``manifest``."""
+        """Return the result for a loaded checkpoint with this manifest."""
         checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
         held = tuple(entry.name for entry in manifest.parts)
         return ResumeResult(
@@ -85,26 +80,26 @@ def select_resume_checkpoint(
 ) -> ResumeChoice:
     """Return the first candidate that all ranks can read, with this rank's bytes of it.
 
-    With ``wanted.places`` they are where they are wanted already, on all ranks; and if this
-    raises, those places hold what was read last of one candidate or of several.
+    With ``wanted.places`` the bytes are already in place on all ranks. If this raises, those places
+    hold bytes of one candidate or of several.
 
-    A store that fails says nothing about a checkpoint: then this raises, and no older
-    checkpoint is taken in its place.
+    A failing store proves nothing about a checkpoint: then this raises, and no older checkpoint is
+    taken instead.
 
     Collective: every rank, same ``ref``.
     Crash: reads only; this process's memory changed.
 
     Args:
-        store: the repository.
-        comms: the ranks.
+        store: Repository.
+        comms: Control group of the ranks.
         ref: ``auto``, ``never``, or what :func:`resilient.checkpoint.refs.resolve` takes.
-        wanted: what this rank needs, and proves.
-        within_seconds: how long one candidate may take to read.
+        wanted: Read request of this rank.
+        within_seconds: Deadline to read one candidate.
 
     Raises:
-        NoIntactCheckpoint: something was committed and nothing of it can be read whole.
-        IncompatibleCheckpoint: a newer format, or ``wanted`` does not fit what is stored.
-        StoreError: the store failed.
+        NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+        IncompatibleCheckpoint: The format is newer, or ``wanted`` does not fit the stored state.
+        StoreError: The store failed.
     """
     plan: dict[str, Any] = {}
     skipped: list[Skipped] = []
@@ -127,8 +122,8 @@ def select_resume_checkpoint(
             skipped.append(Skipped(folder, problems[folder]))
         if not plan["candidates"] and not plan["lost"]:
             return ResumeChoice(None, tuple(skipped))
-        # A rival may have committed and rotated while this was looking: only what a second look
-        # does not find either is gone.
+        # A rival may have committed and deleted during this look: only what a second look does not
+        # find either is gone.
     raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
 
 
@@ -150,7 +145,7 @@ def _plan(store: Store, ref: str) -> dict[str, Any]:
 def _try(
     store: Store, folder: str, wanted: ReadRequest
 ) -> tuple[VerifiedCheckpoint | None, str | RankFailure]:
-    """Return the bytes, or why this checkpoint is damaged, or the failure that is not damage."""
+    """Return the bytes, or the damage of this checkpoint, or a failure that is no damage."""
     checkpoint = parse_checkpoint(folder)
     assert checkpoint is not None, "the coordinator names checkpoints"  # noqa: S101
 
@@ -179,7 +174,7 @@ def _nothing_left(
 ) -> NoIntactCheckpoint:
     touched = "; the live model and optimizer may hold some of it: use neither" * is_touched
     reasons = "; ".join(f"{one.name}: {one.reason}" for one in skipped) or plan["lost"]
-    # Outside the line of descent, so never taken by itself; but a person may want it.
+    # Outside the line of descent, so never taken automatically; but the user may want it.
     others = "".join(f"; to use {one} all the same: --resume {one}" for one in plan["abandoned"])
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training will not silently start "
@@ -196,14 +191,14 @@ def resolve_collectively(desk: CheckpointContext, topic: str, ref: str) -> Check
     Crash: reads only.
 
     Args:
-        desk: the repository and the ranks.
-        topic: names this agreement.
-        ref: as :func:`resilient.checkpoint.refs.resolve` takes it.
+        desk: Context: repository and ranks.
+        topic: Name of this agreement.
+        ref: As :func:`resilient.checkpoint.refs.resolve` takes it.
 
     Raises:
-        RepositoryNotFound: nothing was ever committed there.
-        NothingToResume: it names no checkpoint.
-        UsageError: it names several.
+        RepositoryNotFound: Nothing was ever committed there.
+        NothingToResume: It names no checkpoint.
+        UsageError: It names several.
     """
 
     def rule(_: object) -> list[int]:

@@ -1,11 +1,7 @@
 """Retention policies and the plan that follows from them (pure).
 
-What a rotation deletes, and every reason for what it keeps. Pure.
-
-What stays is the union of all reasons. Whatever a policy counts, the line of descent counts
-first: an abandoned checkpoint never takes the place of one that resume may use.
-
-Which checkpoints stay: policies as data. Pure.
+A checkpoint stays if at least one policy gives a reason. Every policy counts the line of descent
+first, so an abandoned checkpoint never takes the place of one that resume may use.
 """
 
 from __future__ import annotations
@@ -27,15 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """What a manifest says that a policy may ask for.
+    """Fields of a manifest that a policy may need.
 
     Attributes:
-        created_at: UTC, ISO 8601; empty where the manifest cannot be read.
-        metrics: what was measured at its step.
-        problem: what is wrong with the checkpoint; empty where nothing was seen.
-        protects: checkpoints that the run wanted kept when it saved this one.
-        refers: keys of files in older checkpoints' folders that it needs; None where nobody
-            can tell.
+        created_at: UTC, ISO 8601; empty if the manifest cannot be read.
+        metrics: Metrics measured at its step.
+        problem: Damage of the checkpoint; empty if none was seen.
+        protects: Checkpoints that the run wanted kept when it saved this one.
+        refers: Keys of files in folders of older checkpoints that it needs; None if unknown.
     """
 
     created_at: str = ""
@@ -52,17 +47,17 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True)
 class RetentionInput:
-    """What is known of a repository before something goes.
+    """State of a repository as input of a retention plan.
 
     Attributes:
-        line: committed checkpoints that resume may use, in the order to try.
-        abandoned: the others, newest first.
-        separate: of another start from scratch; they stay and count nowhere.
-        pinned: who holds which, as reasons: tags, a life that has saved nothing yet.
-        keep: what the run itself wants kept, its best; they take places of ``keep_last``, as
-            Transformers counts, but the newest always stays.
-        contents: of each checkpoint, where a policy needs it.
-        held: why nothing may go at all; empty if nothing says so.
+        line: Committed checkpoints that resume may use, in the order to try.
+        abandoned: Other committed checkpoints, newest first.
+        separate: Checkpoints of another start from scratch; they stay and count for no policy.
+        pinned: Holders of each checkpoint, as reasons: tags, a generation that has saved nothing.
+        keep: Checkpoints that the run itself wants kept, such as its best. They take places of
+            ``keep_last``, as in Transformers, but the newest always stays.
+        contents: Summary of each checkpoint, where a policy needs it.
+        held: Reason to delete nothing at all; empty for none.
     """
 
     line: Sequence[CheckpointId]
@@ -75,21 +70,21 @@ class RetentionInput:
 
     @property
     def everything(self) -> tuple[CheckpointId, ...]:
-        """All that count, in the order in which they do."""
+        """All checkpoints that count, in the order of counting."""
         return (*self.line, *self.abandoned)
 
 
 @dataclass(frozen=True, slots=True)
 class RotationPlan:
-    """What goes, in order, and why each of the others is kept.
+    """Checkpoints to delete, in order, and the reasons to keep each of the others.
 
     Attributes:
-        doomed: what goes, first to last.
-        kept: every reason of each that stays.
-        damaged: what would count as best and is not whole, or cannot be read; it stays and
-            somebody must be told.
-        held: why nothing goes; empty unless something holds all.
-        unsure: why files of what went stay for now; empty unless something holds them.
+        doomed: Checkpoints to delete, first to last.
+        kept: All reasons for each checkpoint that stays.
+        damaged: Checkpoints that would rank among the best but are damaged or unreadable. They
+            stay, and the user must be told.
+        held: Reason to delete nothing; empty for none.
+        unsure: Reason to keep the files of deleted checkpoints for now; empty for none.
     """
 
     doomed: tuple[CheckpointId, ...]
@@ -99,7 +94,7 @@ class RotationPlan:
     unsure: str = ""
 
     def lines(self) -> list[str]:
-        """Return the plan for people: what is kept and why, then what goes."""
+        """Return the plan as lines for people: first what is kept and why, then what is deleted."""
         return [
             *(f"keep   {one}: {'; '.join(reasons)}" for one, reasons in self.kept.items()),
             *(f"delete {one}" for one in self.doomed),
@@ -107,11 +102,11 @@ class RotationPlan:
 
 
 def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
-    """Return what to delete, oldest and abandoned first, and every reason to keep the others.
+    """Plan the deletions, oldest and abandoned first, with all reasons to keep the others.
 
     Args:
-        retention: the policies.
-        known: the repository.
+        retention: Policies.
+        known: State of the repository.
     """
     reasons: dict[CheckpointId, list[str]] = defaultdict(list)
     damaged = dict(_damaged(retention, known))
@@ -138,13 +133,13 @@ def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
 
 
 def best_by(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
-    """Return the intact checkpoints that are the best by one metric, the best first."""
+    """Return the best intact checkpoints by one metric, the best first."""
     whole = [one for one in _ranked(wanted, known) if not known.contents[one].problem]
     return whole[: wanted.count]
 
 
 def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    """Yield every reason for every checkpoint, in the order in which they read best."""
+    """Yield all reasons for all checkpoints, in the order that reads best."""
     if retention.is_empty:
         yield from ((one, "no limit is set") for one in known.everything)
     yield from ((one, "the newest") for one in known.everything[:1])
@@ -186,11 +181,11 @@ def _on_multiples(steps: int, known: RetentionInput) -> Iterator[tuple[Checkpoin
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """A calendar unit, as restic has them.
+    """Calendar unit, as in restic.
 
     Attributes:
-        word: of the policy.
-        spelling: for ``strftime``.
+        word: Name in the policy.
+        spelling: Format for ``strftime``.
     """
 
     word: str
@@ -207,7 +202,7 @@ _BUCKETS = {
 
 
 def _within(length: str | None, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    """Yield what was saved so shortly before the newest, of the line and of what was left."""
+    """Yield checkpoints saved at most ``length`` before the newest, abandoned ones included."""
     moments = {
         one: _utc(known.contents[one].created_at)
         for one in known.everything
@@ -225,7 +220,7 @@ def _within(length: str | None, known: RetentionInput) -> Iterator[tuple[Checkpo
 def _newest_of_each(
     count: int | None, known: RetentionInput, unit: str, bucket: _Bucket
 ) -> Iterator[tuple[CheckpointId, str]]:
-    """Yield the newest of each of the newest ``count`` calendar units that have one."""
+    """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
     taken: set[str] = set()
     for group in (known.line, known.abandoned):
         intact = [one for one in group if _is_intact(one, known)]
@@ -247,7 +242,7 @@ def _utc(moment: str) -> datetime:
 
 
 def _ranked(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
-    """Return all that were measured, the best first; of equals the older, as in the trainer."""
+    """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
     ranked: list[CheckpointId] = []
     for group in (known.line, known.abandoned):
         values = {
@@ -262,7 +257,7 @@ def _ranked(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
 
 
 def _damaged(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    """Yield what cannot count although it might have to, and why."""
+    """Yield checkpoints that cannot count although they might have to, with the reason."""
     for wanted in retention.keep_best:
         whole = 0
         for one in _ranked(wanted, known):
@@ -289,15 +284,16 @@ _NUMBERS = ("keep_last", "keep_every", *_CALENDAR)
 
 @dataclass(frozen=True, slots=True)
 class BestOf:
-    """Keep the best checkpoints by one metric.
+    """Policy that keeps the best checkpoints by one metric.
 
     Attributes:
-        metric: its name in the manifest; ``loss`` finds ``eval_loss`` too.
-        count: how many stay.
-        greater_is_better: None: unless the name ends in ``loss``, as Transformers decides.
+        metric: Name in the manifest; ``loss`` also finds ``eval_loss``.
+        count: Number of checkpoints to keep.
+        greater_is_better: Direction. None means True unless the name ends in ``loss``, as in
+            Transformers.
 
     Raises:
-        ConfigError: the metric has no name, or ``count`` is no whole number of at least 1.
+        ConfigError: The metric has no name, or ``count`` is not a whole number of at least 1.
     """
 
     metric: str
@@ -311,41 +307,41 @@ class BestOf:
 
     @property
     def rises(self) -> bool:
-        """Whether a greater value is a better one."""
+        """Whether a greater value is better."""
         if self.greater_is_better is None:
             return not self.metric.endswith("loss")
         return self.greater_is_better
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
-        """Return the metric's value, None where it was not measured."""
+        """Return the metric's value; None if it was not measured."""
         return metrics.get(self.metric, metrics.get(f"eval_{self.metric}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What stays; without any policy, everything.
+    """Retention policies; without any policy, every checkpoint stays.
 
     Attributes:
-        keep_last: the newest ones, at least 1.
-        keep_best: the best by each of these metrics.
-        keep_every: all whose step is a multiple of this.
-        keep_hourly: the newest of each of this many calendar hours (UTC) that have one.
-        keep_daily: the same for days.
-        keep_weekly: the same for weeks, which begin on Monday (ISO 8601).
-        keep_monthly: the same for months.
-        keep_yearly: the same for years.
-        keep_within: all that were saved within this length of time, such as ``2d``, before the
-            newest was; as in restic, so that a run that rests loses nothing.
-        keep_tags: tags that are wanted by name. A tagged checkpoint always stays; this makes a
-            policy of it.
-        verify_before_rotate: how the newest is looked at before anything goes: ``written``
-            trusts a commit that this process has just made with all receipts, ``quick`` holds
-            files and sizes against the manifest, ``full`` reads every byte, of the best too.
-        rolled_back: what stays of that which ``ckpt rollback`` or ``undo`` left: ``all``, only
-            what ``ckpt undo`` goes back to (``undo``), or what other policies keep (``none``).
+        keep_last: Number of newest checkpoints, at least 1.
+        keep_best: The best by each of these metrics.
+        keep_every: All checkpoints whose step is a multiple of this number.
+        keep_hourly: The newest of each of the last N calendar hours (UTC) that have one.
+        keep_daily: The same for days.
+        keep_weekly: The same for weeks, which begin on Monday (ISO 8601).
+        keep_monthly: The same for months.
+        keep_yearly: The same for years.
+        keep_within: All checkpoints saved within this length of time, such as ``2d``, before the
+            newest. As in restic, a paused run loses nothing.
+        keep_tags: Tags that a policy wants by name. A tagged checkpoint always stays; this option
+            makes a policy of it.
+        verify_before_rotate: Check of the newest checkpoint before any deletion. ``written`` trusts
+            a commit that this process has just made with all receipts. ``quick`` compares files
+            and sizes with the manifest. ``full`` reads every byte, also of the best.
+        rolled_back: Checkpoints that ``ckpt rollback`` or ``undo`` left: keep ``all``, only the
+            target of ``ckpt undo`` (``undo``), or what other policies keep (``none``).
 
     Raises:
-        ConfigError: a number is below 1, or no whole number; a length is none.
+        ConfigError: A number is not a whole number of at least 1, or a length is not valid.
     """
 
     keep_last: int | None = None
@@ -382,28 +378,28 @@ class Retention:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Retention:
-        """Return the policies that ``dataclasses.asdict`` took apart."""
+        """Return the policies from the result of ``dataclasses.asdict``."""
         best = tuple(BestOf(**one) for one in value["keep_best"])
         return Retention(**{**value, "keep_best": best, "keep_tags": tuple(value["keep_tags"])})
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for, so that everything stays."""
+        """Whether no policy is set, so that every checkpoint stays."""
         numbers = any(getattr(self, name) is not None for name in _NUMBERS)
         return not (numbers or self.keep_best or self.keep_tags or self.keep_within)
 
     @property
     def needs_contents(self) -> bool:
-        """Whether a policy asks for more than names and order, so that manifests are read."""
+        """Whether a policy needs more than names and order, so that manifests are read."""
         calendar = any(getattr(self, name) is not None for name in _CALENDAR)
         return bool(self.keep_best or self.keep_within or calendar)
 
 
 def require_count(name: str, value: object) -> None:
-    """Refuse what is no whole number of at least 1.
+    """Require a whole number of at least 1.
 
     Raises:
-        ConfigError: so it is; 0 would delete everything.
+        ConfigError: The value is another one; 0 would delete everything.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(
@@ -412,10 +408,10 @@ def require_count(name: str, value: object) -> None:
 
 
 def parse_best(text: str) -> BestOf:
-    """Return what ``loss``, ``loss:3``, ``accuracy:max`` or ``accuracy:3:max`` asks for.
+    """Parse a policy such as ``loss``, ``loss:3``, ``accuracy:max`` or ``accuracy:3:max``.
 
     Raises:
-        ConfigError: it is not so spelt.
+        ConfigError: The text has another form.
     """
     metric, _, rest = text.partition(":")
     count, _, way = rest.partition(":")
@@ -429,15 +425,15 @@ def parse_best(text: str) -> BestOf:
 
 
 def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> Retention:
-    """Return the retention that a configuration spells.
+    """Return the retention policy of a configuration.
 
     Args:
-        wishes: fields of :class:`Retention` by name; ``keep_best`` is a text as ``parse_best``
+        wishes: Fields of :class:`Retention` by name. ``keep_best`` is a text as ``parse_best``
             takes it, a mapping of the fields of :class:`BestOf`, or a list of those.
-        keep_last: said elsewhere, by ``save_total_limit``.
+        keep_last: Value of ``save_total_limit``.
 
     Raises:
-        ConfigError: an unknown name, or a value that is not accepted.
+        ConfigError: A name is unknown, or a value is not accepted.
     """
     known = [one.name for one in fields(Retention)]
     for name in wishes:

@@ -1,8 +1,8 @@
-"""Move the place that resume takes: back to an older checkpoint, or forward again.
+"""Rollback and undo: move the checkpoint that resume takes, back or forward again.
 
-A move is a life that begins from the checkpoint and saves nothing. So nothing is copied or
-deleted, it costs one small object, and a process of the older life is fenced: it ends at its next
-save (exit code 80), and what it saves before it looks is outside the line of descent.
+A move is a generation that begins from the checkpoint and saves nothing. So nothing is copied or
+deleted, and the cost is one small object. A process of the older generation is fenced: it ends at
+its next save (exit code 80). What it saves before it checks is outside the line of descent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """A move, before it is made.
+    """Planned move.
 
     Attributes:
-        before: what resume takes now; None for a start from scratch.
-        after: what it is to take.
-        left: what will be abandoned by it, newest first; it stays until it is pruned.
-        undoes: the life that is taken back; 0 for a rollback.
+        before: Checkpoint that resume takes now; None for a start from scratch.
+        after: Checkpoint that resume will take.
+        left: Checkpoints that the move abandons, newest first; they stay until they are pruned.
+        undoes: Generation of the rollback that is undone; 0 for a rollback.
     """
 
     before: CheckpointId | None
@@ -42,32 +42,32 @@ class RollbackPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything changes by it."""
+        """Whether the move changes anything."""
         return self.before != self.after or bool(self.undoes)
 
 
 def plan_rollback(store: Store, target: CheckpointId) -> RollbackPlan:
-    """Return the move to ``target``.
+    """Plan the move to ``target``.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: files of the target are missing or of the wrong size, so resume would
-            pass it over.
-        StoreError: the store failed.
+        IntegrityError: Files of the target are missing or of the wrong size, so resume would
+            skip it.
+        StoreError: The store failed.
     """
     return _plan(store, target, 0)
 
 
 def plan_undo(store: Store) -> RollbackPlan:
-    """Return the move that takes the newest rollback back that was not taken back yet.
+    """Plan the undo of the newest rollback in force.
 
     Crash: reads only.
 
     Raises:
-        NothingToResume: there is none, or what it left was deleted.
-        IntegrityError: a record is damaged, or the target is.
-        StoreError: the store failed.
+        NothingToResume: There is none, or the checkpoint that it left was deleted.
+        IntegrityError: A record is damaged, or the target is.
+        StoreError: The store failed.
     """
     undoes, target = Reflog(store).undone_to()
     return _plan(store, target, undoes)
@@ -90,7 +90,7 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
 
 
 def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
-    """Return the line of descent as it is once a life has begun from ``target``."""
+    """Return the line of descent after an attempt has begun from ``target``."""
     folders = {one: names for one, names in folders_of(store).items() if one <= target}
     older = [number for number in Reflog(store).numbers if number <= target.generation]
     return list(lineage(store, folders, older).candidates)
@@ -99,22 +99,22 @@ def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
 def apply_rollback(
     store: Store, journey: RollbackPlan, clock: Clock, *, single_writer: bool = False
 ) -> int | None:
-    """Make the move; return the number of the life that it is, None if it changes nothing.
+    """Make the move; return its generation number, or None if it changes nothing.
 
-    Crash: either the life is there and the move is made, or nothing changed. The same command
-    again ends in the same place.
+    Crash: the generation is there and the move is made, or nothing changed. The same command again
+        has the same result.
 
     Args:
-        store: the repository.
-        journey: what was planned.
-        clock: gives the record's time.
-        single_writer: the user promises that no other job writes here.
+        store: Repository.
+        journey: Planned move.
+        clock: Source of the record's time.
+        single_writer: Promise of the user that no other job writes here.
 
     Raises:
-        Fenced: another life began at the same moment and comes after; the move has no effect.
-        IntegrityError: a rotation took the target at the same moment.
-        NotExclusive: the store cannot fence and the user did not promise to be alone.
-        StoreError: the store failed; the move may be made.
+        Fenced: Another generation began at the same moment and is newer; the move has no effect.
+        IntegrityError: Garbage collection deleted the target at the same moment.
+        NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+        StoreError: The store failed; the move may be made.
     """
     if not journey.is_needed:
         return None

@@ -1,4 +1,4 @@
-"""A store that hands out only checkpoints which the key has signed."""
+"""Store that returns only checkpoints signed with the key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 def reading_signed(store: Store, signing: SigningPolicy) -> Store:
-    """Return the store itself, or one that refuses what is not signed if that is required.
+    """Return the store, wrapped to refuse unsigned checkpoints if a signature is required.
 
     Crash: reads only.
     """
@@ -36,23 +36,23 @@ def require_signed(store: Store, checkpoint: CheckpointId) -> None:
     Crash: reads only.
 
     Raises:
-        SignatureRefused: the key has not signed it.
-        StoreError: the store failed.
+        SignatureRefused: The key has not signed it.
+        StoreError: The store failed.
     """
     if isinstance(store, SignedStore):
         read_manifest(store, checkpoint)
 
 
 class SignedStore:
-    """Another store; a manifest or a file of it that the key has not signed is refused.
+    """Wrapper of a store that refuses manifests and files that the key has not signed.
 
-    A file is read whole before any range of it is handed out, because the signature has one
+    A file is read whole before any range of it is returned, because the signature has one
     digest for the whole file. Documents outside of checkpoints pass: tags and records of
     generations are not signed.
 
     Args:
-        inner: the store itself.
-        signing: the key; a signature is required.
+        inner: Wrapped store.
+        signing: Signing policy with the key; it requires a signature.
     """
 
     def __init__(self, inner: Store, signing: SigningPolicy) -> None:

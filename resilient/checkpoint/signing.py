@@ -1,8 +1,8 @@
-"""Signatures of checkpoints.
+"""Signatures of committed checkpoints.
 
-The signature is put before the manifest: a committed checkpoint of a run with a key is a signed
-one, whenever the writer dies. Its name holds the beginning of the manifest's root, so a second
-try at the same step cannot take the signature of the first away.
+The signature is put before the manifest. So a committed checkpoint of a run with a key is signed,
+whenever the writer dies. The signature's name holds the beginning of the manifest's root, so a
+second save of the same step cannot replace the signature of the first.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a commit is signed with.
+    """Signing key of a commit and the digests to sign.
 
     Attributes:
-        key: signs.
+        key: Signing key.
         files: SHA-256 in hex of every file, by name.
     """
 
@@ -46,14 +46,14 @@ class Signature:
 
 
 def read_signing(environ: Mapping[str, str], *, require_signature: bool = False) -> SigningPolicy:
-    """Return the key of the environment, and whether a signature is required.
+    """Return the key from the environment, and whether a signature is required.
 
     Args:
-        environ: the environment.
+        environ: Environment.
         require_signature: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
 
     Raises:
-        ConfigError: a variable has a value that is not accepted, or the key is missing.
+        ConfigError: A variable has a value that is not accepted, or the key is missing.
     """
     is_required = read_flag(environ, REQUIRE_SIGNATURE) or require_signature
     return SigningPolicy.of_secret(read_signing_key(environ), is_required=is_required)
@@ -70,14 +70,14 @@ def _digest(file: FileContent) -> str:
 
 
 def digests_stored(store: Store, manifest: Manifest) -> dict[str, str]:
-    """Return the SHA-256 in hex of every file that a checkpoint needs, by name, each proved.
+    """Return the SHA-256 in hex of every file that a checkpoint needs, by name, after verification.
 
     Crash: reads only.
 
     Raises:
-        IntegrityError: a file is damaged.
-        KeyNotFound: a file is missing.
-        StoreError: the store failed.
+        IntegrityError: A file is damaged.
+        KeyNotFound: A file is missing.
+        StoreError: The store failed.
     """
     needed = manifest.needed
     return {
@@ -102,16 +102,16 @@ def _proved_digest(manifest: Manifest, entry: FileEntry, data: bytes) -> str:
 def put_signature(store: Store, checkpoint: CheckpointId, root: str, signature: Signature) -> None:
     """Store the signature of the manifest with this root.
 
-    Crash: the signature is there, whole, or not; without the manifest it means nothing.
+    Crash: the signature is there, whole, or not; without the manifest it has no meaning.
 
     Args:
-        store: the repository.
-        checkpoint: which one.
-        root: of its manifest.
-        signature: the key, and what it signs besides.
+        store: Repository.
+        checkpoint: Checkpoint.
+        root: Root of its manifest.
+        signature: Key, and digests to sign.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     document = encode_signature(signature.key, checkpoint, root, signature.files)
     store.put(checkpoint.key(signature_name(root)), document)
@@ -125,16 +125,16 @@ def check_signature(
     Crash: reads only.
 
     Args:
-        store: the repository.
-        manifest: as it was read; its root is proved.
-        signing: what is asked for.
+        store: Repository.
+        manifest: Manifest whose root was verified.
+        signing: Signing policy.
 
     Returns:
         SHA-256 by file name as signed, for ``check_contents``; None if nothing is required.
 
     Raises:
-        SignatureRefused: it is not signed, with another key, or its signature does not fit.
-        StoreError: the store failed.
+        SignatureRefused: It is unsigned, signed with another key, or its signature does not match.
+        StoreError: The store failed.
     """
     if not signing.is_required or signing.key is None:
         return None
@@ -159,15 +159,15 @@ def check_signature(
 def check_contents(
     manifest: Manifest, stated: Mapping[str, str], contents: Mapping[str, Content]
 ) -> None:
-    """Hold whole files against what was signed of them.
+    """Compare whole files with their signed digests.
 
     Args:
-        manifest: whose files.
-        stated: what ``check_signature`` returned.
-        contents: whole content by file name.
+        manifest: Manifest of the files.
+        stated: Result of ``check_signature``.
+        contents: Whole content by file name.
 
     Raises:
-        SignatureRefused: a file is not what was signed, or nothing was signed of it.
+        SignatureRefused: A file differs from what was signed, or was not signed.
     """
     for name, content in contents.items():
         digest = hashlib.sha256()
@@ -182,14 +182,14 @@ def check_contents(
 
 
 def signature_problem(store: Store, manifest: Manifest) -> str:
-    """Return what is wrong with the signature that lies beside a manifest; empty if there is none.
+    """Return the problem of the signature beside a manifest; empty for none or no signature.
 
     No key is needed: this finds damage, not forgery.
 
     Crash: reads only.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     key = manifest.checkpoint.key(signature_name(manifest.root))
     try:

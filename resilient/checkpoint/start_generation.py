@@ -1,4 +1,4 @@
-"""Begin a life together: the coordinator claims its number, every rank learns it."""
+"""Collective start of a generation: the coordinator claims its number, every rank learns it."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def start_generation(
     start: StartIdentity | None = None,
     process: ProcessIdentity | None = None,
 ) -> Generation:
-    """Claim the next number for a life that starts from ``choice``, and say so.
+    """Claim the next generation for an attempt that starts from ``choice``, and emit its events.
 
-    Collective: every rank, once per life.
+    Collective: every rank, once per attempt.
     Crash: the number is used up; nothing else changed.
 
     Args:
-        desk: the repository and the ranks.
-        choice: what the life starts from, and what was passed over.
-        cause: why it begins.
+        desk: Context: repository and ranks.
+        choice: Checkpoint from which the attempt starts, and the skipped ones.
+        cause: Cause of the attempt.
         start: Identity of the start that the generation belongs to.
-        process: The process that claims the number; None for a tool.
+        process: Process that claims the number; None for a tool.
 
     Raises:
-        Fenced: another job is at work here, and has rotated away what this life loaded.
-        NotExclusive: the store cannot fence and the user did not promise to be alone.
-        StoreError: the store failed.
+        Fenced: Another job works here, and has deleted the checkpoint that this attempt loaded.
+        NotExclusive: The store cannot fence and the user did not set ``single_writer``.
+        StoreError: The store failed.
     """
 
     def look() -> None:
@@ -94,7 +94,7 @@ def start_generation(
 
 
 def _require_parent(store: Store, choice: ResumeChoice) -> None:
-    """Refuse to begin from what is gone: whoever came next would take it for a loss."""
+    """Refuse to begin from a missing checkpoint, which the next attempt would take for a loss."""
     if choice.checkpoint is None:
         return
     try:
@@ -108,10 +108,10 @@ def _require_parent(store: Store, choice: ResumeChoice) -> None:
 
 
 def _highest(store: Store) -> int:
-    """Return the highest number that any folder of checkpoints bears, 0 if there is none.
+    """Return the highest generation number of any checkpoint folder, 0 if there is none.
 
-    A near tier counts with the folders of lives that nobody knows any more, too: the name of a
-    save must be free there.
+    In a near tier the folders of unknown generations count too, because the name of a save must be
+    free there.
     """
     near = nearest_store(store)
     folders = [*folders_of(store), *(folders_of(near) if near is not store else ())]
@@ -119,7 +119,7 @@ def _highest(store: Store) -> int:
 
 
 def _share_near_tier(desk: CheckpointContext, life: Generation) -> None:
-    """See to it that what this life saves near counts as its own, in every place. Collective."""
+    """Make the near tier of every place accept the saves of this generation. Collective."""
     tiers = desk.store
     if not isinstance(tiers, TieredStore):
         return
@@ -147,12 +147,12 @@ def _tell_what_is_left(desk: CheckpointContext) -> None:
 
 
 def sweep_uploads(desk: CheckpointContext, mine: int) -> None:
-    """Remove what killed processes of older lives left unfinished: uploads, temporary files.
+    """Remove unfinished uploads and temporary files of killed processes of older generations.
 
-    No age is needed: nothing that an older life still writes can be committed any more. What
-    cannot be cleaned up costs storage, not safety, so a failure is only an event.
+    No age is needed, because nothing that an older generation still writes can be committed.
+    Leftovers cost storage, not safety, so a failure is only an event.
 
-    Crash: some are aborted; none of them was ever an object.
+    Crash: some uploads are aborted; none of them was ever an object.
     """
     store = desk.store if desk.world.is_coordinator else nearest_store(desk.store)
     if not isinstance(store, Sweepable):

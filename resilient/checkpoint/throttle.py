@@ -1,15 +1,11 @@
-"""Throttle background writes while training uses every core.
+"""Throttle of background writes while training uses every core, and the CPU measurements for it.
 
-How many processor cores nobody uses: what the machine and this process's limits leave.
-
-Persisting rests while training uses every core, unless somebody waits for the save.
-
-A step that several threads make ends when the slowest of them does, so whoever takes a core from
-one takes it from all: on two cores a save at full speed halves training's speed, and the low
-priority of a keeper's process changes little of that. Therefore whoever persists, a thread or a
-keeper, takes a small share of one core while no core is idle. The save stays bounded:
-it is done in half of the time between two saves, and in ``seconds_max``, whatever that costs; and
-whoever waits for it (the next save, a stop, the end) has it at full speed at once.
+A multi-threaded step ends with its slowest thread, so a process that takes a core from one thread
+delays all. On two cores a save at full speed halves training's speed, and the low priority of the
+daemon's process hardly helps. Therefore the saving thread or daemon takes a small share of one core
+while no core is idle. The save stays bounded: it is done in half of the time between two saves, and
+in ``seconds_max``, whatever that costs. If training waits for the save (the next save, a stop, the
+end), it continues at full speed at once.
 """
 
 from __future__ import annotations
@@ -27,19 +23,19 @@ if TYPE_CHECKING:
 
 _ROOT = Path("/")
 _TICKS_PER_SECOND = 100
-"""Of ``/proc/stat``: USER_HZ, which is 100 on every architecture that torch runs on."""
+"""Ticks of ``/proc/stat``: USER_HZ, which is 100 on every architecture that torch runs on."""
 _IDLE, _IO_WAIT = 4, 5
-"""Where the two stand in a line of ``/proc/stat``, its name being 0 (proc(5))."""
+"""Columns of idle and I/O wait in a line of ``/proc/stat``; its name is column 0 (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSample:
-    """Counters at one moment; only differences mean anything.
+    """Counters at one moment; only differences are meaningful.
 
     Attributes:
-        at_seconds: monotonic time.
-        idle_seconds: that all cores together were idle; None where nobody tells.
-        used_seconds: of a processor, by this process.
+        at_seconds: Monotonic time.
+        idle_seconds: Idle time of all cores together; None if the system does not report it.
+        used_seconds: Processor time of this process.
     """
 
     at_seconds: float
@@ -48,10 +44,10 @@ class CpuSample:
 
 
 class CpuQuota:
-    """The processor cores that this process may use.
+    """Processor cores that this process may use.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: Folder that contains ``proc`` and ``sys``.
     """
 
     def __init__(self, root: Path = _ROOT) -> None:
@@ -60,16 +56,16 @@ class CpuQuota:
         self._count = usable_cores(root)
 
     def read(self) -> CpuSample:
-        """Return the counters now."""
+        """Return the current counters."""
         return CpuSample(time.monotonic(), self._idle_seconds(), time.process_time())
 
     def left(self, before: CpuSample, after: CpuSample, ours_seconds: float) -> float:
-        """Return how many cores were idle between two readings, or would have been without us.
+        """Return how many cores were idle between two samples, or would have been without the save.
 
         Args:
-            before: the first reading.
-            after: the second.
-            ours_seconds: of a processor that we used in between.
+            before: First sample.
+            after: Second sample.
+            ours_seconds: Processor seconds that the save used in between.
         """
         took_seconds = max(after.at_seconds - before.at_seconds, 1e-9)
         others_seconds = after.used_seconds - before.used_seconds - ours_seconds
@@ -92,13 +88,13 @@ def usable_cores(root: Path = _ROOT) -> float:
     """Return how many cores this process may use.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: Folder that contains ``proc`` and ``sys``.
     """
     return quota_cores(root) or float(len(_allowed()))
 
 
 def quota_cores(root: Path = _ROOT) -> float | None:
-    """Return how many cores this process's control group (version 2) may use; None if any."""
+    """Return the core quota of this process's control group (version 2); None for no quota."""
     with suppress(OSError, ValueError):
         lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
         group = next((line[3:] for line in lines if line.startswith("0::")), "/")
@@ -114,32 +110,32 @@ def _allowed() -> set[int]:
 
 
 WORK_SHARE = 0.015
-"""Of one core, that persisting takes while no core is idle."""
+"""Share of one core that a save takes while no core is idle."""
 INTERVAL_SHARE = 0.5
-"""Of the time between two saves, that one of them may take."""
+"""Share of the time between two saves that one save may take."""
 FIRST_SECONDS = 10.0
-"""That the first save of a life may take: nobody knows yet when the next one comes."""
+"""Bound of the first save of an attempt, because the save interval is still unknown."""
 SMALL_BYTES = 8 << 20
-"""A save that is no larger never rests: it is over before anybody notices."""
+"""A save of at most this size never pauses: it is too short to disturb training."""
 IDLE_CORES_MIN = 0.7
-"""Persisting keeps one core busy; what is measured is never quite a whole one."""
+"""A save keeps one core busy; the measured value is never quite a whole core."""
 LOOK_SECONDS = 0.2
-"""The machine counts idle time in hundredths of a second, so a shorter look says little."""
+"""The system counts idle time in hundredths of a second, so a shorter look is too imprecise."""
 
 
 class Throttle(Protocol):
-    """Told of each piece of work on a save, and returns when the next may begin."""
+    """Receives each piece of work of a save, and returns when the next may begin."""
 
     @property
     def rested_seconds(self) -> float:
-        """How long the work rested so far."""
+        """Total pause so far."""
 
     def did(self, size_bytes: int) -> None:
-        """Rest as long as it is due after so many bytes; from any thread."""
+        """Pause as long as it is due after ``size_bytes`` of work; from any thread."""
 
 
 class NoThrottle:
-    """The pace of a process that has nobody to disturb."""
+    """Throttle of a process that has no training to disturb."""
 
     rested_seconds = 0.0
 
@@ -151,11 +147,12 @@ FULL_SPEED = NoThrottle()
 
 
 def bound_seconds(interval_seconds: float | None, seconds_max: float) -> float:
-    """Return how long a save may take to be durable because it rests.
+    """Return the longest time until a save is durable, pauses included.
 
     Args:
-        interval_seconds: between the beginnings of the save before and this one; None for none.
-        seconds_max: what the user allows.
+        interval_seconds: Time between the beginnings of the previous save and this one; None for
+            the first.
+        seconds_max: Limit that the user allows.
     """
     if interval_seconds is None:
         return min(FIRST_SECONDS, seconds_max)
@@ -165,16 +162,16 @@ def bound_seconds(interval_seconds: float | None, seconds_max: float) -> float:
 def rest_seconds(
     worked_seconds: float, done_share: float, elapsed_seconds: float, within_seconds: float
 ) -> float:
-    """Return how long to rest after a piece of work, so that the whole ends in time.
+    """Return the pause after a piece of work, such that the whole save ends in time.
 
-    As long as keeps the work to its share of a core; no longer than this save is ahead of one
-    that makes even progress and ends at its bound.
+    The pause keeps the work to its share of a core. It is no longer than this save is ahead of a
+    save with even progress that ends at its bound.
 
     Args:
-        worked_seconds: of a processor, that the piece took.
-        done_share: what is done of the save, 0 to 1.
-        elapsed_seconds: since it began.
-        within_seconds: its bound.
+        worked_seconds: Processor seconds of the piece.
+        done_share: Completed share of the save, 0 to 1.
+        elapsed_seconds: Time since the save began.
+        within_seconds: Bound of the save.
     """
     ahead_seconds = min(done_share, 1.0) * within_seconds - elapsed_seconds
     return max(min(worked_seconds * (1 / WORK_SHARE - 1), ahead_seconds), 0.0)
@@ -182,12 +179,12 @@ def rest_seconds(
 
 @dataclass(frozen=True, slots=True)
 class CpuProbe:
-    """What a pace asks of the machine, so that a test can own it.
+    """Measurements that a throttle needs, as a parameter so that tests can control them.
 
     Attributes:
-        cores: who uses them.
-        now: monotonic seconds.
-        worked: seconds of a processor that the calling thread used.
+        cores: CPU quota and idle time.
+        now: Monotonic seconds.
+        worked: Processor seconds of the calling thread.
     """
 
     cores: CpuQuota
@@ -196,13 +193,13 @@ class CpuProbe:
 
 
 class SaveThrottle:
-    """The pace of one save, which all threads that work on it share.
+    """Throttle of one save, shared by all threads that work on it.
 
     Args:
-        machine: whose cores they are.
-        size_bytes: of the save.
-        within_seconds: its bound, from now on.
-        since: counters when nothing was persisted yet.
+        machine: CPU measurements.
+        size_bytes: Size of the save.
+        within_seconds: Bound of the save, from now on.
+        since: Counters before the save began.
     """
 
     def __init__(
@@ -225,7 +222,7 @@ class SaveThrottle:
 
     @property
     def rested_seconds(self) -> float:
-        """How much sooner the save would have come to where it is, had it never rested."""
+        """Delay of the save by its pauses so far."""
         with self._lock:
             until_seconds = self._hurried_seconds
             if until_seconds is None:
@@ -234,14 +231,14 @@ class SaveThrottle:
             return max(self._due_seconds - ahead_seconds, 0.0)
 
     def hurry(self) -> None:
-        """Somebody waits: no rest any more, and those who rest go on."""
+        """End all pauses, because training waits for the save."""
         with self._lock:
             if self._hurried_seconds is None:
                 self._hurried_seconds = self._machine.now()
         self._hurry.set()
 
     def did(self, size_bytes: int) -> None:
-        """Rest as long as it is due; several threads rest one after the other."""
+        """Pause as long as it is due; several threads pause one after the other."""
         if self._hurry.is_set():
             return
         total_seconds = self._machine.worked()
@@ -270,7 +267,7 @@ class SaveThrottle:
         self._hurry.wait(left_seconds)
 
     def _look(self, now_seconds: float) -> None:
-        """See whether a core is idle, if the last look was long enough ago; the lock is held."""
+        """Check for an idle core if the last check was long enough ago; the lock is held."""
         if now_seconds - self._since.at_seconds < LOOK_SECONDS:
             return
         seen = self._machine.cores.read()
@@ -280,10 +277,10 @@ class SaveThrottle:
 
 
 class ThrottleHistory:
-    """The paces of one life's saves: it remembers when the last one began.
+    """Creates the throttles of one attempt's saves; remembers when the last one began.
 
     Args:
-        machine: whose cores they are.
+        machine: CPU measurements.
     """
 
     def __init__(self, machine: CpuProbe | None = None) -> None:
@@ -292,12 +289,12 @@ class ThrottleHistory:
         self._last_seconds: float | None = None
 
     def begin(self, size_bytes: int, began_seconds: float, seconds_max: float) -> SaveThrottle:
-        """Return the pace of a save.
+        """Return the throttle of a save.
 
         Args:
-            size_bytes: of the save.
-            began_seconds: monotonic time when training asked for it.
-            seconds_max: what the user allows a save to take because it rests; 0 for none.
+            size_bytes: Size of the save.
+            began_seconds: Monotonic time when training requested it.
+            seconds_max: Limit of the user on the time until the save is durable; 0 for no pauses.
         """
         last_seconds, self._last_seconds = self._last_seconds, began_seconds
         interval = None if last_seconds is None else began_seconds - last_seconds
@@ -305,15 +302,15 @@ class ThrottleHistory:
         return SaveThrottle(self._machine, size_bytes, within_seconds, self._since)
 
     def end(self) -> None:
-        """Nothing is persisted from here on: how training uses the cores now counts."""
+        """Restart the measurement of training's own core use, because no save is in progress."""
         self._since = self._machine.cores.read()
 
 
 class SessionThrottle:
-    """Paces the saves of one rank, which others may hasten and whose end makes haste for good.
+    """Throttle of one rank's saves, which others may hurry and which ends with the rank.
 
     Args:
-        pacing: the paces of its life.
+        pacing: Throttle history of its attempt.
     """
 
     def __init__(self, pacing: ThrottleHistory | None = None) -> None:
@@ -323,12 +320,12 @@ class SessionThrottle:
         self._lock = threading.Lock()
 
     def begin(self, size_bytes: int, began_seconds: float, seconds_max: float) -> SaveThrottle:
-        """Return the pace of a save; who is gone leaves no training to disturb.
+        """Return the throttle of a save; without pauses if the rank is gone.
 
         Args:
-            size_bytes: of the save.
-            began_seconds: as for ``Pacing.begin``.
-            seconds_max: as for ``Pacing.begin``.
+            size_bytes: Size of the save.
+            began_seconds: As for ``ThrottleHistory.begin``.
+            seconds_max: As for ``ThrottleHistory.begin``.
         """
         with self._lock:
             self.pace = self.pacing.begin(size_bytes, began_seconds, seconds_max)
@@ -337,18 +334,18 @@ class SessionThrottle:
             return self.pace
 
     def hurry(self) -> None:
-        """Somebody waits for the save in flight."""
+        """End the pauses of the save in flight, because training waits for it."""
         with self._lock:
             if self.pace is not None:
                 self.pace.hurry()
 
     def leave(self) -> None:
-        """The rank is gone: none of its saves rests any more."""
+        """End the pauses of all saves of a rank that is gone."""
         with self._lock:
             self._is_left = True
             if self.pace is not None:
                 self.pace.hurry()
 
     def end(self) -> None:
-        """Nothing is persisted from here on."""
+        """Restart the measurement, because no save is in progress."""
         self.pacing.end()

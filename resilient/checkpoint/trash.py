@@ -1,9 +1,10 @@
-"""The trash: what a prune let go, and can be brought back until its time there is over.
+"""Trash: pruned checkpoints that can be restored until their grace period is over.
 
-A manifest moves to another name in its folder, and nothing else happens: without its manifest the
-checkpoint does not exist, for no reader of any release. The name says since when and until when,
-so a listing knows what is in the trash. All files stay, those that it refers to in older folders
-too. Later the manifest in the trash is deleted, and then the files that nobody needs.
+A manifest moves to another name in its folder, and nothing else happens. Without its manifest the
+checkpoint does not exist, for readers of any release. The name holds the begin and end of the grace
+period, so a listing shows the trash. All files stay, also those that the checkpoint references in
+older folders. Later the manifest in the trash is deleted, and then the files that no checkpoint
+needs.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrashPolicy:
-    """How long what goes can be brought back, and what of the trash is freed.
+    """Grace period of deleted checkpoints, and which part of the trash has expired.
 
     Attributes:
-        clock: for the present time.
-        seconds: how long what goes stays in the trash; 0: it is deleted at once.
-        empties: whether the time is over for all that is in the trash.
+        clock: Source of the present time.
+        seconds: Grace period; 0 deletes at once.
+        empties: Whether everything in the trash counts as expired.
     """
 
     clock: Clock
@@ -53,26 +54,26 @@ class TrashPolicy:
     empties: bool = False
 
     def name(self) -> str:
-        """Return the name of a manifest that is put in the trash now; empty if none is."""
+        """Return the name for a manifest that goes into the trash now; empty without a grace period."""
         if not self.seconds:
             return ""
         since = datetime.fromisoformat(self.clock.now_iso())
         return trash_name(_iso(since), _iso(since + timedelta(seconds=self.seconds)))
 
     def over(self, trash: Mapping[CheckpointId, TrashedManifest]) -> Iterator[CheckpointId]:
-        """Yield what in the trash has been there for as long as it should."""
+        """Yield the checkpoints in the trash whose grace period is over."""
         now = _iso(datetime.fromisoformat(self.clock.now_iso())) if trash else ""
         yield from (one for one, mark in trash.items() if self.empties or mark.until <= now)
 
 
 def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
-    """Put a manifest under its name in the trash; its own is still to be deleted.
+    """Copy a manifest to its name in the trash; the caller deletes the original.
 
-    Crash: the checkpoint is there as before; a second name of its manifest means nothing then.
+    Crash: the checkpoint exists as before; a second name of its manifest is ignored then.
 
     Raises:
-        StoreFull: no room for it.
-        StoreError: the store failed.
+        StoreFull: There is no space for it.
+        StoreError: The store failed.
     """
     try:
         store.put(checkpoint.key(name), store.get(checkpoint.manifest_key))
@@ -89,23 +90,24 @@ def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
 def empty_expired_trash(
     store: Store, over: Collection[CheckpointId], files: Iterable[tuple[CheckpointId, str]]
 ) -> CheckpointId | None:
-    """Delete what makes it possible to bring checkpoints back, before any other of their files.
+    """Delete the trashed manifests, before any other file of their checkpoints.
 
-    Who brings one back puts its manifest first and then looks whether it is still in the trash;
-    here it leaves the trash first, and then it is looked for. So one of both sees the other.
+    A restore puts the manifest first and then checks that the checkpoint is still in the trash.
+    Here the checkpoint leaves the trash first, and then its manifest is looked for. So one of the
+    two sees the other.
 
-    Crash: what was in the trash is there still, or is what any killed save leaves.
+    Crash: the trashed checkpoints are still there, or look like the remains of a killed save.
 
     Args:
-        store: the repository.
-        over: what is to be freed.
-        files: all that is to be deleted, of other checkpoints too.
+        store: Repository.
+        over: Checkpoints to free.
+        files: All files to delete, of other checkpoints too.
 
     Returns:
-        One that was brought back all the same; then nothing may be deleted.
+        A checkpoint that was restored meanwhile; then nothing may be deleted.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     for checkpoint, name in files:
         if parse_trash(name):
@@ -115,13 +117,13 @@ def empty_expired_trash(
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """What came back from the trash.
+    """Result of a restore from the trash.
 
     Attributes:
-        prune: the id of the prune that let them go.
-        back: these are committed again.
-        left: why others did not come back.
-        others: the ids of other prunes of which something is in the trash, newest first.
+        prune: Id of the prune that deleted the checkpoints.
+        back: Checkpoints that are committed again.
+        left: Reasons why others were not restored.
+        others: Ids of other prunes with checkpoints in the trash, newest first.
     """
 
     prune: str
@@ -131,37 +133,37 @@ class RestoredCheckpoint:
 
 
 def look_into_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
-    """Return what would come back.
+    """Return what ``restore_from_trash`` would restore.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        prune: as of :func:`bring_back`.
+        store: Repository.
+        prune: As for :func:`restore_from_trash`.
 
     Raises:
-        NothingToResume: nothing is in the trash, and no prune was named.
-        StoreError: the store failed.
+        NothingToResume: The trash is empty, and no prune was named.
+        StoreError: The store failed.
     """
     return _chosen(store, trash_of(folders_of(store)), prune)
 
 
 def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
-    """Bring back what a prune let go, as far as it is all there.
+    """Restore the checkpoints that a prune deleted, if all of their files are there.
 
-    Crash: each is in the trash or committed again; the same again ends it. If it names the prune,
-    it never brings back more than that, however often it is given.
+    Crash: each checkpoint is in the trash or committed again; run it again to complete. With the
+        prune named, it never restores more than that prune, however often it runs.
 
     Args:
-        store: the repository.
-        prune: its id; empty for the newest of which something is in the trash.
+        store: Repository.
+        prune: Id of the prune; empty for the newest one with checkpoints in the trash.
 
     Returns:
-        What came back: nothing if nothing of the prune that was named is in the trash.
+        The restored checkpoints: none if the named prune has none in the trash.
 
     Raises:
-        NothingToResume: nothing is in the trash, and no prune was named.
-        StoreError: the store failed.
+        NothingToResume: The trash is empty, and no prune was named.
+        StoreError: The store failed.
     """
     folders = folders_of(store)
     trash = trash_of(folders)
@@ -186,9 +188,9 @@ def _chosen(
 
 
 def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folders: Folders) -> str:
-    """Bring one back; return why that is not possible, empty if it is."""
+    """Restore one checkpoint; return why that is not possible, empty if it is."""
     where = checkpoint.key(mark.name)
-    # What cannot be read was so before it was pruned, and comes back as it was.
+    # An unreadable manifest was unreadable before the prune, and is restored as it was.
     with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
         absent = absent_of(read_in_trash(store, checkpoint, mark), folders)
         if absent:
@@ -202,7 +204,7 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folder
     if not _is_there(store, where):
         store.delete(checkpoint.manifest_key)
         return "its time in the trash was over just now"
-    # Beside its manifest a mark means nothing, so it is back whether they go or not.
+    # Beside its manifest a trash mark is ignored, so the checkpoint is back in any case.
     with suppress(StoreError):
         for name in folders[checkpoint]:
             if parse_trash(name):
@@ -214,13 +216,13 @@ def _put_back(store: Store, key: str, data: bytes) -> None:
     try:
         create_record(store, key, data)
     except StoreUnavailable:
-        # Only its answer may be lost: who gives the command again would bring back more.
+        # Only the response may be lost: a repeated command would restore more.
         if not _is_there(store, key):
             raise
 
 
 def _is_there(store: Store, key: str) -> bool:
-    """Say whether an object is there; asked twice where no answer comes."""
+    """Return whether an object exists; asked twice if no response arrives."""
     try:
         with suppress(StoreUnavailable):
             return _is_stored(store, key)

@@ -1,12 +1,8 @@
-"""Read, verify, retry once, report damage.
+"""Verified reads: read, verify, retry once, and report damage.
 
-From a key to proved bytes: what does not fit is asked for once more before it is damage.
-
-A bit that flips on the way is not a bit that flipped at rest. TCP's checksum misses some, most
-clients of S3 check no digest of what they read, and the stored object is whole; calling that
-damage would cost a checkpoint. So the reader's own digest decides, and a mismatch is read again.
-
-What is said of content that is not what was committed.
+A bit that flips on the way is not damage of the stored object. TCP's checksum misses some flips,
+and most S3 clients check no digest of what they read. To call that damage would cost a checkpoint.
+So the reader compares its own digest, and reads again after a mismatch.
 """
 
 from __future__ import annotations
@@ -29,20 +25,20 @@ Result = TypeVar("Result")
 
 
 def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_max: int) -> Result:
-    """Return what ``prove`` makes of an object, once its size was found to be within bounds.
+    """Read an object of bounded size and return the result of ``prove``.
 
     Crash: reads only.
 
     Args:
-        store: where it is.
-        key: its key.
-        prove: returns a value, or raises IntegrityError.
-        size_bytes_max: what may be read into memory.
+        store: Store of the object.
+        key: Key of the object.
+        prove: Function from the bytes to a value; raises IntegrityError.
+        size_bytes_max: Most bytes to read into memory.
 
     Raises:
-        IntegrityError: it does not fit, twice, or is larger than anything that would.
-        KeyNotFound: no such object.
-        StoreError: the store failed.
+        IntegrityError: Verification failed twice, or the object is larger than any valid one.
+        KeyNotFound: No object has this key.
+        StoreError: The store failed.
     """
     size_bytes = store.stat(key).size_bytes
     if size_bytes > size_bytes_max:
@@ -54,27 +50,27 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
     try:
         return prove(store.get(key))
     except IntegrityError:
-        # Left before the second reading: the error's frames hold the bytes of the first.
+        # The second read is outside of this block: the error's frames hold the bytes of the first.
         pass
     return prove(store.get(key))
 
 
 def fetch_into(store: Store, key: str, start: int, room: ScatterBuffer, prove: Arrived) -> int:
-    """Fill ``room`` with bytes of an object that ``prove`` accepts, and return how many came.
+    """Fill ``room`` with bytes of an object that ``prove`` accepts; return the number of bytes.
 
     Crash: reads only.
 
     Args:
-        store: where it is.
-        key: its key.
-        start: offset in it, bytes.
-        room: memory that nobody looks at before this has returned.
-        prove: told of each piece that came; raises IntegrityError.
+        store: Store of the object.
+        key: Key of the object.
+        start: Offset in the object, bytes.
+        room: Memory that no other code reads before this returns.
+        prove: Callback for each arrived piece; raises IntegrityError.
 
     Raises:
-        IntegrityError: they do not fit, twice.
-        KeyNotFound: no such object.
-        StoreError: the store failed.
+        IntegrityError: Verification failed twice.
+        KeyNotFound: No object has this key.
+        StoreError: The store failed.
     """
     try:
         return read_into(store, key, start, room, prove)
@@ -86,13 +82,13 @@ _NAMED_MAX = 4
 
 
 def damaged(manifest: Manifest, entry: FileEntry, where: str, names: list[str]) -> IntegrityError:
-    """Return the error for a file whose bytes are not what they were.
+    """Return the error for a damaged file.
 
     Args:
-        manifest: of its checkpoint.
-        entry: the file.
-        where: how long it is, or which bytes of it.
-        names: the tensors hit.
+        manifest: Manifest of its checkpoint.
+        entry: Entry of the file.
+        where: Its length, or the damaged bytes.
+        names: Names of the affected tensors.
     """
     key, hit = manifest.key(entry.name), join_names(names)
     return IntegrityError(
@@ -104,9 +100,9 @@ def damaged(manifest: Manifest, entry: FileEntry, where: str, names: list[str]) 
 
 @contextmanager
 def missing_is_damage(store: Store, manifest: Manifest, key: str) -> Iterator[None]:
-    """Inside, a file that is not there raises IntegrityError, unless its manifest is gone too.
+    """Inside the block, turn a missing file into IntegrityError, unless its manifest is gone too.
 
-    Rotation deletes the manifest first: gone with it is no damage.
+    Garbage collection deletes the manifest first: a file that is gone with it is no damage.
 
     Crash: reads only.
     """
@@ -118,7 +114,7 @@ def missing_is_damage(store: Store, manifest: Manifest, key: str) -> Iterator[No
 
 
 def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
-    """Return the names of tensors whose bytes in ``file`` are not what was committed.
+    """Return the names of tensors whose bytes in ``file`` differ from the committed ones.
 
     Crash: reads only.
     """
@@ -132,6 +128,6 @@ def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return the first few names, comma separated, and how many more there are."""
+    """Return the first few names, comma separated, and the number of the others."""
     more = len(names) - _NAMED_MAX
     return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -1,20 +1,11 @@
-"""Verify checkpoints, records, samples of bytes.
+"""Verification of checkpoints, of records beside them, and of samples of their bytes.
 
-Hold what was written whole against itself: regions, headers, documents and what they name.
+Bytes that match their digests can still be wrong together, because of a defect in the writer. The
+``deep`` level therefore compares regions, headers and documents with the manifest.
 
-Bytes that fit their digests can still be wrong together, by a defect of whoever wrote them.
-
-Checkpoint to Findings: what is wrong with it, where, and what would mend it.
-
-What lies beside the checkpoints: the records of lives, marks, tags, and what lost its manifest.
-
-Is it whole, does it fit?
-
-Read some of what was committed, chosen at random, and hold it against its digests.
-
-Whoever reads a share each night has seen nearly everything within a year, at a share of the cost.
-What is chosen are chunks, not files: of a terabyte in few files a share is a share. A chunk that
-several checkpoints need is read once.
+A sample consists of random chunks, not files, so its share also holds for a terabyte in few files.
+A chunk that several checkpoints need is read once. A share read each night covers nearly everything
+within a year, at a share of the cost.
 """
 
 from __future__ import annotations
@@ -64,16 +55,16 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 Problem = tuple[str, str]
-"""The tensors hit, empty if none is known, and what is wrong."""
+"""Names of the affected tensors, empty if unknown, and a description of the problem."""
 
 
 def problems_of(manifest: Manifest, entry: FileEntry, data: bytes) -> list[Problem]:
-    """Return everything that does not fit in a file whose bytes are what was committed.
+    """Return all inconsistencies of a file whose bytes are what was committed.
 
     Args:
-        manifest: the table of contents.
-        entry: the file.
-        data: its content.
+        manifest: Manifest of the checkpoint.
+        entry: Entry of the file.
+        data: Content of the file.
     """
     return [
         *_regions(manifest, entry, data),
@@ -92,7 +83,7 @@ def _regions(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Prob
 
 
 def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
-    """Hold a tensor file's own header against the manifest."""
+    """Compare a tensor file's own header with the manifest."""
     if not entry.name.endswith(".safetensors"):
         return
     placed = [
@@ -112,13 +103,13 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
         yield "", f"its header cannot be read ({error})"
         return
     wanted, there = sorted(map(repr, placed)), sorted(map(repr, stated))
-    # Of an older checkpoint's file a part may be all that is needed.
+    # Of an older checkpoint's file only a part may be needed.
     if not set(wanted) <= set(there) if entry.origin else wanted != there:
         yield "", "its header and the manifest disagree"
 
 
 def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
-    """Hold the plain values of each part in this file against the grammar and the tensors."""
+    """Check the documents in this file against the grammar and the stored tensors."""
     known = {tensor.name for tensor in manifest.tensors}
     for part in manifest.parts:
         if part.document != entry.name:
@@ -135,25 +126,25 @@ def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Pr
 Level = Literal["quick", "full", "deep"]
 
 BY_ITSELF = "none is needed: resume takes the newest whole checkpoint by itself"
-"""What mends damage while a whole checkpoint is there: nothing that anybody has to do."""
+"""Fix of damage while a whole checkpoint is there: the user has to do nothing."""
 
 MISSING = "missing"
-"""The problem of a file that is not there."""
+"""Problem of a missing file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing wrong.
+    """One problem found.
 
     Attributes:
-        file: file name inside the checkpoint's folder; ``folder/name`` of a file that an older
-            one wrote and that this one needs.
-        tensor: names of the tensors hit, comma separated; empty if none is known.
-        problem: what is wrong.
+        file: File name inside the checkpoint's folder; ``folder/name`` of a file that an older
+            checkpoint wrote and that this one needs.
+        tensor: Names of the affected tensors, comma separated; empty if unknown.
+        problem: Description of the problem.
         severity: ``damaged`` (resume refuses it) or ``warning`` (resume does not need it).
-        start: first byte of the damage in the file.
-        stop: the byte after its last.
-        fix: what would mend it.
+        start: First byte of the damage in the file.
+        stop: Byte after the last damaged one.
+        fix: Command or remark that fixes it.
     """
 
     file: str
@@ -168,22 +159,22 @@ class Finding:
 def verify(
     store: Store, checkpoint: CheckpointId, level: Level = "full", signing: SigningPolicy = UNSIGNED
 ) -> list[Finding]:
-    """Return everything wrong with a committed checkpoint; nothing means intact.
+    """Verify a committed checkpoint and return all problems; an empty list means intact.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        checkpoint: which one.
-        level: ``quick`` reads the manifest and asks for presence and sizes; ``full`` reads every
-            byte; ``deep`` also holds each region, each tensor file's own header and each document
-            against the manifest, and what the documents name against what is there.
-        signing: whether a signature is required, and by which key.
+        store: Repository.
+        checkpoint: Checkpoint to verify.
+        level: ``quick`` reads the manifest and checks presence and sizes. ``full`` reads every
+            byte. ``deep`` also compares each region, each header of a tensor file and each
+            document with the manifest, and the names in documents with the stored tensors.
+        signing: Whether a signature is required, and its key.
 
     Raises:
-        KeyNotFound: the checkpoint was never committed.
-        IncompatibleCheckpoint: a newer format.
-        StoreError: the store failed, which says nothing about the checkpoint.
+        KeyNotFound: The checkpoint was never committed.
+        IncompatibleCheckpoint: The format is newer.
+        StoreError: The store failed, which proves nothing about the checkpoint.
     """
     try:
         manifest = read_manifest(store, checkpoint)
@@ -212,13 +203,13 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong with one file, as closely as it is known.
+    """Damage of one file, as precisely as it is known.
 
     Attributes:
-        finding: the same for people.
-        chunks: numbers of the chunks that are not what was committed; None if all bytes are what
-            was committed, and it was wrong already then.
-        tensors: names of all tensors hit.
+        finding: The damage for people.
+        chunks: Numbers of the chunks that differ from the committed ones. None if all bytes are as
+            committed, so that the content was wrong already at the commit.
+        tensors: Names of all affected tensors.
     """
 
     finding: Finding
@@ -227,17 +218,17 @@ class Damage:
 
 
 def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
-    """Return what is wrong with the files of a manifest, parity included.
+    """Return the damage of all files of a manifest, parity included.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        manifest: of a checkpoint that is committed there, or was.
-        level: as for :func:`verify`.
+        store: Repository.
+        manifest: Manifest of a checkpoint that is, or was, committed there.
+        level: As for :func:`verify`.
 
     Raises:
-        StoreError: the store failed, which says nothing about the checkpoint.
+        StoreError: The store failed, which proves nothing about the checkpoint.
     """
     needed = manifest.needed
     return [
@@ -248,7 +239,7 @@ def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
 
 
 def repair_command(store: Store, checkpoint: CheckpointId) -> str:
-    """Return what to type to mend a checkpoint.
+    """Return the command that repairs a checkpoint.
 
     Crash: reads nothing.
     """
@@ -256,7 +247,7 @@ def repair_command(store: Store, checkpoint: CheckpointId) -> str:
 
 
 def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
-    """Return what is wrong with the second copy of a manifest; empty for nothing.
+    """Return the problem of the second copy of a manifest; empty for none.
 
     Crash: reads only.
     """
@@ -273,7 +264,7 @@ def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
 
 
 def _lighter(damage: Damage) -> Damage:
-    """Return damage of what no restore reads: parity, or what only serves to repair others."""
+    """Return damage of a file that no restore reads (parity, or repair data) as a warning."""
     return replace(damage, finding=replace(damage.finding, severity="warning"))
 
 
@@ -281,14 +272,14 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
     key = manifest.key(entry.name)
     try:
         size_bytes = store.stat(key).size_bytes
-        # What is longer than was committed is not read: nobody knows how long it is.
+        # A file that is too long is not read, because its real length is unknown.
         if level == "quick" or size_bytes > entry.size_bytes:
             return [] if size_bytes == entry.size_bytes else [_resized(entry, size_bytes)]
         if level == "full" and _is_whole(store, manifest, entry):
             return []
         data = store.get(key)
         if damaged_ranges(data, entry.proof):
-            # Once more, as in vault/access/fetch.py: it may have happened on the way.
+            # Read again, as in `checkpoint/verified_read.py`: a bit may have flipped on the way.
             data = store.get(key)
     except KeyNotFound:
         hit = tuple(tensors_hit(manifest, entry.name, b""))
@@ -305,14 +296,14 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
     hit = tuple(tensors_hit(manifest, entry.name, data))
     start, stop = ranges[0][0], ranges[-1][1]
     finding = Finding(entry.name, join_names(hit), problem, start=start, stop=stop)
-    # What was appended damages nothing, although the last chunk ends elsewhere with it.
+    # Appended bytes damage nothing, although they change the end of the last chunk.
     within = damaged_ranges(memoryview(data)[: entry.size_bytes], entry.proof)
     chunks = frozenset(start // CHUNK_BYTES for start, _ in within)
     return [Damage(finding, chunks, hit)]
 
 
 def _is_whole(store: Store, manifest: Manifest, entry: FileEntry) -> bool:
-    """Say whether a file is as it was committed; what else it is, its whole content tells."""
+    """Return whether a file is as it was committed; if not, the caller reads it to learn more."""
     try:
         prove_file(store, manifest, entry)
     except (IntegrityError, KeyNotFound):
@@ -323,7 +314,7 @@ def _is_whole(store: Store, manifest: Manifest, entry: FileEntry) -> bool:
 def _verify_signature(
     store: Store, manifest: Manifest, signing: SigningPolicy, level: Level
 ) -> list[Finding]:
-    """Hold the signature against the key if one is required, else only against its own seal."""
+    """Check the signature with the key if one is required, else only its own seal."""
     file = signature_name(manifest.root)
     try:
         signed = check_signature(store, manifest, signing)
@@ -337,9 +328,9 @@ def _verify_signature(
 
 
 def _verify_signed(store: Store, manifest: Manifest, signed: Mapping[str, str]) -> list[Finding]:
-    """Hold each file against what was signed of it; what is missing is found elsewhere.
+    """Compare each file with its signed digest; missing files are reported by another check.
 
-    Parity is not signed: what is computed back from it is held against what was signed of the file.
+    Parity is not signed, because a reconstructed file is compared with its own signed digest.
     """
     findings = []
     for entry in manifest.files:
@@ -359,7 +350,7 @@ def _verify_signed(store: Store, manifest: Manifest, signed: Mapping[str, str]) 
 def _resized(entry: FileEntry, size_bytes: int) -> Damage:
     first, last = sorted((size_bytes, entry.size_bytes))
     problem = f"{size_bytes} bytes, committed with {entry.size_bytes}"
-    # Nobody has read it: what is still there counts as whole.
+    # The file was not read: the bytes that are still there count as whole.
     cut = range(size_bytes // CHUNK_BYTES, len(entry.chunks)) if size_bytes == first else ()
     return Damage(Finding(entry.name, "", problem, start=first, stop=last), frozenset(cut))
 
@@ -369,18 +360,18 @@ _MARK_FIX = "none is needed while a checkpoint is there; the next life marks its
 
 
 def verify_records(store: Store, level: Level = "full") -> list[Finding]:
-    """Return everything wrong with what lies beside the checkpoints; nothing means intact.
+    """Verify the records beside the checkpoints and return all problems; empty means intact.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        level: ``quick`` asks for folders newer than the newest checkpoint that have no manifest;
-            ``full`` also reads every record, mark and tag; ``deep`` also holds them against the
-            checkpoints and against each other.
+        store: Repository.
+        level: ``quick`` looks for folders without a manifest that are newer than the newest
+            checkpoint. ``full`` also reads every record, mark and tag. ``deep`` also compares them
+            with the checkpoints and with each other.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     found = [*_without_manifest(store)]
     if level == "quick":
@@ -390,10 +381,10 @@ def verify_records(store: Store, level: Level = "full") -> list[Finding]:
 
 
 def _without_manifest(store: Store) -> Iterator[Finding]:
-    """Find what resume passes over: newer than all that it could take, and not committed.
+    """Find folders that resume skips: newer than all candidates, and not committed.
 
-    Such a folder is what a save leaves that was killed, or is under way. But with every file that
-    the newest checkpoint wrote it has most likely been committed, and its manifest was deleted.
+    A save that was killed or is in progress leaves such a folder. But if it has every file that
+    the newest checkpoint wrote, it was most likely committed, and its manifest was deleted.
     """
     folders = folders_of(store)
     newest = max((one for one, names in folders.items() if MANIFEST in names), default=None)
@@ -443,7 +434,7 @@ def _read(key: str, fix: str, read: Callable[[], object]) -> Iterator[Finding]:
     except IntegrityError as error:
         yield Finding(key, "", error.message, fix=fix)
     except KeyNotFound:
-        # Gone meanwhile, or never there.
+        # Deleted meanwhile, or never stored.
         return
 
 
@@ -470,7 +461,7 @@ def _contradictions(store: Store) -> Iterator[Finding]:
 
 
 def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
-    """Hold what a checkpoint says of its life against what the life's record says."""
+    """Compare the parent that a checkpoint states with the parent in its generation's record."""
     try:
         stated = read_manifest(store, checkpoint).parent
         recorded = read_generation(store, checkpoint.generation).parent
@@ -494,13 +485,13 @@ def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class VerifySample:
-    """What was read, and what was wrong with it.
+    """Result of reading a sample.
 
     Attributes:
-        chunks: how many were read.
-        of: how many there are.
-        size_bytes: of those that were read.
-        findings: of each checkpoint that was looked at.
+        chunks: Number of chunks read.
+        of: Number of all chunks.
+        size_bytes: Bytes read.
+        findings: Problems of each sampled checkpoint.
     """
 
     chunks: int = 0
@@ -533,19 +524,19 @@ def read_sample(
     random: Random,
     goes_on: Callable[[int, int], bool],
 ) -> VerifySample:
-    """Read a share of all chunks, in random order, until they are done or the time is.
+    """Read a share of all chunks in random order, until done or until ``goes_on`` stops it.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        manifests: of the checkpoints to look at.
-        share: of the chunks, rounded up: at least one is read where there is one.
-        random: chooses.
-        goes_on: told of the bytes that are done and of all that were chosen; whether to go on.
+        store: Repository.
+        manifests: Manifests of the checkpoints to sample.
+        share: Share of the chunks, rounded up: at least one chunk is read if there is any.
+        random: Source of the choice.
+        goes_on: Callback with the bytes done and the bytes chosen; returns whether to continue.
 
     Raises:
-        StoreError: the store failed, which says nothing about the checkpoints.
+        StoreError: The store failed, which proves nothing about the checkpoints.
     """
     chunks = _chunks(manifests)
     wanted = -(-len(chunks) * share // 1)
@@ -575,7 +566,7 @@ def _chunks(manifests: Sequence[Manifest]) -> list[_Chunk]:
 
 def _problem(store: Store, chunk: _Chunk) -> str:
     key = chunk.manifests[0].key(chunk.entry.name)
-    # Once more, as in vault/access/fetch.py: it may have happened on the way.
+    # Read twice, as in `checkpoint/verified_read.py`: a bit may have flipped on the way.
     for _ in range(2):
         try:
             data = store.get_range(key, chunk.start, chunk.size_bytes)
@@ -588,7 +579,7 @@ def _problem(store: Store, chunk: _Chunk) -> str:
 
 def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> Finding:
     start, stop = chunk.start, chunk.start + chunk.size_bytes
-    # Several chunks can be damaged and only some were read: what mends it all is not known here.
+    # Other chunks may be damaged too and were not read, so the full repair is unknown here.
     name = next(
         one.name
         for one in manifest.files

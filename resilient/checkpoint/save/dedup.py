@@ -128,7 +128,7 @@ class RegionFingerprints:
         self._seen: dict[tuple[str, Region], str] = {}
 
     def changed(self, file: StagedFile) -> set[int]:
-        """Return the start offsets of the regions of ``file`` that changed; remember all regions."""
+        """Return the start offsets of the changed regions of ``file``; remember all regions."""
         data, found = memoryview(file.data), set()
         for tensor in file.tensors:
             for one in tensor.regions:

@@ -136,13 +136,13 @@ class SaveExecutor(Protocol):
         """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return at least ``size_bytes`` of memory for a file of later jobs, usually the same again.
+        """Return at least ``size_bytes`` of memory for a file of later jobs, usually the same.
 
         No executor still reads an earlier job from it.
         """
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether files of these lengths must be streamed, because they do not fit in memory.
+        """Return whether files of these lengths must be streamed for lack of memory.
 
         Called before the buffers of a save are requested. Memory of files that are not named may be
         released.
