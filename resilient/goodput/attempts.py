@@ -206,7 +206,7 @@ def walk(
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     """Return the times of steps and the rewinds of an attempt.
 
-    Both ascend in the times of steps.
+    The step times ascend in step and in time.
 
     Args:
         told: Events of the ranks, by time. Several ranks may report the same step.

@@ -96,7 +96,7 @@ class GoodputReport:
         intervals: The wall clock in adjacent intervals.
         doings: Timelines of the attempts.
         launches: Runs of agents.
-        faults: Events that ended attempts early.
+        faults: Early ends of attempts, and rewinds to a checkpoint.
         repairs: Recovery costs by cause.
         losses: Logged losses, by attempt and step.
         saved: Checkpoints by time.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.save_interval import SaveInterval
 
 MARGIN_SECONDS = 3.0
-"""Time before a deadline that the agent reserves for itself, added to the p95 of a save."""
+"""Margin that the agent reserves before a deadline, and that is added to the p95 of a save."""
 _NO_LOSS = frozenset({"preemption", "resize"})
 _HOST_LOST = frozenset({"agent_lost", "host_lost", "rendezvous_lost"})
 _MEDIAN, _P95 = 0.5, 0.95
@@ -182,7 +182,7 @@ class SaveEvery:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the interval follows from the cost of saves and the rate of failures."""
+        """True if the interval follows from the cost of saves and the rate of failures."""
         return self.says_saves and not self.steps and not self.seconds
 
 

@@ -1,7 +1,7 @@
 """Wall clock of a run cut into classes; faults and lost work.
 
 The intervals of a timeline are adjacent, each has one class, and their lengths sum to the whole. A
-fault ended an attempt early or sent it back to a checkpoint. It has a cost and the lost work.
+fault is an early end of an attempt, or a rewind to a checkpoint. Its cost includes the lost work.
 """
 
 from __future__ import annotations
