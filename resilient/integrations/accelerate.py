@@ -10,7 +10,7 @@
                 ...
                 checkpointer.save(step)
 
-The repository takes the place of ``accelerator.save_state``. A checkpoint holds all that was
+The repository replaces ``accelerator.save_state``. A checkpoint holds all objects that were
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
 state. It also holds the files of save hooks, and the position in the data, which accelerate leaves
 to the script.
@@ -209,7 +209,7 @@ class AcceleratorCheckpointer(Checkpointer):
         return {} if limit is None or _LIMITS & set(things) else {"keep_last": limit}
 
     def _require_known(self, call: str) -> None:
-        """Refuse to leave out an object that was prepared or registered too late."""
+        """Raise if an object was prepared or registered after this checkpointer was made."""
         late = [
             name
             for name, one in _identities(self._accelerator).items()

@@ -22,7 +22,7 @@ class HookFiles:
     """Files of hooks as a Stateful; loading the state calls the load hooks.
 
     Args:
-        accelerator: the Accelerator with which the hooks are registered.
+        accelerator: Accelerator with which the hooks are registered.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -30,7 +30,7 @@ class HookFiles:
         self._files: dict[str, torch.Tensor] = {}
 
     def exists(self) -> bool:
-        """Return whether a hook is registered."""
+        """Return true if a hook is registered."""
         return bool(self.hooks())
 
     def hooks(self) -> list[Any]:

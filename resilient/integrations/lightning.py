@@ -5,9 +5,9 @@
     trainer = Trainer(callbacks=[ResilientCheckpoint("runs/mine", every_n_steps=100)])
     trainer.fit(module, loader)           # starting is resuming
 
-The callback takes the place of ``ModelCheckpoint``. Lightning alone continues within an epoch only
-with loaders that have a state, and keeps no random state. The callback brings any loader back to
-its place: it draws the order of the epoch again and passes over the batches that were trained.
+The callback replaces ``ModelCheckpoint``. Lightning alone can continue within an epoch only with
+stateful loaders, and saves no random state. The callback restores the position of any loader: it
+draws the order of the epoch again and skips the trained batches.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ _WEIGHTS, _CALLBACKS = "state_dict", "callbacks"
 
 
 class HookState:
-    """State that checkpoint hooks of the module, callbacks and precision plugin keep.
+    """State of the checkpoint hooks of module, callbacks and precision plugin.
 
-    On several ranks the state of rank 0 counts, as in Lightning.
+    On several ranks the state of rank 0 is saved, as in Lightning.
 
     Args:
-        trainer: the trainer to call the hooks of.
+        trainer: Trainer whose hooks are called.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -33,7 +33,7 @@ class HookState:
         self._loaded: Mapping[str, Any] | None = None
 
     def exists(self) -> bool:
-        """Return true if something overrides a checkpoint hook."""
+        """Return true if any of them overrides a checkpoint hook."""
         trainer = self._trainer
         owners = [
             (trainer.lightning_module, CheckpointHooks),
@@ -44,7 +44,7 @@ class HookState:
         return any(_is_overridden(one, name, base) for one, base in owners for name in names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Call the hooks as Lightning does when it saves, and return what they changed."""
+        """Call the hooks as Lightning does when it saves, and return their changes."""
         trainer = self._trainer
         checkpoint = _checkpoint_without_hooks(trainer)
         before = outline(checkpoint)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HOLDERS = ("", "sampler", "batch_sampler", "batch_sampler.sampler")
 _SEEDED = ("SeedableRandomSampler",)
-"""Samplers of accelerate that seed their generator anew for each epoch, by its number."""
+"""Samplers of accelerate that seed their generator from the number of each epoch."""
 
 
 def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:

@@ -104,8 +104,8 @@ class ResilientCallback(TrainerCallback):
         """Train from the newest checkpoint of the repository; False starts at step 0.
 
         Raises:
-            NothingToResume: the argument is True and the repository holds no checkpoint.
-            StartOverRefused: there are only checkpoints of the stock trainer.
+            NothingToResume: The argument is True and the repository holds no checkpoint.
+            StartOverRefused: There are only checkpoints of the stock trainer.
         """
         self._wanted = resume_from_checkpoint
         wanted = None if resume_from_checkpoint is True else resume_from_checkpoint
