@@ -162,7 +162,7 @@ def compare(
     Args:
         before: One checkpoint.
         after: The other.
-        wanted: Function that decides by a tensor's name, prefixed with its part, to compare it.
+        wanted: Predicate on a tensor's name, prefixed with its part, that selects it.
         told: Function called with the bytes compared and the total bytes.
 
     Raises:

@@ -2,7 +2,7 @@
 
 After a power loss a file can have its full length but not all of its bytes. The missing bytes read
 as zeros, in whole pages. Such a hole begins or ends at a page of the file, where a row of a tensor
-begins only by chance. Rows that are zero on purpose end with themselves.
+begins only by chance. Rows that are zero on purpose begin and end at row boundaries.
 """
 
 from __future__ import annotations

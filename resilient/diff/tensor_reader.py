@@ -41,7 +41,7 @@ class ReadAhead:
 
     Args:
         folder: Folder of the files.
-        sizes: bytes of each file.
+        listing: Listing with the sizes of the files.
     """
 
     def __init__(self, folder: Folder, listing: DirectoryListing) -> None:

@@ -82,7 +82,10 @@ def values(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
 
 
 def ranks(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return the rank of each float among all representable ones; both zeros share a rank."""
+    """Return the rank of each float among all representable ones; both zeros share a rank.
+
+    Source: floats compared as sign and magnitude, Dawson, "Comparing Floating Point Numbers".
+    """
     width = raw.shape[-1]
     data = np.ascontiguousarray(raw).reshape(-1)
     if dtype == "F8_E8M0":
@@ -278,7 +281,10 @@ def as_numpy(block: NDArray[np.uint8], dtype: str) -> bytes:
 
 
 def npy_head(tensor: Tensor) -> bytes:
-    """Return the header of a NumPy file, version 1.0: magic, length u16, a dict, padded to 64."""
+    """Return the header of a NumPy file, version 1.0: magic, length u16, a dict, padded to 64.
+
+    Source: ``numpy.lib.format``. The dtype is the tensor's, or F32 for a dtype that NumPy lacks.
+    """
     descr = "|b1" if tensor.dtype == "BOOL" else np.dtype(PLAIN.get(tensor.dtype, "<f4")).str
     text = repr({"descr": descr, "fortran_order": False, "shape": tensor.shape})
     fill = -(len(_NPY_MAGIC) + 2 + len(text) + 1) % 64
