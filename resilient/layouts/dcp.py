@@ -186,7 +186,11 @@ def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str)
 def optimizer_at(
     folder: Folder, listing: DirectoryListing, index: Index, root: str
 ) -> Optimizer | None:
-    """Return the summary of an optimizer whose names begin with ``root``, None without one."""
+    """Return the summary of an optimizer whose names begin with ``root``, None without one.
+
+    The names are those of ``get_optimizer_state_dict``: ``state.<parameter>.<slot>`` and
+    ``param_groups.<group or parameter>.<option>``.
+    """
     state = f"{root}state."
     names = [one.name for one in index.tensors if one.name.startswith(state)]
     names += [one for one in index.values if one.startswith(state)]

@@ -1,8 +1,8 @@
 """Names in pickles: data that they rebuild, effects of unpickling, and how torch loads a file.
 
-A pickle may name anything that can be imported and called. A few names only rebuild data, without
-torch or NumPy. Some names are known to run commands. The effect of all others is unknown without
-their code.
+A pickle may name anything that can be imported and called. A few names only rebuild data, and are
+resolved here without torch or NumPy. Some names are known to run commands. The effect of all others
+is unknown without their code.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
 """
@@ -325,7 +325,7 @@ def effect_of(name: PickledGlobal) -> Effect:
         return Effect.RUNS
     if (module, attribute) in _LIBRARY_TUPLES:
         return Effect.LIBRARY
-    # A name that is no identifier may be pasted by a user as it is displayed.
+    # Users may paste a name from the output, so it must be an identifier.
     if module in _LIBRARIES and attribute.isidentifier() and attribute.lstrip("_")[:1].isupper():
         return Effect.LIBRARY
     return Effect.UNKNOWN

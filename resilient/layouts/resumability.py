@@ -1,4 +1,4 @@
-"""Resumability of another tool's checkpoint: whether training can continue, and at what cost.
+"""Resumability of another tool's checkpoint: can training continue, and at what cost.
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
 (:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`. It
@@ -48,8 +48,8 @@ class Alternatives:
     """Other ways to continue a run than from the checkpoint as it is.
 
     Attributes:
-        sibling: path of another checkpoint of the run that is resumable; empty without one.
-        repair: result of a planned repair.
+        sibling: Path of another resumable checkpoint of the run; empty without one.
+        repair: Result of a planned repair.
     """
 
     sibling: str = ""
