@@ -237,7 +237,7 @@ class RepairCase:
 
     @property
     def is_layout_known(self) -> bool:
-        """Whether the layout was detected."""
+        """True if the layout was detected."""
         return bool(self.contents.layout)
 
     def fatal(self) -> list[Problem]:

@@ -107,22 +107,22 @@ class LayoutRepairPlan:
 
     @property
     def is_mended(self) -> bool:
-        """Whether the result is a checkpoint that its tool accepts."""
+        """True if the result is a checkpoint that its tool accepts."""
         return bool(self.steps) and not self.is_hopeless
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether a problem remains that stops its tool, or data that must not be used."""
+        """True if a remaining problem stops its tool, or the result must not be used."""
         return any(one.is_fatal and one.what != ALONE for one in self.after)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a resume would lose a state that its tool had saved."""
+        """True if a resume would lose a state that its tool had saved."""
         return self.is_hopeless or is_costly(self.after)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost, neither by the damage nor by the repair."""
+        """True if nothing is lost, neither by the damage nor by the repair."""
         return self.is_mended and not self.losses and not self.refused
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.layout_repair.case import Piece, VirtualFolder
 
 BYTES_MAX = 1 << 18
-"""Largest content to repair: chance would accept a wrong repair once in two thousand."""
+"""Largest content to repair; chance would accept a wrong repair once in 2,000 cases."""
 
 
 def _table() -> tuple[int, ...]:
