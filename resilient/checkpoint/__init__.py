@@ -1,1 +1,1 @@
-"""Host bytes to committed checkpoints and back: the storage side."""
+"""Storage side of checkpoints: from host bytes to committed checkpoints and back."""

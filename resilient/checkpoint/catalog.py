@@ -252,7 +252,7 @@ class _Lives:
         self._parents: dict[int, tuple[CheckpointId | None, Skipped | None]] = {}
 
     def parent(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
-        """Return the parent of a generation; if its record is unreadable, the next older checkpoint."""
+        """Return a generation's parent; if its record is unreadable, the next older checkpoint."""
         if number not in self._parents:
             self._parents[number] = self._read(number)
         return self._parents[number]

@@ -188,7 +188,7 @@ class Writer:
 
     @property
     def is_nobody(self) -> bool:
-        """Whether a command began the generation and it saves nothing: all processes are shut out."""
+        """Whether a command began the generation and it saves nothing: no process may write."""
         by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
         return by_command and self.last is None and not self.unfinished
 

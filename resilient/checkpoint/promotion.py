@@ -1,20 +1,15 @@
-"""Near -> durable promotion.
+"""Promotion of checkpoints from the near tier to the durable one.
 
-From the near tier to the durable one: files first, each proved, the manifest last.
+Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
+byte for byte. It is put by an exclusive create after a check of the fence, so the checkpoint
+appears in the durable tier exactly as one that was saved there. Until then its files look like
+leftovers if a newer checkpoint is committed there, and a sweep may delete them. So all files are
+checked once more after the manifest was put.
 
-The manifest is the same in both, to the byte. It is put by an exclusive create after a look at
-the fence, so a checkpoint comes to be in the durable tier exactly as one that was saved there.
-Until then its files look like leftovers if a newer one is committed there, and a sweep may take
-them: so all of them are looked at once more when the manifest is there.
-
-When what the near tier took goes on to the durable one, and what then leaves the near one.
-
-One thread of each place copies what lies there, one checkpoint at a time. A checkpoint that is due
-while another is on its way waits, and with it the next save: so the durable tier falls behind by
-no more than its cadence says. What is due the coordinator alone decides, and says with the ruling
-that a checkpoint is committed.
-
-A desk with a near tier before its durable one.
+One thread of each place copies the files of that place, one checkpoint at a time. If a checkpoint
+is due while another is in progress, it waits, and the next save waits with it. So the durable tier
+falls behind by no more than its schedule allows. Only the coordinator decides which checkpoints are
+due, and announces them with the commit.
 """
 
 from __future__ import annotations
@@ -62,24 +57,24 @@ if TYPE_CHECKING:
 
 
 def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
-    """Say whether a checkpoint has a manifest in a repository.
+    """Return whether a checkpoint has a manifest in a repository.
 
     Crash: reads only.
 
     Raises:
-        StoreError: the store failed, which says neither.
+        StoreError: The store failed, so the answer is unknown.
     """
     return _size_of(store, checkpoint.manifest_key) >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionGroup:
-    """The leaders of all places, as one of them meets the others: who carries a checkpoint.
+    """Group of the leaders of all places, who promote a checkpoint together.
 
     Attributes:
-        comms: the leaders; the coordinator is the first.
-        topic: names this promotion, the same for all and never used before.
-        within_seconds: how long they wait for one that brings no further file meanwhile.
+        comms: Control group of the leaders; the coordinator is the first.
+        topic: Name of this promotion, equal on all leaders and never used before.
+        within_seconds: Deadline for a leader that makes no progress with its files.
     """
 
     comms: ControlGroup = field(
@@ -91,14 +86,14 @@ class PromotionGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Cargo:
-    """What one place has of a checkpoint, when that is in the durable tier.
+    """One place's share of a checkpoint, after its copy to the durable tier.
 
     Attributes:
-        manifest: of all places.
-        data: its bytes.
-        names: which files lie in this near tier.
-        put_bytes: what it took to bring those that were not there.
-        is_committed: whether the durable tier had the manifest before.
+        manifest: Manifest of all places.
+        data: Its bytes.
+        names: Files in this near tier.
+        put_bytes: Bytes that were copied because they were missing.
+        is_committed: Whether the durable tier already had the manifest.
     """
 
     manifest: Manifest
@@ -115,31 +110,32 @@ def promote(
     together: PromotionGroup | None = None,
     token: str = "",
 ) -> int:
-    """Copy a checkpoint from the near tier to the durable one, and what it refers to.
+    """Copy a checkpoint and its references from the near tier to the durable one.
 
-    Each place brings the files that lie there; then the coordinator puts the one manifest. One
-    file at a time is in memory. Then all look again, and bring back what a sweep took meanwhile.
-    To one that is durable already they bring what it lacks, as far as it is near; one that is
-    gone is left.
+    Each place copies its own files; then the coordinator puts the one manifest. One file at a time
+    is in memory. Then all places check again, and copy what a sweep deleted meanwhile. For a
+    checkpoint that is already durable they copy its missing files, as far as they are near. A
+    deleted checkpoint is skipped.
 
     Collective: the leader of each place, same checkpoint.
     Crash: files may be there; without a manifest the checkpoint is not in the durable tier, and
-    the near one is untouched.
+        the near one is untouched.
 
     Args:
-        tiers: both.
-        checkpoint: committed in the near tier.
-        mine: number of the life that promotes.
-        together: the leaders of all places; this one alone by default.
-        token: token of the claim of that life; empty compares the number alone.
+        tiers: Both tiers.
+        checkpoint: Checkpoint that is committed in the near tier.
+        mine: Generation that promotes.
+        together: Group of the leaders of all places; this one alone by default.
+        token: Token of the claim of that generation; empty compares the number alone.
 
     Returns:
-        Bytes that were put, by all.
+        Bytes that all places copied.
 
     Raises:
-        Fenced: another claim replaced this one; no manifest was put.
-        IntegrityError: the near copy is damaged, or a file is nowhere; no manifest was put.
-        StoreError: a tier failed; the manifest may be there, and if so it is whole.
+        Fenced: Another claim replaced this one; no manifest was put.
+        IntegrityError: The near copy is damaged, or a file is missing everywhere; no manifest was
+            put.
+        StoreError: A tier failed; the manifest may be there, and if so it is whole.
     """
     together = together or PromotionGroup()
     fence = partial(check_fence, tiers.durable, mine, token)
@@ -155,7 +151,7 @@ def promote(
     ruling = _agree(together, "carried", shown, rule)
     put_bytes = int(ruling["put"])
     if ruling["is_new"]:
-        # A sweep that looked before the manifest came may have taken any of it for leftovers.
+        # A sweep that looked before the manifest was put may have deleted files as leftovers.
         leads = together.comms.world.is_coordinator
         with together.comms.at_work() as beat:
             again = capture_failure(
@@ -180,7 +176,7 @@ def _carry_all(
     fence: Callable[[], None],
     beat: Callable[[], None],
 ) -> _Cargo | None:
-    """Put what lies in this near tier; None if the checkpoint is gone."""
+    """Copy the files in this near tier; return None if the checkpoint is gone."""
     key = checkpoint.manifest_key
     was_committed = is_committed(tiers.durable, checkpoint)
     try:
@@ -214,7 +210,7 @@ def _carry_again(
 def _put_manifest(
     tiers: TieredStore, cargo: _Cargo, shown: list[Any], fence: Callable[[], None]
 ) -> dict[str, Any]:
-    """Rule over what all places brought: the manifest is put here, by the coordinator alone."""
+    """Decide over the shares of all places: only the coordinator puts the manifest, here."""
     manifest = cargo.manifest
     put_bytes = sum(one["put"] for one in shown if one)
     if cargo.is_committed:
@@ -237,7 +233,7 @@ def _carry_each(
     fence: Callable[[], None],
     beat: Callable[[], None],
 ) -> int:
-    """Put files one after the other; return how many bytes that took."""
+    """Copy files one after the other; return the bytes copied."""
     put_bytes = 0
     for entry in entries:
         put_bytes += _carry(tiers, manifest, entry, fence)
@@ -248,7 +244,7 @@ def _carry_each(
 def _carry(
     tiers: TieredStore, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
 ) -> int:
-    """Put one file unless it is there; return how many bytes that took."""
+    """Copy one file unless it is there; return the bytes copied."""
     key = manifest.key(entry.name)
     if _size_of(tiers.durable, key) == entry.size_bytes:
         return 0
@@ -281,15 +277,16 @@ def _size_of(store: Store, key: str) -> int:
 
 
 class TierPromoter:
-    """Brings checkpoints from the near tier to the durable one; used by the leader of each place.
+    """Promotes checkpoints from the near tier to the durable one; run by the leader of each place.
 
-    Always promoted: what the life began from, its first save, what the run protects (its best),
-    what the cadence asks for, and the last when the run closes. What failed is owed by the next
-    save; what is damaged by the next that is due, so that one such asks for no more promotions.
+    Always promoted: the parent of the attempt, its first save, the checkpoints that the run
+    protects (its best), those that the schedule asks for, and the last when the run closes. After
+    a failed promotion the next save is promoted. A damaged checkpoint is tried again only with the
+    next checkpoint that is due, so that it causes no promotions by itself.
 
     Args:
-        tiers: both.
-        tiering: how often, and what stays near.
+        tiers: Both tiers.
+        tiering: Promotion schedule, and the size of the near tier.
     """
 
     def __init__(self, tiers: TieredStore, tiering: TieringOptions) -> None:
@@ -315,11 +312,11 @@ class TierPromoter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is on its way."""
+        """Whether a promotion is in progress."""
         return self._in_flight is not None and not self._in_flight.done()
 
     def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
-        """Note which life this is, and what it began from: that is due at its first save.
+        """Record the generation and its parent, which is due at the first save.
 
         Crash: nothing changed.
         """
@@ -334,17 +331,17 @@ class TierPromoter:
     def plan(
         self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
-        """Return what must go on now, and what may not leave; asked of the coordinator alone.
+        """Return what to promote now, and what must stay near; called on the coordinator.
 
-        If something is due, waits for what is on its way: here, where all ranks wait for the
-        ruling and hear that this one is at work, and no deadline of theirs runs out.
+        If something is due, waits for the promotion in progress. Here all ranks wait for the
+        decision and see that the coordinator is at work, so that no deadline of theirs expires.
 
         Crash: nothing changed.
 
         Args:
-            desk: for the time, and the ranks that wait.
-            checkpoint: what the near tier took just now.
-            keep: what the run protects, and so wants durable.
+            desk: Context for the time and the waiting ranks.
+            checkpoint: Checkpoint that the near tier just took.
+            keep: Checkpoints that the run protects, and so wants durable.
         """
         self._saves += 1
         if self._in_flight is not None and self._in_flight.done():
@@ -363,22 +360,22 @@ class TierPromoter:
             self._wait(desk)
         owed = tuple(sorted(wanted - self._done))
         if any(one not in self._damaged for one in owed):
-            # Nothing else is on its way, once the next begins.
+            # Nothing else is in progress once the next promotion begins.
             return PostCommitPlan(owed, owed, tuple(keep))
         return PostCommitPlan((), (*owed, *self._on_its_way), tuple(keep))
 
     def committed(
         self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
-        """Promote what is due, in the background, and rotate the near tier of this place.
+        """Promote what is due, in the background, and collect garbage in this place's near tier.
 
         Collective: the leader of each place, same checkpoint.
-        Crash: either tier is consistent; what is not promoted yet is near.
+        Crash: either tier is consistent; checkpoints not promoted yet are near.
 
         Args:
-            desk: whom to tell, and what stays in the durable tier.
-            checkpoint: what the near tier took just now.
-            orders: what ``plan`` returned at the coordinator.
+            desk: Context for events, and the retention of the durable tier.
+            checkpoint: Checkpoint that the near tier just took.
+            orders: Result of ``plan`` on the coordinator.
         """
         self._newest, self._keep = checkpoint, orders.keep
         if orders.due:
@@ -386,7 +383,8 @@ class TierPromoter:
             self._on_its_way = list(orders.due)
             self._in_flight = self._thread.submit(self._try, desk, checkpoint, self._on_its_way)
         if not self._take_manifest(desk, checkpoint):
-            # A rotation would take the files of what has no manifest here for leftovers.
+            # Garbage collection would take the files of a checkpoint without manifest for
+            # leftovers.
             return
         retention = Retention(self._tiering.near_total_limit)
         near, is_first = self._tiers.near, not self._is_near_marked
@@ -395,28 +393,28 @@ class TierPromoter:
         )
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
-        """Take a checkpoint for the newest that somebody else has committed and seen to.
+        """Record as newest a checkpoint that another process has committed and handled.
 
         Crash: nothing changed.
         """
         self._newest, self._keep = checkpoint, tuple(keep)
 
     def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
-        """Bring to the durable tier the newest checkpoint and what the run protects.
+        """Promote the newest checkpoint and those that the run protects, and wait for the end.
 
         Collective: the leader of each place.
         Crash: as in ``committed``.
 
         Args:
-            desk: whom to tell, and what stays in the durable tier.
-            within_seconds: how long the other leaders may take to come.
+            desk: Context for events, and the retention of the durable tier.
+            within_seconds: Deadline for the other leaders to arrive.
 
         Raises:
-            Fenced: a newer life began.
-            SaveFailed: one could not be brought there; the near tier has it.
+            Fenced: A newer generation exists.
+            SaveFailed: A promotion failed; the near tier has the checkpoint.
         """
         self._settle()
-        # Tried once: who ends a run asks again on the way out, and was told already.
+        # Tried only once: a run that ends calls this again on the way out, with the error known.
         newest, self._newest = self._newest, None
         owed = sorted({newest, *self._keep} - self._done) if newest else []
         if newest is None or not owed:
@@ -424,7 +422,7 @@ class TierPromoter:
         self._finishes += 1
         topic = f"finish/{self._finishes}"
         try:
-            # A host that is gone is known at once, and not waited for.
+            # A host that is gone is detected at once, and not waited for.
             self._tiers.require_peers()
             owed = self._agree_on(topic, newest, owed, within_seconds)
             self._bring(desk, topic, owed)
@@ -442,7 +440,7 @@ class TierPromoter:
             ) from error
 
     def close(self) -> None:
-        """End the thread.
+        """Stop the thread.
 
         Crash: as in ``committed``.
         """
@@ -450,7 +448,7 @@ class TierPromoter:
         self._comms.close()
 
     def _wait(self, desk: CheckpointContext) -> None:
-        """Wait for what is on its way, as long as that takes."""
+        """Wait for the promotion in progress, without a deadline."""
         if self._in_flight is not None:
             with desk.comms.at_work() as beat:
                 while not _has_ended(self._in_flight, desk.limits.within_seconds / 4):
@@ -458,7 +456,7 @@ class TierPromoter:
         self._settle()
 
     def _settle(self) -> None:
-        """Wait for what is on its way; what failed is owed."""
+        """Wait for the promotion in progress; after a failure the next save is promoted."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             self._is_owing = not in_flight.result()
@@ -467,7 +465,7 @@ class TierPromoter:
     def _agree_on(
         self, topic: str, newest: CheckpointId, owed: list[CheckpointId], within_seconds: float
     ) -> list[CheckpointId]:
-        """Return what the coordinator says is owed, if all ended at the same checkpoint."""
+        """Return the coordinator's list to promote, if all places ended at the same checkpoint."""
 
         def rule(shown: list[str]) -> list[str]:
             if len(set(shown)) > 1:
@@ -481,7 +479,7 @@ class TierPromoter:
     def _try(
         self, desk: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
     ) -> bool:
-        """Promote what is due and tell what failed; False if the newest of it is owed."""
+        """Promote what is due and emit failures; return False if the newest of it failed."""
         topic = ordered_by.folder
         try:
             self._bring(desk, topic, due)
@@ -493,12 +491,12 @@ class TierPromoter:
         return due[-1] in self._done
 
     def _bring(self, desk: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
-        """Promote each that a tier has, note which are damaged, then rotate the durable one."""
+        """Promote each checkpoint, record damaged ones, then collect garbage in the durable tier."""
         for one in due:
             try:
                 self._bring_one(desk, topic, one)
             except IntegrityError as error:
-                # The others are as good as ever.
+                # The other checkpoints are not affected.
                 self._damaged[one] = error
         brought = [one for one in due if one in self._done]
         if brought:
@@ -513,7 +511,7 @@ class TierPromoter:
             if self._pace:
                 self._pace.note(took_seconds)
             desk.tell(events_module.CheckpointPromoted(one.folder, put_bytes, took_seconds))
-        # What is gone, no later try would find either.
+        # A deleted checkpoint counts as done, because no later try would find it either.
         self._done.add(one)
         self._damaged.pop(one, None)
 
@@ -526,7 +524,7 @@ class TierPromoter:
             )
 
     def _take_manifest(self, desk: CheckpointContext, checkpoint: CheckpointId) -> bool:
-        """Put the manifests that the coordinator's place alone has; say whether none lacks."""
+        """Copy the manifests that only the coordinator's place has; return whether all are here."""
         if not desk.world.is_coordinator:
             self._lacking.append(checkpoint)
         try:
@@ -541,7 +539,7 @@ class TierPromoter:
 
 
 def _has_ended(work: Future[bool], seconds: float) -> bool:
-    """Wait for work, and say whether it ended in time; how it ended is told by its result."""
+    """Wait for a future; return whether it ended in time. Its result is read elsewhere."""
     try:
         work.exception(seconds)
     except TimeoutError:
@@ -552,17 +550,17 @@ def _has_ended(work: Future[bool], seconds: float) -> bool:
 def add_near_tier(
     desk: CheckpointContext, near: Store, tiering: TieringOptions
 ) -> CheckpointContext:
-    """Return a desk that saves to ``near`` and promotes to the store of ``desk``.
+    """Return a context that saves to ``near`` and promotes to the store of ``desk``.
 
     Crash: nothing was stored.
 
     Args:
-        desk: at the durable repository.
-        near: takes every save.
-        tiering: which of them go on, and what stays near.
+        desk: Context at the durable repository.
+        near: Store that takes every save.
+        tiering: Promotion schedule, and the size of the near tier.
 
     Raises:
-        ConfigError: both are one.
+        ConfigError: Both stores are the same.
     """
     if near.url == desk.store.url:
         raise ConfigError(f"the near tier is the repository itself: {near.url}")

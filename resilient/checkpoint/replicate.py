@@ -1,12 +1,12 @@
-"""One checkpoint into another repository as it is: each byte proved on the way, the manifest last.
+"""Replication: copy one checkpoint unchanged to another repository, verified, manifest last.
 
 ::
 
-    files, what they refer to -> ledger -> signature -> fence -> manifest -> records of the lives
+    files with references -> ledger -> signature -> fence -> manifest -> generation records
 
-The copy has the same bytes under the same names, so its digests and its signature hold, and what
-is copied later shares what is there already. A run that resumes there goes on from it; the two
-repositories are two runs from then on.
+The copy has the same bytes under the same names, so its digests and its signature remain valid.
+Later copies share the files that are already there. A run that resumes there continues from the
+copy; from then on the two repositories are two runs.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationPlan:
-    """What a copy takes.
+    """Plan of a replication.
 
     Attributes:
-        manifest: of the checkpoint.
-        data: the manifest's bytes.
-        missing: files that the target does not have.
-        is_there: whether the target has the manifest already.
-        lives: records of the lives that led to it, newest first.
-        others: records of the lives before it that led elsewhere, or saved nothing.
-        segments: of the ledger up to it, newest first.
-        ledger_problem: why its ledger is not copied whole, or nothing.
+        manifest: Manifest of the checkpoint.
+        data: Bytes of the manifest.
+        missing: Files that the target does not have.
+        is_there: Whether the target already has the manifest.
+        lives: Generation records that led to it, newest first.
+        others: Earlier generation records that led elsewhere, or saved nothing.
+        segments: Ledger segments up to it, newest first.
+        ledger_problem: Reason why its ledger is not copied whole; empty if it is.
     """
 
     manifest: Manifest
@@ -74,7 +74,7 @@ class ReplicationPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the files that are to be put."""
+        """Bytes of the files to copy."""
         return sum(one.size_bytes for one in self.missing)
 
     @property
@@ -85,21 +85,21 @@ class ReplicationPlan:
 
 
 def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> ReplicationPlan:
-    """Return what it takes to have a checkpoint in another repository as well.
+    """Plan the replication of a checkpoint to another repository.
 
     Crash: reads only.
 
     Args:
-        source: where it is committed.
-        target: a repository of the same run, or an empty place.
-        checkpoint: which.
+        source: Repository in which it is committed.
+        target: Repository of the same run, or an empty place.
+        checkpoint: Checkpoint to copy.
 
     Raises:
-        ConfigError: both are the same place, or the target holds another run.
-        Fenced: a run has gone on in the target beyond this life.
-        IntegrityError: the manifest is damaged.
-        KeyNotFound: it is not committed.
-        StoreError: a store failed.
+        ConfigError: Both are the same place, or the target holds another run.
+        Fenced: A run has continued in the target beyond this generation.
+        IntegrityError: The manifest is damaged.
+        KeyNotFound: It is not committed.
+        StoreError: A store failed.
     """
     if source.url.rstrip("/") == target.url.rstrip("/"):
         raise ConfigError(f"{checkpoint} is at {target.url} already")
@@ -124,24 +124,24 @@ def replicate(
     *,
     single_writer: bool = False,
 ) -> None:
-    """Make the copy. One file at a time is in memory.
+    """Carry out the plan. One file at a time is in memory.
 
-    Crash: the target has no checkpoint, or a whole one; files without a manifest are leftovers,
-    which the same command takes up. The source is only read.
+    Crash: the target has no checkpoint, or a whole one. Files without a manifest are leftovers,
+        which the same command continues from. The source is only read.
 
     Args:
-        source: as in ``plan_copy``.
-        target: as in ``plan_copy``.
-        shipment: what was planned.
-        clock: for the record of what the target can do.
-        told: called with the bytes that are done and all there are.
-        single_writer: the user promises that nobody else writes to the target.
+        source: As in ``plan_copy``.
+        target: As in ``plan_copy``.
+        shipment: Plan.
+        clock: Time of the record of the target's capabilities.
+        told: Callback with the bytes done and all bytes.
+        single_writer: Promise of the user that no other process writes to the target.
 
     Raises:
-        Fenced: a run began in the target meanwhile; no manifest was put.
-        IntegrityError: the source is damaged, or somebody deletes in the target.
-        NotExclusive: the target cannot fence and the user did not promise to be alone.
-        StoreError: a store failed; the manifest may be there, and if so it is whole.
+        Fenced: A run began in the target meanwhile; no manifest was put.
+        IntegrityError: The source is damaged, or another process deletes in the target.
+        NotExclusive: The target cannot fence and the user did not set ``single_writer``.
+        StoreError: A store failed; the manifest may be there, and if so it is whole.
     """
     check_store_capabilities(target, clock, single_writer=single_writer)
     manifest, done = shipment.manifest, 0
@@ -169,26 +169,26 @@ def replicate(
 
 
 def _check_target(target: Store, shipment: ReplicationPlan) -> None:
-    """Refuse a target where a run goes on, or that has another claim with this number."""
+    """Refuse a target in which a run continues, or that has another claim with this number."""
     number = shipment.manifest.checkpoint.generation
-    # An empty target gets the record of the claim after the manifest.
+    # An empty target receives the generation record after the manifest.
     token = shipment.token if number in list_numbers(target) else ""
     check_fence(target, number, token)
 
 
 def _lives(store: Store, number: int) -> Iterator[Generation]:
-    """Yield the records from a life back to the first, as far as they can be read."""
+    """Yield the readable records from a generation back to the first."""
     while number:
         try:
             record = read_generation(store, number)
         except (IntegrityError, KeyNotFound):
-            return  # a resume does without
+            return  # a resume works without the record
         yield record
         number = record.parent.generation if record.parent else 0
 
 
 def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Iterator[Generation]:
-    """Yield the records that an audit of the copy would miss, as far as they can be read."""
+    """Yield the readable records that an audit of the copy would miss."""
     known = {one.number for one in lives} | set(list_numbers(target))
     newest = max((one.number for one in lives), default=0)
     for number in list_numbers(store):
@@ -198,7 +198,7 @@ def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Itera
 
 
 def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation, ...]) -> None:
-    """Refuse a target where something else was trained, or where this run went on."""
+    """Refuse a target that holds another run, or in which this run continued."""
     there, mine = committed(target), manifest.checkpoint.generation
     runs = {one.run_id for one in read_generations(target)} - {one.run_id for one in lives}
     if there:
@@ -218,7 +218,7 @@ def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation
 
 
 def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
-    """Say whether a manifest is there; refuse another one than this."""
+    """Return whether the manifest is there; refuse a different one."""
     try:
         there = target.get(key)
     except KeyNotFound:
@@ -266,7 +266,7 @@ def _carry(
 
 
 def _require_files(target: Store, manifest: Manifest) -> None:
-    """See that everything is there: a rotation may have taken files for leftovers."""
+    """Check that all files are there: garbage collection may have taken them for leftovers."""
     for entry in manifest.files:
         key = manifest.key(entry.name)
         if _size_of(target, key) != entry.size_bytes:
@@ -282,7 +282,7 @@ def _record(target: Store, life: Generation) -> None:
     try:
         create_record(target, generation_key(life.number), data)
     except KeyExists:
-        # The same, or a damaged one that `ckpt repair` tells of: of another run there is none.
+        # The same record, or a damaged one that `ckpt repair` reports; never that of another run.
         return
 
 

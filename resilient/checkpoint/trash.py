@@ -54,7 +54,7 @@ class TrashPolicy:
     empties: bool = False
 
     def name(self) -> str:
-        """Return the name for a manifest that goes into the trash now; empty without a grace period."""
+        """Return the name for a manifest that is trashed now; empty without a grace period."""
         if not self.seconds:
             return ""
         since = datetime.fromisoformat(self.clock.now_iso())

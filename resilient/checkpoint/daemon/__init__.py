@@ -1,1 +1,1 @@
-"""The process per host that owns staged bytes, and a rank's side of it."""
+"""Saver daemon: the process per host that owns staged bytes, and its client in each rank."""

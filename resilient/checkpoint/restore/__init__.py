@@ -1,1 +1,1 @@
-"""Committed checkpoint to proved bytes, from storage, from memory or mended."""
+"""Verified reads of committed checkpoints: from storage, from memory, or reconstructed."""

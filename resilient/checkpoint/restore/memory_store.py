@@ -1,9 +1,4 @@
-"""Read files from the memory that staged them.
-
-Read a checkpoint from the memory that staged it, while that is whole; else from the store.
-
-A file of a checkpoint as it lies in shared memory.
-"""
+"""Store that reads files from the memory that staged them while they are intact there."""
 
 from __future__ import annotations
 
@@ -26,20 +21,20 @@ if TYPE_CHECKING:
     from resilient.storage.transfer import Arrived, ScatterBuffer
 
 _PIECE_BYTES = 512 << 10
-"""A part of what a core's own cache holds: its bytes are digested before they leave that."""
+"""Piece size that fits a core's own cache, so that bytes are digested before they leave it."""
 
 
 class MemoryCachedStore:
-    """A Store that reads files from shared memory if they still are what was stored.
+    """Store that reads files from shared memory if they are still what was stored.
 
-    What exists is asked of the store alone: manifests and generation records are never taken
-    from memory, so memory can speed a resume up and never change what is resumed. Bytes that
-    are not what they were are read from the store instead.
+    Only the wrapped store decides which objects exist. Manifests and generation records are never
+    taken from memory. So memory can speed up a resume and never changes its result. Files that
+    changed in memory are read from the store instead.
 
     Args:
-        store: the repository.
-        held: files in shared memory, by key.
-        told: of the key of a file whose memory is not what it was, once.
+        store: Repository.
+        held: Files in shared memory, by key.
+        told: Callback with the key of a file that changed in memory; called once per file.
     """
 
     def __init__(
@@ -57,19 +52,19 @@ class MemoryCachedStore:
 
     @property
     def recalled(self) -> set[str]:
-        """Keys of which bytes came from memory, or from another tier than saves go to.
+        """Keys whose bytes came from memory, or from another tier than saves go to.
 
-        Of them nobody has read what is stored there.
+        The stored copies of these keys are not verified.
         """
         elsewhere = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
         return self._remembered | elsewhere
 
     def doubt(self, key: str) -> bool:
-        """Turn away from the near copy of an object, if the store has tiers."""
+        """Stop using the near copy of an object, if the store has tiers."""
         return use_other_replica(self._store, key)
 
     def get(self, key: str) -> bytes:
-        """Return the whole object, from memory if that is whole."""
+        """Return the whole object, from memory if it is intact there."""
         held = self._held.get(key)
         data = _recall(held) if held else None
         if data is None:
@@ -83,10 +78,10 @@ class MemoryCachedStore:
         return self._store.get_range(key, start, length)
 
     def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``, from memory if what is wanted is whole there.
+        """Fill ``room`` from offset ``start``, from memory if the wanted chunks are intact there.
 
-        Each chunk is proved once, by whom it is told to: ``arrived`` raises IntegrityError of what
-        does not fit. What it raises of memory only turns the reader away from that.
+        The callback verifies each chunk once: ``arrived`` raises IntegrityError for wrong bytes.
+        For bytes from memory that error only makes the reader use the store.
         """
         held = self._held.get(key)
         if held is None or not _is_chunks(held, start, start + len(room)):
@@ -106,7 +101,7 @@ class MemoryCachedStore:
         self._store.put_new(key, data)
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """Return what the store holds."""
+        """Return the objects of the store."""
         return self._store.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -114,7 +109,7 @@ class MemoryCachedStore:
         self._store.delete(key)
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return what the store knows of an object, or of a held file its length."""
+        """Return the store's entry of an object, or the length of a file in memory."""
         held = self._held.get(key)
         return ObjectInfo(key, held.proof.size_bytes) if held else self._store.stat(key)
 
@@ -140,12 +135,12 @@ def _recall(held: StagedFileRecord) -> bytes | None:
 
 
 def _is_chunks(held: StagedFileRecord, start: int, stop: int) -> bool:
-    """Say whether a range is of whole chunks, which alone can be proved."""
+    """Return whether a range consists of whole chunks; only those can be verified."""
     return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
 
 
 def _is_recalled(held: StagedFileRecord, start: int, room: ScatterBuffer, arrived: Arrived) -> bool:
-    """Fill ``room`` with whole chunks of the shared bytes; say whether all came and all fit."""
+    """Fill ``room`` with whole chunks of the shared bytes; return whether all are intact."""
     try:
         with Path(held.path).open("rb", buffering=0) as file:
             file.seek(start)
@@ -161,11 +156,11 @@ def _is_recalled(held: StagedFileRecord, start: int, room: ScatterBuffer, arrive
 
 @dataclass(frozen=True, slots=True)
 class StagedFileRecord:
-    """One file of a checkpoint in shared memory, with what its bytes were when it was stored.
+    """File of a checkpoint in shared memory, with its digests when it was stored.
 
     Attributes:
-        path: the shared file.
-        proof: length and digests of the content.
+        path: Path of the shared file.
+        proof: Length and digests of the content.
     """
 
     path: str
@@ -178,7 +173,7 @@ class StagedFileRecord:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StagedFileRecord:
-        """Return what ``to_json`` described."""
+        """Return the record that ``to_json`` described."""
         size_bytes, digest, chunks = value["proof"]
         return StagedFileRecord(
             str(value["path"]), FileDigest(int(size_bytes), str(digest), tuple(chunks))

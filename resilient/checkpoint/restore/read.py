@@ -1,8 +1,7 @@
-"""Read what a rank needs, verified.
+"""Verified read of the bytes that a rank needs from a committed checkpoint.
 
-Large files range by range, several ranges at once, each proved as it arrives.
-
-Committed checkpoint to bytes, proved: nothing leaves here that was not written.
+Large files are read range by range, several ranges at once, and verified as they arrive. Unverified
+bytes never leave this module, except in places that the caller provides.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _PROVED_BYTES = 16 << 20
-"""Of a range that is only proved: its memory is used again, so more of it helps nobody."""
+"""Largest range that is only verified: its memory is reused, so a larger one brings no gain."""
 
 NOWHERE: PlacesByFile = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Some chunks of a file that lie together, and memory for them."""
+    """Adjacent chunks of a file, and memory for them."""
 
     entry: FileEntry
     start: int
@@ -61,27 +60,27 @@ def read_ranges(
     files: Mapping[FileEntry, Collection[int]],
     places: PlacesByFile = NOWHERE,
 ) -> dict[str, PartialFile]:
-    """Return chunks of files, every one held against its digest.
+    """Read chunks of files, each verified against its digest.
 
-    The bytes go straight to their places, and what has none into memory of its own, which is all
-    that is taken: what is on its way is on its way there. So places hold bytes that nobody has
-    proved from the first one on until this returns, and ever after if it raises.
+    The bytes go directly to their places, and all others into memory of their own; no further
+    memory is used. So places hold unverified bytes until this returns, and still do if it raises.
 
-    Crash: reads only; what was in ``places`` is gone.
+    Crash: reads only; the previous content of ``places`` is gone.
 
     Args:
-        store: the repository.
-        manifest: of the checkpoint.
-        files: the numbers of the chunks that are wanted of each.
-        places: where some of it goes; those of which not all is wanted are left alone.
+        store: Repository.
+        manifest: Manifest of the checkpoint.
+        files: Numbers of the wanted chunks of each file.
+        places: Destinations of some bytes; a place that is not wanted whole is left alone.
 
     Raises:
-        IntegrityError: a file is damaged, short, long or missing.
-        KeyNotFound: the checkpoint was rotated away meanwhile.
-        StoreError: the store failed.
+        IntegrityError: A file is damaged, short, long or missing.
+        KeyNotFound: The checkpoint was deleted meanwhile.
+        StoreError: The store failed.
     """
     best = max_ranges(store)
-    # Before memory is taken for them; of files that are read in part nothing is said of the rest.
+    # Before memory is allocated for them. For files read in part, the remaining size is not
+    # checked.
     whole = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
     map_parallel(lambda entry: _require_size(store, manifest, entry), whole, best.in_flight)
     heads = _heads(manifest)
@@ -97,21 +96,21 @@ def read_ranges(
 
 
 def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
-    """Hold every byte of a file against its digests, and keep none of it.
+    """Verify every byte of a file against its digests, and keep none of it.
 
-    Memory is taken for the ranges that are on their way at once, however large the file is.
+    Memory is used for the ranges in flight only, however large the file is.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        manifest: of the checkpoint.
-        entry: a file of it.
+        store: Repository.
+        manifest: Manifest of the checkpoint.
+        entry: Entry of the file.
 
     Raises:
-        IntegrityError: it is damaged, short, long or missing.
-        KeyNotFound: the checkpoint was rotated away meanwhile.
-        StoreError: the store failed.
+        IntegrityError: The file is damaged, short, long or missing.
+        KeyNotFound: The checkpoint was deleted meanwhile.
+        StoreError: The store failed.
     """
     best, memory = max_ranges(store), _Memory()
     _require_size(store, manifest, entry)
@@ -125,13 +124,13 @@ def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
 
 
 class _Memory(threading.local):
-    """Memory of one thread, which it fills again and again."""
+    """Memory of one thread, which is reused for each range."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
 
     def of(self, size_bytes: int) -> memoryview:
-        """Return so much memory, each time the same."""
+        """Return memory of this size, the same each time."""
         if len(self._memory) != size_bytes:
             self._memory = new_memory(size_bytes)
         return self._memory
@@ -146,7 +145,7 @@ def _require_size(store: Store, manifest: Manifest, entry: FileEntry) -> None:
 
 
 def _heads(manifest: Manifest) -> dict[str, int]:
-    """Return by file name where its first tensor begins, in bytes."""
+    """Return the offset of the first tensor by file name, in bytes."""
     heads: dict[str, int] = {}
     for tensor in manifest.tensors:
         for one in tensor.regions:
@@ -157,7 +156,7 @@ def _heads(manifest: Manifest) -> dict[str, int]:
 def _lay_out(
     entry: FileEntry, chunks: Collection[int], head_bytes: int, places: Sequence[ReadTarget]
 ) -> list[list[ReadTarget]]:
-    """Return memory for each run of chunks of a file: its places, and what lies between them."""
+    """Return memory for each run of chunks of a file: its places, and the gaps between them."""
     begins = [place.start for place in places]
     laid = []
     for first, count in runs(chunks):
@@ -173,7 +172,7 @@ def _lay_out(
 def _filled_up(
     places: Sequence[ReadTarget], start: int, stop: int, head_bytes: int
 ) -> list[ReadTarget]:
-    """Return ``places``, and memory of our own for the rest of what is between two offsets."""
+    """Return ``places``, and new memory for all other bytes between two offsets."""
     laid, at = [], start
     for place in (*places, ReadTarget(stop, memoryview(b""))):
         if place.start > at:
@@ -205,16 +204,16 @@ def _read(store: Store, manifest: Manifest, one: _Range) -> None:
     with missing_is_damage(store, manifest, key):
         came = fetch_into(store, key, one.start, one.room, prove)
         if came < len(one.room):
-            # Once more, as whatever does not fit: it may have been cut on the way.
+            # Read again, as after a failed verification: the response may have been cut on the way.
             came = fetch_into(store, key, one.start, one.room, prove)
     if came < len(one.room):
         raise _damaged(manifest, one, came, len(one.room))
 
 
 class _Proving:
-    """Holds each chunk of a range against its digest, as its bytes come.
+    """Verifies each chunk of a range against its digest, as its bytes arrive.
 
-    They are digested while the processor's cache still has them: small pieces are read faster.
+    The bytes are digested while they are in the processor's cache, so small pieces are faster.
     """
 
     def __init__(self, manifest: Manifest, one: _Range) -> None:
@@ -226,14 +225,14 @@ class _Proving:
     def __call__(self, begin: int, stop: int) -> None:
         """Raise IntegrityError if a chunk whose last byte is before ``stop`` is not whole."""
         if begin != self._at:
-            # They begin anew.
+            # The read begins again.
             self._at = begin
             self._running.take()
         while self._at < stop:
             self._go_on(stop)
 
     def _go_on(self, stop: int) -> None:
-        """Take bytes up to ``stop``, or the end of the chunk that is being digested."""
+        """Digest bytes up to ``stop``, or up to the end of the current chunk."""
         one, first = self._one, self._at // CHUNK_BYTES * CHUNK_BYTES
         last = min(first + CHUNK_BYTES, len(one.room))
         here = min(stop, last)
@@ -252,17 +251,17 @@ def _damaged(manifest: Manifest, one: _Range, first: int, last: int) -> Integrit
 
 
 SMALL_BYTES = 8 << 20
-"""A file that is no larger is read in one piece, and one after the other."""
+"""A file of at most this size is read in one piece, one file after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCheckpoint:
-    """A manifest and what was asked for of its files, every byte held against its digest.
+    """Manifest and requested file contents, every byte verified against its digest.
 
     Attributes:
-        manifest: the table of contents.
-        files: content by file name; a file of which nothing is wanted is not there.
-        mended: names of files that are damaged in the store and were computed back from parity.
+        manifest: Manifest.
+        files: Content by file name; files of which nothing is wanted are absent.
+        mended: Names of files that are damaged in the store and were reconstructed from parity.
     """
 
     manifest: Manifest
@@ -272,17 +271,17 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What a rank needs of a checkpoint, and where.
+    """Parts of a checkpoint that a rank needs, and their destinations.
 
     Attributes:
-        parts: stored names of the parts; None for all.
-        boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
-        signing: whether only what is signed may be read, and by which key; files are then read
+        parts: Stored names of the parts; None for all.
+        boxes: Function from the manifest to the tensors that are wanted only in part; None: all
             whole.
-        mends: whether damage is computed back from parity, in memory, where that is possible.
-        places: given a manifest, says which bytes go straight to memory that somebody has. They
-            are proved there: it holds what nobody has proved until all was read, and something
-            of the checkpoint if that fails.
+        signing: Whether only signed content may be read, and the key; files are then read whole.
+        mends: Whether damage is reconstructed from parity, in memory, if possible.
+        places: Function from the manifest to bytes that go directly to memory of the caller. That
+            memory holds unverified bytes until all was read, and parts of the checkpoint if
+            reading fails.
     """
 
     parts: Collection[str] | None = None
@@ -301,51 +300,51 @@ def read(
     *,
     mends: bool = False,
 ) -> VerifiedCheckpoint:
-    """Return a checkpoint's manifest and what is wanted of ``parts``, proved, in memory of its own.
+    """Read a checkpoint's manifest and the wanted ``parts``, verified, into new memory.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        checkpoint: which one.
-        parts: see :class:`Wanted`, as all that follow.
-        boxes: called with the manifest.
-        signing: by default everything may be read.
-        mends: not by default.
+        store: Repository.
+        checkpoint: Checkpoint.
+        parts: See :class:`ReadRequest`, also for the following arguments.
+        boxes: Function from the manifest.
+        signing: By default everything may be read.
+        mends: False by default.
 
     Raises:
-        ResilientError: as :func:`read_wanted`.
+        ResilientError: As :func:`read_wanted`.
     """
     return read_wanted(store, checkpoint, ReadRequest(parts, boxes, signing, mends))
 
 
 def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> VerifiedCheckpoint:
-    """Return a checkpoint's manifest and what is wanted of it, proved.
+    """Read a checkpoint's manifest and the wanted bytes, verified.
 
-    Files are read whole, but for those with a tensor of which only boxes are wanted: of them, the
-    chunks that hold something wanted, because a chunk is the smallest thing with a digest. Large
-    files are read in ranges, several at once, and proved as they arrive.
+    Files are read whole, except those with a tensor of which only boxes are wanted. Of these, only
+    the chunks with wanted bytes are read, because a chunk is the smallest unit with a digest. Large
+    files are read in ranges, several at once, and verified as they arrive.
 
-    Crash: reads only; with places, what was in them is gone.
+    Crash: reads only; with places, their previous content is gone.
 
     Args:
-        store: the repository.
-        checkpoint: which one.
-        wanted: what, and where.
+        store: Repository.
+        checkpoint: Checkpoint.
+        wanted: Read request.
 
     Raises:
-        SignatureRefused: the key has not signed it, and that is required.
-        IntegrityError: the manifest or a file is damaged, short or missing; names the file and
-            the tensors that it holds, and with ``mends`` why it cannot be computed back.
-        KeyNotFound: the checkpoint has no manifest, or was rotated away while it was read.
-        IncompatibleCheckpoint: a newer format.
-        StoreError: the store failed, which says nothing about the checkpoint.
+        SignatureRefused: A signature is required, and the key has not signed it.
+        IntegrityError: The manifest or a file is damaged, short or missing. The error names the
+            file and its tensors, and with ``mends`` why it cannot be reconstructed.
+        KeyNotFound: The checkpoint has no manifest, or was deleted while it was read.
+        IncompatibleCheckpoint: The format is newer.
+        StoreError: The store failed, which proves nothing about the checkpoint.
     """
     while True:
         try:
             return _read_read(store, checkpoint, wanted)
         except IntegrityError as error:
-            # A damaged near copy is no damage of the checkpoint, as long as there is another.
+            # A damaged near copy does not damage the checkpoint while another copy exists.
             if not use_other_replica(store, error.key):
                 raise
 
@@ -353,7 +352,7 @@ def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> 
 def _read_read(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> VerifiedCheckpoint:
     manifest, mended = _read_manifest(store, checkpoint, mends=wanted.mends)
     signed = check_signature(store, manifest, wanted.signing)
-    # What was signed of a file can only be held against all of it.
+    # A signed digest covers the whole file, so the whole file must be read.
     chunks = (
         _wanted(manifest, wanted.parts, wanted.boxes(manifest) if wanted.boxes else {})
         if signed is None
@@ -377,7 +376,7 @@ def _mended_or(
     manifest: Manifest,
     wanted: Mapping[str, Collection[int]],
 ) -> VerifiedCheckpoint:
-    """Return what parity gives back, or raise the damage with why it gives nothing."""
+    """Return the reconstructed content, or raise the damage with the reason why parity fails."""
     try:
         return _mended(store, manifest, wanted, damage.key)
     except IntegrityError as error:
@@ -398,20 +397,20 @@ def _read_all(
 
 
 def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
-    """Say whether a file is wanted whole and is not worth to be read in ranges."""
+    """Return whether a file is wanted whole and too small to be read in ranges."""
     return entry.size_bytes <= SMALL_BYTES and len(chunks) == len(entry.chunks)
 
 
 def _mended(
     store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], damaged: str
 ) -> VerifiedCheckpoint:
-    """Read the same once more, chunk by chunk, and compute back what is not whole.
+    """Read the same chunks again one by one, and reconstruct those that are not whole.
 
     Args:
-        store: the repository.
-        manifest: the table of contents.
-        wanted: numbers of chunks by file name.
-        damaged: key of a file that was not whole when it was read as it lies.
+        store: Repository.
+        manifest: Manifest.
+        wanted: Numbers of chunks by file name.
+        damaged: Key of a file that failed verification in the direct read.
     """
     entries = [entry for entry in manifest.files if entry.name in wanted]
     found = {one.name: reconstruct([store], manifest, one, wanted[one.name]) for one in entries}
@@ -427,7 +426,7 @@ def _mended(
 def _read_manifest(
     store: Store, checkpoint: CheckpointId, *, mends: bool
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest, or its copy if it is there and damaged; and what was damaged."""
+    """Return the manifest, or its copy if it is damaged; and the names of damaged files."""
     try:
         return read_manifest(store, checkpoint), ()
     except IntegrityError:
@@ -452,7 +451,7 @@ def _wanted(
 
 
 def _whole(manifest: Manifest, parts: Collection[str] | None) -> dict[str, Collection[int]]:
-    """Return all chunks of every file that holds something wanted."""
+    """Return all chunks of every file that holds wanted bytes."""
     tensors = _tensors(manifest, parts)
     files = _documents(manifest, parts)
     files |= {region.file for one in tensors for region in one.regions}

@@ -1,7 +1,7 @@
-"""Damaged chunks to proved ones: computed back from parity, or found in another place.
+"""Reconstruction of damaged chunks from parity or from other places, verified.
 
-A chunk is the smallest thing with a digest, so damage is known chunk by chunk, and what is
-computed back is proved like anything that was read. Nothing is written here.
+A chunk is the smallest unit with a digest. So damage is known chunk by chunk, and a reconstructed
+chunk is verified like any other. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 class ChunkSource(Protocol):
-    """Where chunks of a checkpoint's files may be, under the keys that they have there."""
+    """Source of chunks of a checkpoint's files, under their keys."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of an object; fewer only at its end.
 
         Raises:
-            KeyNotFound: it is not here.
-            StoreError: it could not be read.
+            KeyNotFound: The source does not have it.
+            StoreError: It could not be read.
         """
 
 
 def groups_of(manifest: Manifest, name: str) -> list[ParityGroup]:
-    """Return the groups that protect a file; several where ranks refer to the same file."""
+    """Return the groups that protect a file; several if ranks reference the same file."""
     return [group for group in manifest.parity if name in group.shares]
 
 
 def can_reconstruct(manifest: Manifest, name: str, damaged: Mapping[str, Collection[int]]) -> bool:
-    """Say whether parity makes up for the damage of a file, and all of it.
+    """Return whether parity can restore all of a file's damage.
 
     Args:
-        manifest: the manifest.
-        name: the file.
-        damaged: by name of every file that is not whole, numbers of its damaged chunks. A file
-            with none was written whole and has another length now: its own bytes mend it.
+        manifest: Manifest.
+        name: Name of the file.
+        damaged: Numbers of damaged chunks by name of every damaged file. A file without damaged
+            chunks was written whole and now has another length: its own bytes repair it.
     """
     groups = groups_of(manifest, name)
     return name in damaged and all(
@@ -61,11 +61,11 @@ def _is_enough(group: ParityGroup, damaged: Mapping[str, Collection[int]], numbe
 
 @dataclass(frozen=True, slots=True)
 class ReconstructedFile:
-    """Proved bytes of a file.
+    """Verified bytes of a file.
 
     Attributes:
-        content: all of it, or the chunks that were wanted.
-        is_computed: whether some of it was whole in no place, and came from parity.
+        content: Whole file, or the wanted chunks.
+        is_computed: Whether some chunk was whole in no place, and came from parity.
     """
 
     content: Content
@@ -75,19 +75,19 @@ class ReconstructedFile:
 def reconstruct(
     places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry, chunks: Collection[int]
 ) -> ReconstructedFile:
-    """Return some chunks of a file, proved: read, taken from another place, or computed back.
+    """Return chunks of a file, verified: read, taken from another place, or reconstructed.
 
-    Besides the result and a copy of it, a few chunks more than the group has parity are held.
+    Besides the result and a copy of it, memory holds a few more chunks than the group has parity.
 
     Args:
-        places: the repository, then others that may hold the same checkpoint.
-        manifest: its manifest; its digests decide, whatever the bytes come from.
-        entry: the file.
-        chunks: numbers of the chunks that are wanted; all of them give the whole file.
+        places: Repository, then others that may hold the same checkpoint.
+        manifest: Manifest; its digests decide, for bytes from any source.
+        entry: Entry of the file.
+        chunks: Numbers of the wanted chunks; all of them give the whole file.
 
     Raises:
-        IntegrityError: more is damaged than parity and the other places make up for.
-        StoreError: a store failed, which says nothing about the checkpoint.
+        IntegrityError: More is damaged than parity and the other places can restore.
+        StoreError: A store failed, which proves nothing about the checkpoint.
     """
     starts, parts, is_computed = [], [], False
     for first, count in runs(chunks):
@@ -108,16 +108,16 @@ def reconstruct(
 
 
 def mend_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry) -> bytes:
-    """Return a whole file, proved by the digest of all of it.
+    """Return a whole file, verified by its digest.
 
     Args:
-        places: as for :func:`mend`.
-        manifest: as for :func:`mend`.
-        entry: the file.
+        places: As for :func:`reconstruct`.
+        manifest: As for :func:`reconstruct`.
+        entry: Entry of the file.
 
     Raises:
-        IntegrityError: more is damaged than parity and the other places make up for.
-        StoreError: a store failed, which says nothing about the checkpoint.
+        IntegrityError: More is damaged than parity and the other places can restore.
+        StoreError: A store failed, which proves nothing about the checkpoint.
     """
     data = reconstruct(places, manifest, entry, range(len(entry.chunks))).content
     assert isinstance(data, bytes), "all chunks are a whole file"  # noqa: S101
@@ -129,21 +129,21 @@ def mend_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntr
 def find_chunk(
     places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry, number: int
 ) -> bytes | None:
-    """Return a chunk from the first place where it is whole; None if it is whole nowhere.
+    """Return a chunk from the first place where it is whole; None if there is no such place.
 
     Args:
-        places: as for :func:`mend`.
-        manifest: as for :func:`mend`.
-        entry: the file.
-        number: of the chunk.
+        places: As for :func:`reconstruct`.
+        manifest: As for :func:`reconstruct`.
+        entry: Entry of the file.
+        number: Number of the chunk.
 
     Raises:
-        StoreError: a store failed, which says nothing about the checkpoint.
+        StoreError: A store failed, which proves nothing about the checkpoint.
     """
     key, start = manifest.key(entry.name), number * CHUNK_BYTES
     length = min(CHUNK_BYTES, entry.size_bytes - start)
     for store in places:
-        # Twice, as in vault/access/fetch.py: a bit may have flipped on the way.
+        # Read twice, as in `checkpoint/verified_read.py`: a bit may have flipped on the way.
         for _ in range(2):
             try:
                 data = store.get_range(key, start, length)
@@ -156,12 +156,12 @@ def find_chunk(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of a group's parity rows over the files that are whole at one chunk's place.
+    """Sums of a group's parity rows over the files that are whole at one chunk's place.
 
     Attributes:
-        group: the files.
-        rows: one sum per parity row.
-        lost: columns of the files that are not whole there.
+        group: Parity group.
+        rows: One sum per parity row.
+        lost: Columns of the files that are not whole there.
     """
 
     group: ParityGroup

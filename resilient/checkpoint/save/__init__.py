@@ -1,1 +1,1 @@
-"""What is not written again because it has not changed."""
+"""Saving of checkpoints: metadata, deduplication, persisting and save executors."""

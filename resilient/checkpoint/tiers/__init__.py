@@ -1,1 +1,1 @@
-"""A near repository and a durable one behaving as one store."""
+"""Tiers: a near and a durable repository as one store, and near repositories of other hosts."""

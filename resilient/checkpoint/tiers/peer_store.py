@@ -1,11 +1,7 @@
-"""Near repositories of other hosts over TCP; which ranks share one.
+"""Near repositories of other hosts, read over TCP, and the groups of ranks that share one.
 
-The near repository of another host, read over the network: what this host has not by itself.
-
-Each host serves what its near repository holds of checkpoints and of the records of lives, and
-nothing else, to those who know this life's token. It cannot be written from elsewhere.
-
-Which ranks share a near repository: one for all, or one on the disk of each host.
+Each host serves the checkpoints and generation records of its near repository, and nothing else, to
+peers that know the token of this attempt. Other hosts cannot write to it.
 """
 
 from __future__ import annotations
@@ -36,20 +32,20 @@ if TYPE_CHECKING:
     from resilient.storage.transfer import Arrived
 
 PIECE_BYTES_MAX = 8 << 20
-"""Longest piece that one request brings."""
+"""Largest piece that one request returns."""
 
 _REST_SECONDS = (1.0, 30.0)
 
 
 class PeerServer(TcpServer):
-    """Lets other hosts read a near repository.
+    """Serves a near repository to other hosts, for reading only.
 
     Args:
-        near: the repository.
-        host: this host's name as the others reach it.
+        near: Repository to serve.
+        host: Name by which other hosts reach this host.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: The server cannot listen.
     """
 
     def __init__(self, near: Store, host: str) -> None:
@@ -70,12 +66,12 @@ class PeerServer(TcpServer):
 
 
 def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return what to say, and the bytes that follow; whatever was asked is not trusted.
+    """Return the response and the bytes that follow it; the request is not trusted.
 
     Raises:
-        KeyNotFound: no such object, or none that may be read from elsewhere.
-        StoreError: the repository failed.
-        ValueError: nonsense was asked.
+        KeyNotFound: There is no such object, or none that other hosts may read.
+        StoreError: The repository failed.
+        ValueError: The request is not valid.
     """
     verb, key = asked["verb"], str(asked["key"])
     if verb == "list" and is_key(key.removesuffix("/")):
@@ -97,15 +93,15 @@ def _may_be_read(key: str) -> bool:
 
 
 class PeerStore:
-    """A Store over what a :class:`PeerServer` serves; it can only be read.
+    """Read-only Store over the objects that a :class:`PeerServer` serves.
 
-    A host that could not be reached is left alone for a second, then for twice as long each time,
-    up to half a minute: whoever asks meanwhile is told at once that it does not answer.
+    After a failed connection the host is not tried again for 1 s, then for twice as long each time,
+    up to 30 s. Requests in that time fail at once.
 
     Args:
-        address: where.
-        url: what to call it.
-        clock: time.
+        address: Address of the server.
+        url: Name for people.
+        clock: Time source.
     """
 
     def __init__(self, address: Address, url: str, clock: Clock | None = None) -> None:
@@ -121,10 +117,10 @@ class PeerStore:
         self._alone_until_seconds = 0.0
 
     def reach(self) -> None:
-        """Connect now, so that it is known early that nobody can.
+        """Connect now, to detect an unreachable host early.
 
         Raises:
-            StoreUnavailable: nobody serves there.
+            StoreUnavailable: No server answers there.
         """
         lines = self._connect()
         with self._lock:
@@ -156,7 +152,7 @@ class PeerStore:
         return done
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """Return what is served under ``prefix``."""
+        """Return the served objects under ``prefix``."""
         found = self._ask(verb="list", key=prefix)["entries"]
         return [ObjectInfo(str(key), int(size_bytes)) for key, size_bytes in found]
 
@@ -178,7 +174,7 @@ class PeerStore:
         self.put(key, b"")
 
     def close(self) -> None:
-        """Leave."""
+        """Close all connections."""
         with self._lock:
             self._is_closed = True
             free, self._free = self._free, []
@@ -186,11 +182,11 @@ class PeerStore:
             lines.close()
 
     def _ask(self, room: ScatterBuffer | None = None, **asked: Any) -> dict[str, Any]:
-        """Ask over a connection that nobody else uses meanwhile.
+        """Send a request over a connection that no other thread uses meanwhile.
 
         Raises:
-            KeyNotFound: no such object there.
-            StoreUnavailable: that host does not answer, or its disk failed.
+            KeyNotFound: There is no such object.
+            StoreUnavailable: The host does not answer, or its disk failed.
         """
         with self._lock:
             lines = self._free.pop() if self._free else None
@@ -249,18 +245,18 @@ class PeerStore:
 
 @dataclass(frozen=True, slots=True)
 class NearTierGroups:
-    """The ranks of a life by the near repository that they see.
+    """Ranks of an attempt, grouped by the near repository that they see.
 
     Attributes:
-        groups: of each near repository its ranks, rising, in the order of their lowest; empty if
-            all ranks see the same, or there is none.
+        groups: Ranks of each near repository in rising order, sorted by their lowest rank; empty if
+            all ranks see the same repository, or there is none.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The lowest rank of each place, which cares for it; the coordinator is the first."""
+        """Lowest rank of each place, which manages it; the coordinator is the first."""
         return tuple(group[0] for group in self.groups) or (0,)
 
     def number(self, rank: int) -> int:
@@ -268,5 +264,5 @@ class NearTierGroups:
         return next((at for at, group in enumerate(self.groups) if rank in group), 0)
 
     def leads(self, rank: int) -> bool:
-        """Say whether a rank cares for its place."""
+        """Return whether a rank manages its place."""
         return rank in self.leaders

@@ -1,12 +1,12 @@
-"""Two repositories as one: a near one that takes every save, and a durable one that decides.
+"""Near and durable repository as one store: the near one takes every save, the durable one decides.
 
-Lives, tags and everything else that decides lie in the durable repository alone. Files of a
-checkpoint are written to the near one and read from the nearest that has them. The near one
-counts only for lives whose record it holds byte for byte: what another run left there, or this
-run before its repository was replaced, is not seen.
+Generations, tags and all other decisive records are in the durable repository only. Files of a
+checkpoint are written to the near one and read from the nearest repository that has them. The near
+one counts only for generations whose record it holds byte for byte. So leftovers of another run, or
+of this run before its repository was replaced, are not seen.
 
-With a near repository for each host, what this host has not is read from the others' over the
-network (:mod:`resilient.checkpoint.tiers.peer_store`), before the durable one is asked.
+With a near repository per host, missing files are read from those of other hosts over the network
+(:mod:`resilient.checkpoint.tiers.peer_store`), before the durable one is asked.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ Result = TypeVar("Result")
 
 @runtime_checkable
 class HasReplica(Protocol):
-    """A store that may have another copy of an object."""
+    """Store that may have another copy of an object."""
 
     def doubt(self, key: str) -> bool:
-        """Turn away from the copy that was read; say whether there is another."""
+        """Stop using the copy that was read; return whether there is another."""
 
 
 class TieredStore:
-    """A Store over a near and a durable repository of the same run.
+    """Store over a near and a durable repository of the same run.
 
     Args:
-        near: takes the files of checkpoints, and gives them back.
-        durable: decides who may write, and has what the near one has not.
-        told: of the key of an object whose near copy is not what was stored, and where that is;
-            once.
+        near: Repository that takes and returns the files of checkpoints.
+        durable: Repository that decides which process may write, and has the remaining files.
+        told: Callback with the key of an object whose near copy is damaged and the place of that
+            copy; called once per copy.
 
     Attributes:
-        near: as given.
-        durable: as given.
-        peers: near repositories of other hosts, which can only be read.
-        recalled: keys of checkpoint files that were not read from the near tier of this host, so
-            that nobody has proved a copy there.
+        near: As given.
+        durable: As given.
+        peers: Near repositories of other hosts, read-only.
+        recalled: Keys of checkpoint files that were not read from this host's near tier, so that a
+            copy there is not verified.
     """
 
     def __init__(self, near: Store, durable: Store, told: Callable[[str, str], None]) -> None:
@@ -75,7 +75,7 @@ class TieredStore:
         self._lock = threading.Lock()
 
     def put(self, key: str, data: Data) -> None:
-        """Store ``data``: a checkpoint's file near, all else durably."""
+        """Store ``data``: a checkpoint's file near, everything else durably."""
         (self.near if _generation_of(key) else self.durable).put(key, data)
 
     def put_new(self, key: str, data: Data) -> None:
@@ -99,7 +99,7 @@ class TieredStore:
         return self._nearest(key, lambda store: store.stat(key))
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """Return what any place holds, each key once."""
+        """Return the objects of all places, each key once."""
         found = {entry.key: entry for entry in self.durable.list(prefix)}
         if not prefix or prefix.startswith(CHECKPOINTS):
             for source in (*reversed(self.peers), self.near):
@@ -115,7 +115,7 @@ class TieredStore:
         """Read this object from the next place that has it from now on, if there is one.
 
         Returns:
-            Whether that changes anything: not if there is no other copy.
+            Whether there is another copy.
         """
         holders = [one for one in self._sources(key) if self._counts(one, key) and _holds(one, key)]
         if not holders or not (len(holders) > 1 or _holds(self.durable, key)):
@@ -127,14 +127,14 @@ class TieredStore:
         return True
 
     def on_close(self, let_go: Callable[[], None]) -> None:
-        """Have ``let_go`` called once nobody reads here any more.
+        """Register a call for the time when no reader is left.
 
         Crash: nothing changes.
         """
         self._closing.append(let_go)
 
     def close(self) -> None:
-        """Let go of what serves other hosts, and asks them.
+        """Stop serving other hosts, and close the connections to them.
 
         Crash: nothing changes.
         """
@@ -142,30 +142,30 @@ class TieredStore:
             self._closing.pop()()
 
     def require_peers(self) -> None:
-        """Ask every other host for a word.
+        """Check that every other host responds.
 
         Crash: reads only.
 
         Raises:
-            StoreUnavailable: one does not answer.
+            StoreUnavailable: A host does not answer.
         """
         for one in self.peers:
             with suppress(KeyNotFound):
                 one.stat(generation_key(1))
 
     def settle(self) -> None:
-        """Make durable what can be seen in either tier."""
+        """Make all visible objects of both tiers durable."""
         fsync_leftovers(self.durable)
         fsync_leftovers(self.near)
 
     def free_bytes(self) -> int | None:
-        """Return what a save may still write: the near tier's."""
+        """Return the free bytes of the near tier, to which saves write."""
         return free_bytes(self.near)
 
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Remove what unfinished writes left in either tier."""
+        """Remove the leftovers of unfinished writes in both tiers."""
         tiers = [one for one in (self.durable, self.near) if isinstance(one, Sweepable)]
         return tuple(
             key for tier in tiers for key in tier.sweep(is_ours, older_than_seconds, clock)
@@ -186,14 +186,14 @@ class TieredStore:
         try:
             found = ask(self.durable)
         except KeyNotFound as error:
-            # It may be there: that a host does not answer says nothing about a checkpoint.
+            # The object may exist: a host that does not answer proves nothing about a checkpoint.
             raise (silent or error) from error
         if _generation_of(key):
             self.recalled.add(key)
         return found
 
     def _ask(self, source: Store, key: str, ask: Callable[[Store], Result]) -> Result | None:
-        """Return what a near repository answers, or None if it has no copy that counts."""
+        """Return the response of a near repository, or None if it has no copy that counts."""
         if not self._counts(source, key):
             return None
         try:
@@ -212,7 +212,7 @@ class TieredStore:
         return [one for one in order if (one.url, key) not in self._doubted]
 
     def _counts(self, source: Store, key: str) -> bool:
-        """Say whether a near copy of ``key`` counts: its place knows the life that wrote it."""
+        """Return whether a near copy of ``key`` counts: its place knows the generation that wrote it."""
         number = _generation_of(key)
         if not number or (source.url, number) in self._shared_lives:
             return number > 0
@@ -231,7 +231,7 @@ def nearest_store(store: Store) -> Store:
 
 
 def use_other_replica(store: Store, key: str) -> bool:
-    """Turn away from the near copy of an object that does not prove.
+    """Stop using the near copy of an object that failed verification.
 
     Crash: nothing changes.
 
@@ -242,7 +242,7 @@ def use_other_replica(store: Store, key: str) -> bool:
 
 
 def has_record(near: Store, durable: Store, number: int) -> bool:
-    """Say whether both tiers hold the same record of a life.
+    """Return whether both tiers hold the same record of a generation.
 
     Crash: reads only.
     """
@@ -254,31 +254,31 @@ def has_record(near: Store, durable: Store, number: int) -> bool:
 
 
 def require_same_run(tiers: TieredStore) -> None:
-    """Refuse a near tier that holds lives which the durable one does not know.
+    """Refuse a near tier that holds generations which the durable one does not know.
 
     Crash: reads only.
 
     Raises:
-        ConfigError: it belongs to another run, or to another repository of this one.
-        StoreError: a tier failed.
+        ConfigError: It belongs to another run, or to another repository of this run.
+        StoreError: A tier failed.
     """
     for number in list_numbers(tiers.near):
         if has_record(tiers.near, tiers.durable, number):
             continue
-        # A record that cannot be read says nothing; what it stands for is not counted either way.
+        # An unreadable record proves nothing, and its generation does not count in either case.
         with suppress(IntegrityError, KeyNotFound):
             read_generation(tiers.near, number)
             raise _of_another_run(tiers, number)
 
 
 def copy_generation_record(tiers: TieredStore, number: int) -> None:
-    """Put the record of a life into the near tier too, so that what it saves there counts.
+    """Copy the record of a generation to the near tier, so that its saves there count.
 
-    Crash: the record is there or not; without it nothing of that life is read from there.
+    Crash: the record is there or not; without it nothing of that generation is read from there.
 
     Raises:
-        ConfigError: the near tier has another record under that number.
-        StoreError: a tier failed.
+        ConfigError: The near tier has another record under that number.
+        StoreError: A tier failed.
     """
     if has_record(tiers.near, tiers.durable, number):
         return
@@ -286,21 +286,21 @@ def copy_generation_record(tiers: TieredStore, number: int) -> None:
     try:
         create_record(tiers.near, key, tiers.durable.get(key))
     except KeyExists as error:
-        # The answer to the create may have been lost after the effect.
+        # The response to the create may have been lost after the write.
         if not has_record(tiers.near, tiers.durable, number):
             raise _of_another_run(tiers, number) from error
 
 
 def adopt_manifests(tiers: TieredStore) -> None:
-    """Put the manifests that this near tier lacks and another place has, where files lie here.
+    """Copy manifests that this near tier lacks and another place has, if their files are here.
 
     The coordinator's place has a manifest a moment before the others. A process that dies in
-    between leaves files here that a rotation would take for leftovers.
+    between leaves files here that garbage collection would take for leftovers.
 
-    Crash: a manifest is there, whole, or not; the checkpoint is committed either way.
+    Crash: a manifest is there, whole, or not; the checkpoint is committed in either case.
 
     Raises:
-        StoreError: a place failed.
+        StoreError: A place failed.
     """
     if not tiers.peers:
         return
@@ -320,7 +320,7 @@ def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
 
 
 def _generation_of(key: str) -> int:
-    """Return the life whose checkpoint ``key`` is a file of, 0 for any other key."""
+    """Return the generation of the checkpoint that ``key`` belongs to, 0 for any other key."""
     checkpoint = parse_checkpoint(key.partition("/")[0])
     return checkpoint.generation if checkpoint else 0
 
