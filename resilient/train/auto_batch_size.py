@@ -1,8 +1,8 @@
-"""A batch that fits into memory: a step that runs out of it leaves no trace, on any rank.
+"""Batch size that fits into memory: a step that runs out of memory has no effect on any rank.
 
-Ranks that compute together cannot know that one of them fails in the middle of a pass, and would
-wait for it in a collective. So here no rank talks to another until all have made all passes of the
-step: then they ask who failed, and only if nobody did, gradients are averaged.
+Ranks that compute together cannot know that one of them fails during a pass, and would wait for
+it in a collective. Here no rank communicates until all have run all passes of the step. Then
+they exchange failures, and only without a failure are the gradients averaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.train.run import TrainingRun
     from resilient.train.session import Session
 
-# What allocators say, in lower case; torch has one class for accelerators, none for the CPU.
+# Allocator messages in lower case; torch has one class for accelerators, none for the CPU.
 _SAYINGS = (
     *("out of memory", "can't allocate memory", "not enough memory", "allocation failed"),
     "cudnn_status_not_supported",
@@ -36,7 +36,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error is one of memory that a smaller batch may not have."""
+    """Return whether an error is a lack of memory that a smaller batch may avoid."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error).lower()
@@ -45,12 +45,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AutoBatchSize:
-    """Makes the passes of a step, or none of them.
+    """Runner of a step's passes, which completes all of them or none.
 
     Attributes:
-        model: this rank's replica, without what joins it to others.
-        device: where ranks meet.
-        ranks: how many they are.
+        model: This rank's replica, without wrappers that synchronize it.
+        device: Device of the reductions.
+        ranks: Number of ranks.
     """
 
     model: nn.Module
@@ -58,16 +58,16 @@ class AutoBatchSize:
     ranks: int = 1
 
     def attempt(self, run: TrainingRun, passes: Callable[[], None]) -> bool:
-        """Make forward and backward passes of a step; False if a rank had not the memory.
+        """Run forward and backward passes of a step; False if a rank ran out of memory.
 
-        Then everything is as it was before, and the batch can be cut. Collective.
+        In that case all state is restored, and the batch can be reduced. Collective.
 
         Raises:
-            RuntimeError: this rank cannot even train on single samples.
-            PeerFailed: another one cannot.
+            RuntimeError: This rank cannot even train on single samples.
+            PeerFailed: Another rank cannot.
         """
         if self.ranks > 1:
-            # Buffers begin each step as rank 0's, as DDP's forward pass would have it.
+            # Each step begins with rank 0's buffers, as in DDP's forward pass.
             run.strategy.align(run.model)
         before = _Before.of(run, self.model)
         is_least, is_mine, problem = run.deal.batch == 1, False, None
@@ -77,7 +77,7 @@ class AutoBatchSize:
             if not is_out_of_memory(error):
                 raise
             is_mine = True
-            # An error that is kept keeps the tensors that are too many, by its frames.
+            # A stored error keeps the surplus tensors alive through its frames.
             problem = error if is_least else None
         failed, trained = self._agree(run.parameters, failed=is_mine)
         if not failed:
@@ -95,7 +95,7 @@ class AutoBatchSize:
     def _agree(
         self, parameters: Sequence[nn.Parameter], *, failed: bool
     ) -> tuple[bool, list[nn.Parameter]]:
-        """Return whether a rank failed, and which parameters have gradients on any. Collective."""
+        """Return whether a rank failed, and the parameters with a gradient on any. Collective."""
         if self.ranks == 1:
             return failed, []
         flags = [failed, *(one.grad is not None for one in parameters)]
@@ -107,7 +107,7 @@ class AutoBatchSize:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What passes change, as it was."""
+    """State that passes change, before they ran."""
 
     random: dict[str, Any]
     buffers: list[torch.Tensor]
@@ -129,12 +129,12 @@ class _Before:
         run.watch.forget()
         run.meters.rewind(self.loss)
         run.counter.rewind(self.counts)
-        # Last: samples and dropout of the next attempt are drawn as those of this one were.
+        # Last: the next attempt draws its samples and dropout like this one.
         RandomState().load_state_dict(self.random)
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], ranks: int) -> None:
-    """Average gradients over ranks; one that a rank has not counts as zero there. Collective."""
+    """Average gradients over ranks; a missing gradient counts as zero. Collective."""
     bucket: list[torch.Tensor] = []
     size = 0
     for one in parameters:
@@ -152,7 +152,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], ranks: int) -> None:
 
 def _average(gradients: list[torch.Tensor], ranks: int) -> None:
     flat = torch.cat([one.reshape(-1) for one in gradients])
-    # Divided first, as DDP does, so that sums do not leave the range of low precision.
+    # Divide first, as DDP does, so that sums stay in the range of low precision.
     flat.div_(ranks)
     dist.all_reduce(flat)
     parts = torch.split(flat, [one.numel() for one in gradients])
@@ -163,10 +163,10 @@ def _average(gradients: list[torch.Tensor], ranks: int) -> None:
 def fitting_for(
     args: TrainingArguments, strategy: Strategy, model: nn.Module, session: Session
 ) -> AutoBatchSize | None:
-    """Return what finds the batch size, None if nobody asked for it.
+    """Return the search for the batch size; None if it is not requested.
 
     Raises:
-        ConfigError: ranks compute together in each pass, so that none may drop out of one.
+        ConfigError: Ranks compute together in each pass, so none may drop out of one.
     """
     if not args.auto_find_batch_size:
         return None

@@ -1,18 +1,11 @@
-"""Training step with canonical reduction.
+"""Training step with canonical reduction: sampler, passes and checks of equal bits.
 
-Whether all hosts of a run, of this life and of the one that saved, compute the same bits.
+All hosts of an attempt, and of the attempt that saved, must compute the same bits. Before any
+step, every rank computes the first micro-batch. Ranks must get the same bits, and the pass must
+leave the model unchanged. The check runs the very operations that train.
 
-Which micro-batches of each step this rank loads, and in which order.
-
-The first micro-batch of a life, computed by every rank before any step is made of it.
-
-Ranks that compute the same micro-batch must get the same bits, and a pass must leave the model as
-it was. Both are seen before anything is trained, on the very operations that train it.
-
-The passes of a step with canonical reduction: this rank's micro-batches, joined with all others.
-
-Each micro-batch is computed under its own random numbers, and so is what comes between steps: a
-run draws the same numbers wherever its micro-batches are computed.
+Each micro-batch has its own random numbers, and so has the code between steps. A run therefore
+draws the same numbers wherever its micro-batches are computed.
 """
 
 from __future__ import annotations
@@ -68,12 +61,12 @@ _HINT = (
 
 @dataclass(slots=True)
 class ArithmeticFingerprint:
-    """What a run was begun with; a part of every checkpoint.
+    """Arithmetic of a run at its start; a part of every checkpoint.
 
     Attributes:
-        seed: of the random numbers of micro-batches; a checkpoint's wins over a new argument.
-        digest: of the arithmetic of the hosts that saved; empty: none has.
-        machine: what they were, for people to read.
+        seed: Seed of the micro-batches' random numbers; a checkpoint's overrides a new argument.
+        digest: Digest of the saving hosts' arithmetic; empty: none saved yet.
+        machine: Description of the hosts, for people.
     """
 
     seed: int
@@ -81,22 +74,22 @@ class ArithmeticFingerprint:
     machine: str = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything; the same on every rank."""
+        """Return all fields; the same on every rank."""
         return {"seed": self.seed, "digest": self.digest, "machine": self.machine}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore all fields."""
         self.seed = int(state_dict["seed"])
         self.digest = str(state_dict["digest"])
         self.machine = str(state_dict["machine"])
 
     def require_same(self, session: Session, topic: str) -> None:
-        """Compare this host's arithmetic with that of the other ranks and of the last life.
+        """Compare this host's arithmetic with that of the other ranks and of the last attempt.
 
-        Collective, over the board and not the collective backend.
+        Collective, over the key-value store and not the collective backend.
 
         Raises:
-            ConfigError: it differs, and the arguments do not say to go on.
+            ConfigError: The arithmetic differs, and the arguments do not allow to continue.
         """
         mine, machine = arithmetic_of(session.device, _dtype(session.args)), _machine(session)
         require_same(session, topic, mine, f"the same arithmetic ({machine} on rank 0)")
@@ -110,16 +103,16 @@ class ArithmeticFingerprint:
 
 
 def require_same(session: Session, topic: str, digest: str, what: str) -> None:
-    """Compare a digest with that of the other ranks. Collective, over the board.
+    """Compare a digest with that of the other ranks. Collective, over the key-value store.
 
     Args:
-        session: of this rank.
-        topic: names the agreement; used once.
-        digest: of what this rank has computed.
-        what: of which it is; what ranks ought to have in common.
+        session: Session of this rank.
+        topic: Name of the agreement; used once.
+        digest: Digest of this rank's result.
+        what: Description of the result that all ranks must share.
 
     Raises:
-        ConfigError: they differ, and the arguments do not say to go on.
+        ConfigError: The digests differ, and the arguments do not allow to continue.
     """
     if session.world.size == 1:
         return
@@ -131,10 +124,10 @@ def require_same(session: Session, topic: str, digest: str, what: str) -> None:
 
 
 def told(session: Session, problem: str) -> None:
-    """Refuse to go on, or tell why the bits are not what they should be.
+    """Refuse to continue, or report why the bits are not guaranteed.
 
     Raises:
-        ConfigError: the arguments do not say to go on.
+        ConfigError: The arguments do not allow to continue.
     """
     if session.args.on_arithmetic_mismatch == "stop":
         raise ConfigError(f"reduction='canonical' cannot promise its bits: {problem}", hint=_HINT)
@@ -143,7 +136,7 @@ def told(session: Session, problem: str) -> None:
 
 
 def _by_digest(shown: Sequence[str]) -> list[list[int]]:
-    """Return the ranks that showed the same, in groups."""
+    """Return the ranks in groups of equal digests."""
     return [
         [rank for rank, other in enumerate(shown) if other == one] for one in dict.fromkeys(shown)
     ]
@@ -162,15 +155,15 @@ def _machine(session: Session) -> str:
 
 
 class CanonicalSampler(ResumableSampler):
-    """Yields the micro-batches of a run of leaves, step after step, to the end of the epoch.
+    """Sampler of a range of leaves' micro-batches, step after step, to the epoch's end.
 
     A round of the data is a step: it has one micro-batch for each leaf of the tree.
 
     Args:
-        cursor: where to begin.
-        deal: how an epoch is cut; its ranks are the leaves.
-        leaves: those of this rank.
-        sampling: the order of samples.
+        cursor: Start position.
+        deal: Batch layout of an epoch; its ranks are the leaves.
+        leaves: Leaves of this rank.
+        sampling: Order of the samples.
     """
 
     def __init__(
@@ -197,7 +190,7 @@ class CanonicalSampler(ResumableSampler):
             return
         order, start = self.begin_order(), cursor.samples
         if type(self.sampling).batches is not Sampling.batches:
-            # Batches that are no runs of the order: each leaf's are made by themselves.
+            # Batches that are no slices of the order: build each leaf's batches separately.
             each = [self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves]
             yield from map(list, zip(*each, strict=True))
             return
@@ -207,7 +200,7 @@ class CanonicalSampler(ResumableSampler):
 
 
 def micro_batch_owners(args: TrainingArguments, world: World) -> World:
-    """Return among how many micro-batches of a round the data is dealt: ranks, or leaves."""
+    """Return the owners of a round's micro-batches: ranks, or leaves."""
     return World(0, micro_batches(args)) if is_canonical(args) else world
 
 
@@ -218,7 +211,7 @@ def sampler_for(
     deal: BatchLayout,
     sampling: Sampling | None = None,
 ) -> ResumableSampler:
-    """Return what yields this rank's micro-batches."""
+    """Return the sampler of this rank's micro-batches."""
     if not is_canonical(args):
         return ResumableSampler(cursor, deal, world.rank, sampling)
     run = plan_for(micro_batches(args), world.size).runs[world.rank]
@@ -226,25 +219,25 @@ def sampler_for(
 
 
 def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> str:
-    """Compute the first micro-batch of the next step, and leave no trace of it. Collective.
+    """Compute the first micro-batch of the next step without any lasting effect. Collective.
 
     Args:
-        trainer: whose model it is; its ``compute_loss`` is called.
-        run: of it.
-        seed: of the random numbers of micro-batches.
+        trainer: Trainer whose ``compute_loss`` is called.
+        run: Run of the trainer.
+        seed: Seed of the micro-batches' random numbers.
 
     Returns:
         A digest of the loss and all gradients; empty if there is no batch to compute.
 
     Raises:
-        ConfigError: the pass changes a buffer or parameter, or has other bits the second time.
+        ConfigError: The pass changes a buffer or parameter, or a repetition gives other bits.
     """
     before = RandomState().state_dict()
     try:
         batch = _first_batch(trainer, run)
         if batch is None:
             return ""
-        # Only accelerators have kernels that add in whatever order their threads come.
+        # Only accelerators have kernels that add in whatever order their threads arrive.
         times = 1 if trainer.session.device.type == "cpu" else 2
         digests = [_pass(trainer, run, batch, seed) for _ in range(times)]
     finally:
@@ -260,7 +253,7 @@ def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> st
 
 
 def _first_batch(trainer: Trainer, run: TrainingRun) -> Any:
-    """Return the first micro-batch of the next step; None if nobody can tell which it is."""
+    """Return the first micro-batch of the next step; None if it cannot be determined."""
     loader, sampler = run.loader, trainer.train_sampler
     if sampler is None or not run.rounds_left() or not isinstance(loader, DataLoader):
         return None
@@ -289,22 +282,22 @@ def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
 
 
 def _copied(inputs: Any) -> Any:
-    """Return a batch that may be changed: ``compute_loss`` may take entries out of it."""
+    """Return a batch that may be changed: ``compute_loss`` may remove entries."""
     return dict(inputs) if isinstance(inputs, dict) else inputs
 
 
-# The part of a checkpoint that says what a run was begun with.
+# Name of the checkpoint part with the arithmetic at the run's start.
 REDUCTION = "reduction"
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalPasses:
-    """Makes the gradients of a step.
+    """Passes that compute the gradients of a step.
 
     Attributes:
-        updates: joins gradients.
-        arithmetic: what the run was begun with.
-        topic: names this training on the board.
+        updates: Reduction of gradients.
+        arithmetic: Arithmetic at the run's start.
+        topic: Name of this training in the key-value store.
     """
 
     updates: ReplicaUpdates
@@ -312,10 +305,10 @@ class CanonicalPasses:
     topic: str
 
     def start(self, trainer: Trainer, run: TrainingRun) -> None:
-        """Refuse what would make the bits depend on ranks, before anything is trained. Collective.
+        """Refuse causes of rank-dependent bits before anything is trained. Collective.
 
         Raises:
-            ConfigError: a module mixes micro-batches, or hosts compute other bits.
+            ConfigError: A module mixes micro-batches, or hosts compute different bits.
         """
         refuse_mixing(run.model)
         self.arithmetic.require_same(trainer.session, f"{self.topic}/arithmetic")
@@ -324,18 +317,18 @@ class CanonicalPasses:
         require_same(trainer.session, f"{self.topic}/rehearsal", digest, what)
 
     def begin_step(self, step: int) -> None:
-        """Give what is drawn before the passes of a step its own random numbers.
+        """Seed the random numbers drawn before the passes of a step.
 
         Args:
-            step: how many steps were made before.
+            step: Number of finished steps.
         """
         self._seed(step, self._leaves)
 
     def make(self, trainer: Trainer, run: TrainingRun, batches: Iterator[Any]) -> None:
-        """Make the gradients of a step, the same on every rank. Collective.
+        """Compute the gradients of a step, the same on every rank. Collective.
 
         Raises:
-            ConfigError: a forward pass has changed a buffer or a parameter.
+            ConfigError: A forward pass changed a buffer or a parameter.
         """
         step, mine = trainer.state.global_step, self.updates.reducer.leaves
         trainer.current_gradient_accumulation_steps = 1
@@ -369,11 +362,11 @@ class CanonicalPasses:
 
 
 def passes_for(hooks: TrainerHooks, topic: str) -> CanonicalPasses | None:
-    """Return what makes the passes of a step; None unless gradients are joined canonically.
+    """Return the passes of a step; None unless the reduction is canonical.
 
     Args:
-        hooks: their ``precision`` makes the steps of a model that is bound.
-        topic: names this training on the board.
+        hooks: Trainer; its ``precision`` updates the bound model.
+        topic: Name of this training in the key-value store.
     """
     if not is_canonical(hooks.args):
         return None

@@ -1,6 +1,6 @@
-"""Take fields off a dataclass that are nearly all plain values, in less time than ``asdict`` takes.
+"""Fields of a dataclass as a dict, faster than ``asdict`` for mostly plain values.
 
-Asked at each step, ``asdict`` costs more than the step's own books.
+Called at each step, ``asdict`` costs more than the step's own bookkeeping.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def fast_asdict(one: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Return these fields by name, in this order; the values share nothing with ``one``.
 
     Args:
-        one: any object.
-        names: at least two.
+        one: Any object.
+        names: At least two names.
     """
     found = dict(zip(names, _getter(names)(one), strict=True))
     if not _PLAIN.issuperset(map(type, found.values())):
@@ -33,12 +33,12 @@ def fast_asdict(one: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 class CachedAsdict:
-    """Takes the same fields off an object at each step, and gives the same dict if none changed.
+    """Repeated ``fast_asdict`` of an object, which returns the same dict if no field changed.
 
     The caller must not change the dict.
 
     Args:
-        convert: value that is not plain -> its copy in the dict; None copies as ``asdict`` does.
+        convert: Function from a value that is not plain to its copy; None copies like ``asdict``.
     """
 
     def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
@@ -49,7 +49,7 @@ class CachedAsdict:
         self._inside: list[tuple[int, str]] = []
 
     def of(self, one: Any, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return what ``copied`` does."""
+        """Return these fields by name, like ``fast_asdict``."""
         values = _getter(names)(one)
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
@@ -60,7 +60,7 @@ class CachedAsdict:
         return self._found
 
     def _are_known(self, values: tuple[Any, ...]) -> bool:
-        """Say whether these are the very same values, and nothing was changed inside of them."""
+        """Return whether all values are identical objects and unchanged inside."""
         return all(map(is_, values, self._values)) and all(
             repr(self._convert(values[at])) == text for at, text in self._inside
         )
@@ -83,6 +83,6 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 @dataclass
 class _Held:
-    """One value, for ``asdict`` to copy as it copies a field."""
+    """Holder of one value, for ``asdict`` to copy as a field."""
 
     value: Any

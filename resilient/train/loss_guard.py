@@ -1,12 +1,8 @@
-"""NaN and spike detection.
+"""Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
 
-Episodes of broken numbers: told whatever follows from them, by values that are read anyway.
-
-Looked at are the mean losses and the norms of a log, and the losses of all steps when the ledger
-reads them. So no step waits for it, and a loss that the log leaves out (``logging_nan_inf_filter``)
-is seen at the next save at the latest, before that is made.
-
-Losses that are no number, or far above those before (``rollback_on``).
+Broken numbers are reported in any case, from values that are read anyway: the mean losses and
+norms of a log, and the losses of all steps when the ledger reads them. No step waits for the
+check. A loss that the log leaves out (``logging_nan_inf_filter``) is seen before the next save.
 """
 
 from __future__ import annotations
@@ -38,16 +34,16 @@ _HINT = '`rollback_on`="nan" or "spike" goes back and leaves the data out'
 
 @dataclass(frozen=True, slots=True)
 class LossDivergenceDetected(Event):
-    """The loss, or the norm of the gradients, is no number any more, or the loss a spike.
+    """The loss or the gradient norm stopped being a number, or the loss is a spike.
 
-    Told once until the numbers are good again, and whatever ``rollback_on`` says.
+    Reported once until the numbers are good again, with any ``rollback_on``.
 
     Attributes:
         kind: ``nan``, ``inf`` or ``spike``.
         figure: ``loss`` or ``grad_norm``.
-        global_step: the first step that is known to be so.
-        value: of a spike; None for what is no number.
-        limit: above which a loss is a spike; None for what is no number.
+        global_step: First step known to be affected.
+        value: Loss of a spike; None for NaN and inf.
+        limit: Loss above which a loss is a spike; None for NaN and inf.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -58,7 +54,7 @@ class LossDivergenceDetected(Event):
     limit: float | None = None
 
     def line(self) -> str:
-        """Say what broke, where, and what could be done."""
+        """Format the fault, the step and the remedy."""
         if self.value is None or self.limit is None:
             return f"the {self.figure} is {self.kind} in step {self.global_step}: {_ENDS}; {_HINT}"
         return (
@@ -68,13 +64,13 @@ class LossDivergenceDetected(Event):
 
 
 class BrokenLossEpisodes:
-    """Finds where numbers break and where they are good again; the same on all ranks.
+    """Detector of the starts and ends of broken numbers; the same on all ranks.
 
     Args:
-        args: ``loss_spike_deviations``; with ``fp16`` infinite norms lead to a smaller scale.
+        args: ``loss_spike_deviations``; with ``fp16`` infinite norms reduce the loss scale.
 
     Attributes:
-        is_broken: whether losses are no numbers now.
+        is_broken: Whether losses are NaN or infinite now.
     """
 
     def __init__(self, args: TrainingArguments) -> None:
@@ -86,11 +82,11 @@ class BrokenLossEpisodes:
 
     @property
     def is_broken(self) -> bool:
-        """Whether numbers are none now; a spike passes."""
+        """Whether losses are NaN or infinite now; a spike passes."""
         return {self._kind, self._kind_of_steps} & {"nan", "inf"} != set()
 
     def log(self, step: int, loss: float, grad_norm: float) -> list[LossDivergenceDetected]:
-        """Return what is to be told of the numbers that are logged after ``step``."""
+        """Return the events for the numbers logged after ``step``."""
         figures = {"loss": loss}
         if not self._expects_infinite:
             figures["grad_norm"] = grad_norm
@@ -103,9 +99,9 @@ class BrokenLossEpisodes:
         else:
             found = None
         if math.isfinite(loss):
-            # Also a spike: a loss that stays is what later ones are judged by.
+            # Spikes included: a loss that stays high becomes the reference for later ones.
             self._recent.append(loss)
-        # A mean may have a step in it that was told of and has passed.
+        # A mean may contain a step that was already reported and has passed.
         is_new = found is not None and self._is_new(found.kind)
         is_new = is_new and not (broken == "loss" and self._was_read)
         self._was_read = False
@@ -113,7 +109,7 @@ class BrokenLossEpisodes:
         return [found] if found and is_new else []
 
     def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
-        """Return what is to be told of the losses of all steps up to ``last_step``."""
+        """Return the events for the losses of all steps up to ``last_step``."""
         first = last_step - len(losses) + 1
         broken = [(step, one) for step, one in enumerate(losses, first) if not math.isfinite(one)]
         if not losses:
@@ -130,12 +126,12 @@ class BrokenLossEpisodes:
 
 
 def kind_of(value: float) -> str:
-    """Return the name of what is no number."""
+    """Return the kind of a non-finite value."""
     return "nan" if math.isnan(value) else "inf"
 
 
 def spike_limit(recent: Iterable[float], deviations: float) -> float:
-    """Return the loss above which one is a spike, by those before; infinite until it is known."""
+    """Return the loss above which a loss is a spike; infinite until enough are known."""
     recent = [*recent]
     if len(recent) < LOSSES_TO_LEARN:
         return math.inf
@@ -145,13 +141,13 @@ def spike_limit(recent: Iterable[float], deviations: float) -> float:
 
 
 class LossDiverged(Exception):
-    """The step that was about to be made would spoil the weights.
+    """The next update would spoil the weights.
 
     Attributes:
-        reason: for a person.
+        reason: Description for people.
         kind: ``nan``, ``inf`` or ``spike``.
         figure: ``loss`` or ``grad_norm``.
-        numbers: the loss and its limit, of a spike.
+        numbers: Loss and limit of a spike.
     """
 
     def __init__(
@@ -164,23 +160,23 @@ class LossDiverged(Exception):
         self.numbers = numbers
 
     def told(self, step: int) -> LossDivergenceDetected:
-        """Return the fact, of the step that is not made."""
+        """Return the event for the step that is not made."""
         return LossDivergenceDetected(self.kind, self.figure, step, *self.numbers)
 
 
 class LossGuard:
-    """Judges the loss of every step before its update; the same on all ranks, and saved.
+    """Check of every step's loss before its update; the same on all ranks, and saved.
 
-    A spike is a loss above the median of recent ones by more than so many deviations (their
-    median one, made comparable with a normal distribution's, and at least 1 % of the median).
+    A spike is a loss far above the median of recent losses. The limit is in deviations: median
+    deviations, scaled to a normal distribution's, and at least 1 % of the median.
 
     Args:
         args: ``rollback_on``, ``loss_spike_deviations``.
-        device: where losses live.
-        ranks: how many train together and know losses of their own.
+        device: Device of the losses.
+        ranks: Number of ranks with losses of their own.
 
     Attributes:
-        episodes: what is told of numbers that were read anyway, also if no step is judged.
+        episodes: Detector for numbers that are read anyway, also if no step is judged.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device, ranks: int) -> None:
@@ -190,7 +186,7 @@ class LossGuard:
         self._ranks = ranks
         self._deviations = args.loss_spike_deviations
         self._recent: deque[float] = deque(maxlen=RECENT)
-        # The sum of the step's losses, and how many ranks' gradients are no number.
+        # Sum of the step's losses, and number of ranks with non-finite gradients.
         self._step = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, loss: torch.Tensor) -> None:
@@ -199,18 +195,18 @@ class LossGuard:
             self._step[0] += loss.detach()
 
     def forget(self) -> None:
-        """Forget the losses of a step that is made anew."""
+        """Drop the losses of a step that is repeated."""
         if self.is_on:
             self._step.zero_()
 
     def judge(self, grad_norm: torch.Tensor | None) -> None:
-        """Judge the step that is about to be made. Collective.
+        """Judge a step before its update. Collective.
 
         Args:
-            grad_norm: before clipping; None where too large gradients are expected (fp16).
+            grad_norm: Norm before clipping; None if infinite gradients are expected (fp16).
 
         Raises:
-            LossBroken: on all ranks alike.
+            LossDiverged: On all ranks alike.
         """
         if not self.is_on:
             return
@@ -243,16 +239,16 @@ class LossGuard:
         return {"recent": list(self._recent)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back recent losses."""
+        """Restore recent losses."""
         self._recent.clear()
         self._recent.extend(state_dict["recent"])
 
 
 def watch_for(args: TrainingArguments, dataset: Any, device: torch.device, ranks: int) -> LossGuard:
-    """Return what judges the losses of a training on ``dataset``.
+    """Return the guard of the losses of a training on ``dataset``.
 
     Raises:
-        ConfigError: it is to go back, and in this data or without checkpoints it cannot.
+        ConfigError: Rollback is requested, but the data or missing checkpoints prevent it.
     """
     if args.rollback_on != "off" and (is_stream(dataset) or args.save_strategy == "no"):
         raise ConfigError(

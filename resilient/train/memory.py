@@ -1,4 +1,4 @@
-"""Memory of the device and of the process: given back, and measured."""
+"""Memory of the device and of the process: release and measurement."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from resilient.storage.shared_memory import available_memory_bytes
 
 
 def empty_cache(device: torch.device, *, collect: bool = False) -> None:
-    """Give memory that is free but kept back to the device, or on the CPU to the system.
+    """Return cached free memory to the device, or on the CPU to the system.
 
-    Works for every device whose module in torch can (cuda, mps, xpu, npu, hpu, mlu, musa).
+    Works for every device whose torch module supports it (cuda, mps, xpu, npu, hpu, mlu, musa).
 
     Args:
-        device: whose.
-        collect: first find what is unreachable and not yet freed; takes a moment.
+        device: Device of the cache.
+        collect: First collect unreachable objects; takes a moment.
     """
     if collect:
         gc.collect()
     module: Any = getattr(torch, device.type, None)
     if device.type == "cpu":
-        # Of the C libraries only glibc has it, and the others need none.
+        # Among C libraries only glibc has it; the others do not need it.
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
     elif hasattr(module, "empty_cache"):
@@ -35,14 +35,15 @@ def empty_cache(device: torch.device, *, collect: bool = False) -> None:
 
 
 class MemoryMeter:
-    """How much memory a stage took: making the trainer, training, one evaluation.
+    """Memory use of a stage: construction of the trainer, training, one evaluation.
 
-    Of the CPU it is what is resident of this process, of an accelerator what torch allocated.
-    ``alloc_delta`` is what the stage kept, ``peaked_delta`` what it needed beyond that for a
-    moment, in bytes. Peaks are the kernel's and the allocator's own, so nothing is sampled.
+    For the CPU it is the resident memory of this process, for an accelerator the memory that
+    torch allocated. ``alloc_delta`` is the memory that the stage kept. ``peaked_delta`` is the
+    temporary memory beyond it. Both are in bytes. Peaks come from the kernel and the allocator,
+    so no sampling is needed.
 
     Args:
-        device: of the model.
+        device: Device of the model.
         is_on: ``skip_memory_metrics`` is False.
     """
 
@@ -66,7 +67,7 @@ class MemoryMeter:
             self._made |= {f"before_init_mem_{one}": size for one, size in self._before.items()}
 
     def stop(self, stage: str) -> dict[str, float]:
-        """End a stage and return its figures, those of ``init`` with the first that come after."""
+        """End a stage and return its figures; those of ``init`` come with the next stage's."""
         if not self._is_on or self._stage != stage:
             return {}
         self._stage = ""
@@ -93,7 +94,7 @@ class MemoryMeter:
 
 
 def resident_bytes() -> int:
-    """Return how much memory of this process is resident; its peak where nobody tells more."""
+    """Return this process's resident memory in bytes; its peak if nothing better is known."""
     return _status("VmRSS") or _peak_of_life()
 
 
@@ -105,7 +106,7 @@ def _peaks(module: Any, device: torch.device) -> dict[str, int]:
 
 
 def _forget_peak(module: Any) -> None:
-    """Let peaks begin anew."""
+    """Reset the peaks."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if module is not None:
@@ -113,7 +114,7 @@ def _forget_peak(module: Any) -> None:
 
 
 def _status(name: str) -> int:
-    """Return a size that Linux tells of this process, 0 elsewhere."""
+    """Return a size in bytes that Linux reports for this process; 0 elsewhere."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             key, _, value = line.partition(":")
@@ -131,7 +132,7 @@ def _peak_of_life() -> int:
 
 
 def used_share(device: torch.device) -> float:
-    """Return how much of the memory that this process may have is taken, from 0 to 1."""
+    """Return the used share of the memory available to this process, from 0 to 1."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return 1 - free / total

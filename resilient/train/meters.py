@@ -1,8 +1,6 @@
-"""Loss sums, tokens, FLOPs.
+"""Loss sums on the device, and counters of tokens and floating-point operations.
 
-Sums of the loss since the last log and since the start, on the device; no wait per step.
-
-How much a run has computed: tokens and floating-point operations, of all ranks and lives.
+Loss sums need no wait per step. The counters cover all ranks and attempts.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The loss of one step while ranks add it up.
+    """Loss of one step during its reduction over ranks.
 
     Attributes:
-        losses: of this rank; they are known by being the same list.
-        read: returns the sum, when all ranks have given theirs.
+        losses: Losses of this rank; the identity of the list identifies the step.
+        read: Returns the sum once all ranks have contributed.
     """
 
     losses: list[Any]
@@ -43,21 +41,21 @@ class _Begun:
 
 
 class Meters:
-    """What this rank has measured and not yet logged; each rank saves its own.
+    """Measurements of this rank that are not logged yet; each rank saves its own.
 
     Sums are float64, so their value hardly depends on how often they are read.
 
     Args:
-        device: where losses live.
-        ranks: how many ranks train together.
-        filters: whether a loss that is no number counts as the mean of those before it since the
-            last log (``logging_nan_inf_filter``). Only what is logged is filtered.
+        device: Device of the losses.
+        ranks: Number of ranks that train together.
+        filters: Replace a non-finite loss by the mean of the losses since the last log
+            (``logging_nan_inf_filter``). Only logged values are filtered.
     """
 
     def __init__(self, device: torch.device, ranks: int, *, filters: bool = False) -> None:
         self._ranks = ranks
         self._filters = filters
-        # On the CPU a number of Python, which adds up to the same bits sooner.
+        # On the CPU a Python number, which gives the same bits faster.
         self._is_number = device.type == "cpu"
         self._recent: Any = self._nothing(device)
         self._logged = torch.zeros((), dtype=torch.float64, device=device)
@@ -81,9 +79,9 @@ class Meters:
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or the field's stand-in for one that is NaN or infinite.
+        """Return the loss, or the field's replacement for a NaN or infinite loss.
 
-        Where it lies on an accelerator nobody waits to know what it is.
+        On an accelerator this does not wait for the loss value.
         """
         stand_in = self._recent / (1 + self.recent_steps)
         return torch.where(torch.isfinite(loss), loss.double(), stand_in)
@@ -92,11 +90,11 @@ class Meters:
         return 0.0 if self._is_number else torch.zeros((), dtype=torch.float64, device=device)
 
     def mark(self) -> torch.Tensor:
-        """Return what ``rewind`` needs to forget losses that are added from now on."""
+        """Return the mark with which ``rewind`` drops losses added after it."""
         return self._recent_sum().clone()
 
     def rewind(self, mark: torch.Tensor) -> None:
-        """Forget the losses that were added since ``mark``."""
+        """Drop the losses added since ``mark``."""
         self._recent = mark.item() if self._is_number else mark.clone()
         self._step_losses.clear()
 
@@ -107,25 +105,26 @@ class Meters:
     def end_step(self, grad_norm: torch.Tensor, learning_rate: float | torch.Tensor) -> None:
         """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read.
 
-        A learning rate that is a tensor changes in place, so it is read.
+        A tensor learning rate changes in place, so it is read now.
         """
         self._grad_norm = grad_norm
         self.learning_rate = float(learning_rate)
         self.recent_steps += 1
 
     def take_step(self) -> list[Any]:
-        """Return the losses of the step's micro-batches; those on a device are not read yet."""
+        """Return the losses of the step's micro-batches; device values are not read yet."""
         losses, self._step_losses = self._step_losses, []
         return losses
 
     def begin_mean(self, near: HostLocalSum | None = None) -> None:
-        """Begin to add the loss of this step over ranks, beside what follows. Collective.
+        """Start the reduction of this step's loss over ranks in the background. Collective.
 
-        No more is added to the step. ``means`` waits for the sum; when it has it, every rank was
-        here.
+        Nothing more may be added to the step. ``means`` waits for the sum; once it has the sum,
+        every
+        rank has called this method.
 
         Args:
-            near: adds numbers of all ranks, where they are on one host; the same on all of them.
+            near: Sum over all ranks of one host; the same object on all of them.
         """
         if self._ranks == 1:
             return
@@ -138,7 +137,7 @@ class Meters:
         self._begun[id(losses)] = _Begun(losses, read)
 
     def means(self, steps: list[list[Any]]) -> list[float]:
-        """Return the loss of each step over all ranks, from what ``take_step`` gave. Collective."""
+        """Return each step's loss over all ranks, from ``take_step``'s results. Collective."""
         if self._ranks == 1 and self._is_number:
             return [float(sum(losses)) for losses in steps]
         begun, self._begun = self._begun, {}
@@ -164,7 +163,7 @@ class Meters:
         return torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last log and start anew. Collective."""
+        """Return the means since the last log and reset them. Collective."""
         loss = self._mean(self._recent_sum(), self.recent_steps)
         self._logged += self._recent
         self.logged_steps += self.recent_steps
@@ -177,11 +176,11 @@ class Meters:
         }
 
     def training_loss(self) -> float:
-        """Return the mean loss of all steps of the run, of all its lives. Collective."""
+        """Return the mean loss of all steps of the run, over all attempts. Collective."""
         return self._mean(self._logged + self._recent, self.logged_steps + self.recent_steps)
 
     def _mean(self, total: torch.Tensor, steps: int) -> float:
-        """Return the mean per step over all ranks; a rank that is new has no steps to weigh."""
+        """Return the mean per step over all ranks; a new rank has no steps and no weight."""
         pair = torch.stack([total, torch.full_like(total, steps)])
         if self._ranks > 1:
             dist.all_reduce(pair)
@@ -200,7 +199,7 @@ class Meters:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the sums."""
+        """Restore the sums."""
         self.rewind(state_dict["recent"].to(self._logged))
         self._logged.copy_(state_dict["logged"])
         self._grad_norm = state_dict["grad_norm"].to(self._logged.device).clone()
@@ -210,29 +209,29 @@ class Meters:
 
 
 def _reduced(total: torch.Tensor, work: Any) -> float:
-    """Return the sum of all ranks, shape (1,), once ``work`` has added it up."""
+    """Return the sum of all ranks, shape (1,), after waiting for ``work``."""
     work.wait()
     return float(total)
 
 
-# Operations are added over ranks in two halves, as their number outgrows 64 bits.
+# Operations are reduced over ranks in two halves, because their number exceeds 64 bits.
 _HALF_BITS = 32
 
 
 @dataclass(slots=True)
 class UsageCounter:
-    """Counts on this rank, and adds to the state what all ranks counted.
+    """Counter of this rank, which adds the counts of all ranks to the state.
 
-    It holds nothing when a checkpoint is made: ``settle`` is called before. Numbers are whole, so
-    they do not depend on when that was.
+    It is empty when a checkpoint is made, because ``settle`` is called before. Counts are whole
+    numbers, so they do not depend on when ``settle`` runs.
 
     Attributes:
-        state: has ``num_input_tokens_seen`` and ``total_flos``.
-        device: where ranks add.
-        ranks: how many add.
-        copies: how many of them train on the same samples.
-        tokens_of: a batch -> its tokens; None if nobody wants them.
-        flos_of: a batch -> its operations; None if nobody can say.
+        state: Has ``num_input_tokens_seen`` and ``total_flos``.
+        device: Device of the reduction.
+        ranks: Number of ranks in the reduction.
+        copies: Number of ranks that train on the same samples.
+        tokens_of: Function from a batch to its tokens; None if not requested.
+        flos_of: Function from a batch to its operations; None if unknown.
     """
 
     state: TrainerState
@@ -249,27 +248,27 @@ class UsageCounter:
         self.is_on = self.tokens_of is not None or self.flos_of is not None
 
     def add(self, inputs: Any) -> None:
-        """Count a micro-batch that was trained on."""
+        """Count a trained micro-batch."""
         if self.tokens_of is not None:
             self._tokens += self.tokens_of(inputs)
         if self.flos_of is not None:
             self._flos += int(self.flos_of(inputs))
 
     def mark(self) -> tuple[int, int]:
-        """Return what ``rewind`` needs to forget what is counted from now on."""
+        """Return the mark with which ``rewind`` drops later counts."""
         return self._tokens, self._flos
 
     def rewind(self, mark: tuple[int, int]) -> None:
-        """Forget what was counted since ``mark``."""
+        """Drop the counts since ``mark``."""
         self._tokens, self._flos = mark
 
     def end_step(self) -> None:
-        """Tell the state the tokens of the step, if somebody wants them. Collective."""
+        """Add the step's tokens to the state, if they are requested. Collective."""
         if self.tokens_of is not None:
             self.settle()
 
     def settle(self) -> None:
-        """Tell the state what was counted since. Collective, if anything is counted."""
+        """Add the counts since the last call to the state. Collective, if anything is counted."""
         if not self.is_on:
             return
         tokens, flos = self._tokens, self._flos
@@ -285,13 +284,13 @@ class UsageCounter:
 
 
 class TokenCount:
-    """The tokens of a batch: of its main input, all or without padding.
+    """Token count of a batch's main input, with or without padding.
 
     Args:
-        model: ``main_input_name`` says what its main input is; ``input_ids`` by default.
-        padding: the token that does not count where there is no ``attention_mask``; None: none.
-        emit: hears once of batches that cannot be counted.
-        skips_padding: whether padding does not count.
+        model: Its ``main_input_name`` names the main input; ``input_ids`` by default.
+        padding: Token that does not count if there is no ``attention_mask``; None: no such token.
+        emit: Receives one event about batches that cannot be counted.
+        skips_padding: Whether padding does not count.
     """
 
     def __init__(
@@ -304,7 +303,7 @@ class TokenCount:
         self._told = False
 
     def __call__(self, inputs: Any) -> int:
-        """Return the number of tokens; 0 where the main input is not there."""
+        """Return the number of tokens; 0 without the main input."""
         main = inputs.get(self._name) if isinstance(inputs, Mapping) else None
         if main is None:
             self._tell(f"it holds no `{self._name}`; `main_input_name` of the model names another")
@@ -330,9 +329,9 @@ def main_input_name(model: nn.Module) -> str:
 
 
 def transformer_flos(model: nn.Module, parameters: int, inputs: Any) -> int:
-    """Return ``6 * tokens * parameters``: forward and backward of a transformer, approximately.
+    """Return ``6 * tokens * parameters``: approximate forward and backward of a transformer.
 
-    0 where the main input is not in the batch.
+    0 if the batch lacks the main input.
     """
     main = inputs.get(main_input_name(model)) if isinstance(inputs, Mapping) else None
     return 0 if main is None else 6 * int(main.numel()) * parameters

@@ -354,7 +354,8 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
 def _kills(number: int) -> bool:
     """Return whether a signal would kill this process.
 
-    Only the kernel knows the handlers of faulthandler. Without the kernel's answer, Python's handlers decide.
+    Only the kernel knows the handlers of faulthandler. Without its answer, Python's handlers
+    decide.
     """
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return False

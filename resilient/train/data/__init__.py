@@ -1,1 +1,1 @@
-"""Samples: their order, and one position in it for the whole job."""
+"""Training data: sample order, and one position in it for the whole job."""

@@ -1,9 +1,4 @@
-"""Collators, remove_unused_columns.
-
-``remove_unused_columns``: what a model's forward does not take is gone before it is collated.
-
-Samples -> a batch.
-"""
+"""Collators, and the removal of columns that the model's forward does not take."""
 
 from __future__ import annotations
 
@@ -21,15 +16,15 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-# What the default collator renames to `labels`.
+# Names that the default collator renames to `labels`.
 _LABELS = ("label", "label_ids")
 
 
 def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | None:
-    """Return the names that a model's forward takes, and labels by every name of theirs.
+    """Return the names that a model's forward takes, and all names of labels.
 
-    None if it takes whatever comes (``**kwargs``); what models of Transformers take in this way
-    are options, and no columns.
+    None if it takes any name (``**kwargs``). The ``**kwargs`` of Transformers models are options,
+    not columns.
     """
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model
@@ -41,13 +36,13 @@ def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | N
 
 
 class PruningCollator:
-    """Leaves out of samples what a model does not take, and collates the rest.
+    """Collator that first drops the columns that a model does not take.
 
     Args:
-        collate: samples -> batch.
-        taken: names that stay.
-        model: the model's name, for messages.
-        tell: hears which names go; not in a loader's process.
+        collate: Function from samples to a batch.
+        taken: Names that stay.
+        model: Name of the model, for messages.
+        tell: Receives the dropped names; not called in a loader's process.
     """
 
     def __init__(
@@ -66,10 +61,10 @@ class PruningCollator:
         return PruningCollator, (self._collate, self._taken, self._model)
 
     def __call__(self, features: Sequence[Any]) -> Any:
-        """Collate samples; those that are no mappings have no names and stay as they are.
+        """Collate samples; samples that are no mappings have no names and stay unchanged.
 
         Raises:
-            ConfigError: nothing is left.
+            ConfigError: No column is left.
         """
         if not isinstance(features[0], Mapping):
             return self._collate(features)
@@ -86,12 +81,12 @@ class PruningCollator:
 
 
 def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any, tuple[str, ...]]:
-    """Return a dataset of Hugging Face ``datasets`` without the columns that go, and their names.
+    """Return a Hugging Face dataset without unused columns, and the dropped names.
 
-    Any other dataset is returned as it is.
+    Any other dataset is returned unchanged.
 
     Raises:
-        ConfigError: no column would be left.
+        ConfigError: No column would be left.
     """
     columns = getattr(dataset, "column_names", None)
     if not columns or not hasattr(dataset, "remove_columns"):
@@ -110,7 +105,7 @@ def _nothing_left(columns: Any, taken: frozenset[str], model: str) -> ConfigErro
 
 
 def collator_for(processing: Any) -> Callable[[Any], Any]:
-    """Return what makes batches unless the user says: a tokenizer pads, else they are stacked."""
+    """Return the default collator: padding with a tokenizer, else stacking."""
     if not hasattr(processing, "pad"):
         return default_data_collator
     from transformers import DataCollatorWithPadding
@@ -123,7 +118,7 @@ def default_data_collator(features: Sequence[Any]) -> Any:
     """Stack samples into a batch.
 
     Mappings become a dict: ``label`` (a number) and ``label_ids`` (a sequence) are renamed to
-    ``labels``, strings and None are left out, as in Transformers. Tuples and tensors are stacked
+    ``labels``; strings and None are left out, as in Transformers. Tuples and tensors are stacked
     by torch's own rule.
     """
     if not isinstance(features[0], Mapping):
@@ -149,6 +144,6 @@ def _stack(column: list[Any]) -> torch.Tensor:
 
 
 def _stack_labels(column: list[Any]) -> torch.Tensor:
-    """Whole numbers become int64, everything else float32: what losses expect."""
+    """Stack labels: whole numbers become int64, others float32, as losses expect."""
     stacked = _stack(column)
     return stacked.float() if stacked.is_floating_point() else stacked.long()

@@ -1,8 +1,8 @@
-"""A train loader that a script made itself: around the run's sampler, or refused.
+"""User-made train loaders: rebuilt around the run's sampler, or refused.
 
-A loader of torch's own knows no position: it would begin every life at the start of its epoch, and
-give every rank the same samples. One that only says what it loads, and in the order that it comes
-in or a random one, says the same around our sampler. Any other has a meaning that would be lost.
+A loader of torch's own has no position: every attempt would begin at the start of its epoch, and
+all ranks would get the same samples. A loader with only a dataset and a sequential or random
+order means the same around our sampler. Any other loader would lose its meaning.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class LoaderRebuilt(Event):
-    """A train loader of the script's own was made again around the sampler of the run."""
+    """The script's own train loader was rebuilt around the run's sampler."""
 
     order: str
 
     def line(self) -> str:
-        """Say whose order its samples come in."""
+        """Format the origin of the sample order."""
         return (
             "the loader of `get_train_dataloader` was made again around the run's sampler, so "
             f"that ranks share the samples and a resume goes on among them; order: {self.order}"
@@ -51,16 +51,16 @@ class LoaderRebuilt(Event):
 def resumable_loader(
     args: TrainingArguments, loader: Any, sampler: ResumableSampler
 ) -> DataLoader[Any] | StreamLoader:
-    """Return a loader whose iterators begin at the position of the run.
+    """Return a loader whose iterators begin at the run's position.
 
     Args:
-        args: what they say of batches must be what the loader does.
-        loader: what ``get_train_dataloader`` returned. One whose ``batch_sampler`` is the run's
-            stays as it is, whatever its class.
-        sampler: of the run; takes over the order of a loader that is made again around it.
+        args: Arguments; the loader's batches must agree with them.
+        loader: Result of ``get_train_dataloader``. A loader whose ``batch_sampler`` is the run's
+            stays unchanged, whatever its class.
+        sampler: Sampler of the run; it takes the order of a loader rebuilt around it.
 
     Raises:
-        ConfigError: it has a sampler, batches or samples of its own.
+        ConfigError: The loader has a sampler, batches or samples of its own.
     """
     if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
         kept: DataLoader[Any] | StreamLoader = loader
@@ -72,7 +72,7 @@ def resumable_loader(
 
 
 def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampler) -> Sampling:
-    """Return the order of a loader that says no more than our sampler does."""
+    """Return the order of a loader without settings that our sampler lacks."""
     if type(loader) is not DataLoader:
         raise _refused(f"a `{type(loader).__name__}`")
     if type(loader.batch_sampler) is not BatchSampler:
@@ -90,7 +90,7 @@ def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampl
 
 
 def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
-    """Return the order that a sampler of torch's stands for."""
+    """Return the order that corresponds to a sampler of torch's."""
     if type(ours) not in {Sampling, Sequential}:
         raise _refused(f"an order beside that of `{ours.name}`")
     if type(inner) is SequentialSampler:
@@ -112,7 +112,7 @@ def _refused(what: str) -> ConfigError:
 def _around(
     args: TrainingArguments, loader: DataLoader[Any], sampler: ResumableSampler
 ) -> DataLoader[Any]:
-    """Return a loader of the same samples, made in the same way, at the run's position."""
+    """Return a loader of the same samples with the same options, at the run's position."""
     options: dict[str, Any] = {}
     if loader.num_workers:
         claim_workers()

@@ -1,16 +1,11 @@
-"""Sample order.
+"""Sample order of an epoch by ``train_sampling_strategy``, and the draws of Transformers' runs.
 
-What a run of Transformers draws from torch's global stream for its loaders, drawn here too.
+An order is a function of the seed, the epoch and the dataset. It is therefore the same on every
+rank and in every attempt, and a checkpoint needs only a position in it.
 
-Ours leave that stream alone, so that no evaluation changes what is trained after it. Theirs draw
-one number for each loader that is begun, and where samples are grouped by length the order of the
-epoch behind it. So that order depends on everything that was drawn before, and what it was drawn
-from is kept with the position in the data.
-
-The order of an epoch's samples by ``train_sampling_strategy``, and which of them go together.
-
-An order is a function of the seed, the epoch and what the dataset is; so it is the same on every
-rank and in every life, and a position in it is all that a checkpoint needs.
+Our loaders leave torch's global stream alone, so that no evaluation changes later training.
+Transformers draws one number for each loader, and with length grouping also the epoch's order.
+That order depends on all earlier draws, so the position in the data keeps the stream's state.
 """
 
 from __future__ import annotations
@@ -35,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HFRandomStreams:
-    """Where torch's global stream stood when a run of theirs began to group by length.
+    """State of torch's global stream when a Transformers run began to group by length.
 
     Attributes:
-        seed: what it was seeded with.
-        is_known: whether nothing that we cannot draw again came after that (``model_init``).
+        seed: Seed of the stream.
+        is_known: Whether all later draws can be repeated (not after ``model_init``).
     """
 
     seed: int
@@ -47,15 +42,15 @@ class HFRandomStreams:
 
 
 def draw_for_loader(cursor: DataCursor) -> None:
-    """Draw what a loader's iterator takes from torch's global stream, in a run that did so."""
+    """Draw a loader iterator's number from torch's stream, in a run begun by Transformers."""
     if cursor.origin:
         _draw_number(None)
 
 
 def draw_for_epoch(cursor: DataCursor) -> None:
-    """Draw what theirs draw when an epoch begins. Collective, where the order is drawn too.
+    """Draw the numbers of an epoch's start in Transformers. Collective, if it draws an order.
 
-    Theirs would part ranks whose streams have come apart; here all take the order of rank 0.
+    In Transformers, ranks with different streams would diverge; here all use rank 0's order.
     """
     draw_for_loader(cursor)
     if not cursor.origin or cursor.streams is None:
@@ -68,7 +63,7 @@ def draw_for_epoch(cursor: DataCursor) -> None:
 
 
 def drawn_order(cursor: DataCursor) -> torch.Tensor:
-    """Return the random order of an epoch that was drawn: int64 indices, shape (samples,)."""
+    """Return the drawn random order of an epoch: int64 indices, shape (samples,)."""
     generator = torch.Generator()
     state = torch.frombuffer(bytearray(base64.b64decode(cursor.drawn)), dtype=torch.uint8)
     generator.set_state(state)
@@ -81,11 +76,11 @@ def packed(state: torch.Tensor) -> str:
 
 
 def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a checkpoint of theirs shows of the stream, for :func:`find_drawn`.
+    """Return the information about the stream in a checkpoint, for :func:`find_drawn`.
 
     Args:
-        random: the random state of rank 0, if it was saved.
-        history: of logs; an evaluation draws a number.
+        random: Random state of rank 0, if it was saved.
+        history: Log history; each evaluation draws a number.
     """
     evaluated = [
         math.ceil(entry["epoch"]) - 1
@@ -96,18 +91,18 @@ def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> 
 
 
 def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -> str:
-    """Return what the order of the epoch that is under way was drawn from.
+    """Return the stream state from which the current epoch's order was drawn.
 
-    Everything is drawn again from the seed on. That it was all is proven by the state that was
-    saved; where more was drawn (dropout on a CPU) the order of the first epoch still came first.
+    All draws are repeated from the seed on. The saved state verifies that none is missing. With
+    further draws (dropout on a CPU), the first epoch's order was still drawn before them.
 
     Args:
-        origin: of the cursor, with what :func:`seen_of` returned.
-        streams: as the run began.
-        size: samples in the training set.
+        origin: Origin of the cursor, with the result of :func:`seen_of`.
+        streams: Streams at the run's start.
+        size: Number of samples in the training set.
 
     Raises:
-        IncompatibleCheckpoint: nobody can know.
+        IncompatibleCheckpoint: The state cannot be determined.
     """
     epoch, evaluated = int(origin["epoch"]), list(origin.get("evaluated", ()))
     generator = torch.Generator().manual_seed(streams.seed)
@@ -146,8 +141,8 @@ _SAMPLES_AT_ONCE = 4096
 def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
     """Return the random order of an epoch: int64 indices, shape (samples,).
 
-    ``torch.randperm`` under a generator seeded with ``seed + epoch``, as accelerate's seedable
-    sampler does, so the order equals that of a Transformers run.
+    ``torch.randperm`` under a generator seeded with ``seed + epoch``, like accelerate's seedable
+    sampler, so the order equals that of a Transformers run.
     """
     generator = torch.Generator()
     generator.manual_seed(seed + epoch)
@@ -174,7 +169,7 @@ class Sampling:
         whole = max(deal.samples - start, 0) // each
         for turn in range(0, whole, several):
             low, count = start + turn * each, min(several, whole - turn)
-            # A tensor is read once for many rounds: that takes longer than to cut a list.
+            # Read the tensor once for many rounds: reading takes longer than slicing a list.
             taken: list[int] = order[low : low + count * each].tolist()
             for mine in range(rank * deal.batch, len(taken), each):
                 yield taken[mine : mine + deal.batch]
@@ -195,10 +190,10 @@ class Sequential(Sampling):
 
 @dataclass(frozen=True, slots=True)
 class LengthGrouped(Sampling):
-    """``group_by_length``: samples of about one length are neighbours, longest group first.
+    """``group_by_length``: neighbours have similar lengths, the longest group comes first.
 
     Attributes:
-        lengths: of each sample.
+        lengths: Length of each sample.
     """
 
     name: ClassVar[str] = "group_by_length"
@@ -207,9 +202,10 @@ class LengthGrouped(Sampling):
     def order(self, cursor: DataCursor) -> torch.Tensor:
         """Return the random order, sorted by length within groups of up to 50 steps.
 
-        Transformers' recipe: the longest sample of all comes first, so that memory runs out at
-        once or never. How large a group is stays what it was in the run's first life. A run that
-        draws as theirs has drawn the random order when the epoch began.
+        Transformers' recipe: the longest sample of all comes first, so that a lack of memory shows
+        at once. The group size stays that of the run's first attempt. A run with Transformers'
+        draws
+        has drawn the random order at the epoch's start.
         """
         lengths, group = self.lengths, cursor.group
         several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
@@ -229,12 +225,12 @@ class LengthGrouped(Sampling):
 class Rebalanced(Sampling):
     """``batch_rebalance``: micro-batches of a step cost about the same, padding included.
 
-    A step trains on the samples that it would train on anyway; its micro-batches differ in size:
-    few long samples or many short ones.
+    A step trains on its usual samples, but its micro-batches differ in size: few long samples or
+    many short ones.
 
     Attributes:
-        lengths: of each sample.
-        accumulation: micro-batches per step and rank.
+        lengths: Length of each sample.
+        accumulation: Micro-batches per step and rank.
     """
 
     lengths: Sequence[int]
@@ -252,28 +248,28 @@ class Rebalanced(Sampling):
             high = min(low + slots * deal.round_samples, cursor.size)
             places = torch.arange(low, max(high, low + groups)) % cursor.size
             parts = split_by_cost(order[places].tolist(), self.lengths, groups)
-            # The dearest first, and those of one round as near to each other as can be.
+            # Costliest first, so that the micro-batches of one round cost nearly the same.
             for slot in range(slots):
                 yield parts[slot * deal.ranks + rank]
 
 
 def cost_of(count: int, longest: int) -> float:
-    """Return what a micro-batch costs when all samples are padded to the longest."""
+    """Return the cost of a micro-batch with all samples padded to the longest."""
     return count * longest * (1 + _QUADRATIC * longest)
 
 
 def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -> list[list[int]]:
-    """Return ``indices`` in ``groups`` parts, none empty, whose dearest is as cheap as can be.
+    """Split ``indices`` into ``groups`` non-empty parts, minimizing the costliest part.
 
-    Sorted by length, longest first; parts are neighbours in that order, the dearest first.
+    Parts are consecutive in the order by length, longest first; the costliest part comes first.
 
     Raises:
-        ValueError: there are fewer indices than groups.
+        ValueError: There are fewer indices than groups.
     """
     if len(indices) < groups:
         raise ValueError(f"{len(indices)} samples cannot fill {groups} micro-batches")
     ordered = sorted(indices, key=lengths.__getitem__, reverse=True)
-    # A part begins with its longest, so these are all the costs that a part can have.
+    # A part begins with its longest sample, so these are all possible costs of a part.
     costs = sorted(
         {
             cost_of(count, lengths[first])
@@ -297,7 +293,7 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
 
 
 def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[list[int]]:
-    """Fill part after part up to a cost."""
+    """Fill parts one after another up to a cost."""
     parts: list[list[int]] = []
     for index in ordered:
         if parts and cost_of(len(parts[-1]) + 1, lengths[parts[-1][0]]) <= cap:
@@ -308,15 +304,15 @@ def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[lis
 
 
 def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
-    """Return how ``args`` order the samples of a map-style dataset.
+    """Return the sampling of a map-style dataset under ``args``.
 
     Args:
         args: ``train_sampling_strategy``, ``length_column_name``.
-        dataset: its samples have the lengths, or a column of its own does.
-        name: what the model mainly reads; its length counts where no other is given.
+        dataset: Dataset whose samples, or one of its columns, hold the lengths.
+        name: Name of the model's main input; its length counts if no other is given.
 
     Raises:
-        ConfigError: lengths are needed, and samples do not say theirs.
+        ConfigError: Lengths are needed, and samples have none.
     """
     strategy = args.train_sampling_strategy
     if strategy == "sequential":
@@ -332,10 +328,10 @@ def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
 def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
     """Return the length of each sample: by column, else by the length of its main input.
 
-    Without a column of a dataset that has columns, every sample is fetched once.
+    Unless the dataset itself has that column, every sample is fetched once.
 
     Raises:
-        ConfigError: samples have neither.
+        ConfigError: Samples have neither.
     """
     if column in (getattr(dataset, "column_names", None) or ()):
         return [int(one) for one in dataset[column]]

@@ -1,22 +1,16 @@
-"""ResumableSampler, DataCursor, dataloader.
-
-What a data loader's process makes of signals: a stop that is asked of everyone is not its own.
-
-A scheduler or a terminal often signals all processes of a job. The step that is under way still
-needs its samples, so the loader's processes stay until the trainer ends them.
-
-Where in the data a run of Transformers is, counted in samples (pure).
-
-Its state counts steps and says the epoch with its fraction. How many batches an epoch had is not
-recorded; it follows from the size of the training set.
-
-The order of samples, and one position in it for the whole job.
+"""Sampler, position in the data and train loader, for one position of the whole job.
 
 The order of an epoch is a function of (seed, epoch). It is cut into rounds: one micro-batch for
 each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the
-number of samples of the epoch that the whole job has trained on. It moves when a round was
-trained on, not when a loader prefetched it, so going on from a checkpoint repeats nothing, skips
-nothing, costs the same at every step, and works at another batch size or number of ranks.
+number of the epoch's samples that the whole job has trained on. It advances when a round was
+trained on, not when a loader prefetched it. A resume therefore repeats and skips no sample, costs
+the same at every step, and works at another batch size or number of ranks.
+
+A scheduler or a terminal often signals all processes of a job. The current step still needs its
+samples, so the loader's processes stay until the trainer ends them.
+
+A Transformers run's position is computed from its steps and fractional epoch. The number of
+batches per epoch is not recorded; it follows from the size of the training set.
 """
 
 from __future__ import annotations
@@ -46,16 +40,16 @@ if TYPE_CHECKING:
     from resilient.train.data.ordering import HFRandomStreams
 
 _trainer_pid = os.getpid()
-# Shared with what we fork. A handler cannot see who sent a signal, so the trainer says here
-# that it is leaving: then the SIGTERM is its own, sent once, and it waits for it to work.
+# Shared with forked children. A handler cannot see the sender of a signal, so the trainer
+# marks here that it exits: the SIGTERM then is its own, sent once, and must take effect.
 _is_leaving = mmap.mmap(-1, 1)
 
 
 def claim_workers() -> None:
-    """Make the DataLoader workers that this process starts its own.
+    """Register this process as the trainer of the DataLoader workers that it starts.
 
-    A warm worker of the agent was forked after this module was imported: the process that
-    imported it is not the trainer, and the mark of leaving would be shared by all ranks.
+    A pre-imported worker of the agent is forked after this module's import. The importing process
+    is then not the trainer, and all ranks would share the mark of leaving.
     """
     global _trainer_pid, _is_leaving
     if os.getpid() != _trainer_pid:
@@ -63,9 +57,9 @@ def claim_workers() -> None:
 
 
 def outlive_a_request(_worker: int) -> None:
-    """Ignore interrupts, and the first SIGTERM unless the trainer is leaving.
+    """Ignore interrupts, and the first SIGTERM unless the trainer is exiting.
 
-    Processes that were not forked from the trainer cannot see that, so they obey SIGTERM.
+    Processes not forked from the trainer cannot see the mark, so they obey SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() == _trainer_pid:
@@ -84,10 +78,10 @@ def _obey(number: int, _frame: Any) -> None:
 
 
 def _end_with_the_trainer() -> None:
-    """End in good order if the trainer is leaving.
+    """Exit with code 0 if the trainer is exiting.
 
-    To die of the signal would be an error to torch, which looks at its loaders whenever a child
-    of the trainer ends and raises there, in the middle of the interpreter's end.
+    Death by the signal would be an error to torch. It checks its loaders whenever a child of the
+    trainer ends and raises there, during the interpreter's shutdown.
     """
     if _is_leaving[0]:
         os._exit(os.EX_OK)
@@ -103,15 +97,15 @@ _CLOSE = 1e-6
 
 
 def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
-    """Return the epoch, and the samples of it that were trained on.
+    """Return the epoch, and the number of its samples that were trained on.
 
     Args:
         origin: ``epoch`` with its fraction, ``batch`` (samples per rank and micro-batch) and
             ``ranks`` of the run that saved.
-        size: samples in the training set.
+        size: Number of samples in the training set.
 
     Raises:
-        ValueError: no number of whole batches is that fraction of an epoch of this set.
+        ValueError: No whole number of batches is that fraction of an epoch of this set.
     """
     number, share = divmod(float(origin["epoch"]), 1.0)
     if share > 1 - _CLOSE:
@@ -121,7 +115,7 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
     each = int(origin["batch"]) * int(origin["ranks"])
     if each < 1:
         raise ValueError("it does not say how many samples a batch had")
-    # With `dataloader_drop_last` the last, incomplete one is left out.
+    # With `dataloader_drop_last` the last, incomplete batch is left out.
     for batches in (math.ceil(size / each), size // each):
         done = share * batches
         if batches and abs(done - round(done)) < _CLOSE * batches:
@@ -134,13 +128,13 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class BatchLayout:
-    """How an epoch is cut and dealt.
+    """Layout of an epoch's batches over rounds and ranks.
 
     Attributes:
-        samples: size of the dataset.
-        batch: samples per micro-batch and rank.
-        ranks: micro-batches per round.
-        drop_last: leave out an incomplete last round instead of completing it.
+        samples: Size of the dataset.
+        batch: Samples per micro-batch and rank.
+        ranks: Micro-batches per round.
+        drop_last: Leave out an incomplete last round instead of completing it.
     """
 
     samples: int
@@ -150,11 +144,11 @@ class BatchLayout:
 
     @property
     def round_samples(self) -> int:
-        """Samples that all ranks together take in one round."""
+        """Samples of one round over all ranks."""
         return self.batch * self.ranks
 
     def rounds_after(self, taken: int) -> int:
-        """Return how many rounds are left of an epoch when ``taken`` samples are consumed."""
+        """Return the rounds left in an epoch of which ``taken`` samples are consumed."""
         left = self.samples - taken
         if left <= 0:
             return 0
@@ -162,15 +156,15 @@ class BatchLayout:
         return whole + (1 if rest and not self.drop_last else 0)
 
     def fraction(self, taken: int) -> float:
-        """Return how much of an epoch's rounds is done when ``taken`` samples are consumed."""
+        """Return the finished share of an epoch's rounds after ``taken`` samples."""
         rounds = self.rounds_after(0)
         return (rounds - self.rounds_after(taken)) / rounds
 
     def micro_batch(self, order: torch.Tensor, start: int, rank: int) -> list[int]:
         """Return the indices of ``rank`` in the round that begins at position ``start``.
 
-        An incomplete last round is completed from the start of the order, so that all ranks
-        have equal batches; a single rank takes what is left (both as in accelerate).
+        An incomplete last round is completed from the start of the order, so that all ranks have
+        equal batches; a single rank takes the remaining samples (both as in accelerate).
         """
         low = start + rank * self.batch
         if self.ranks == 1:
@@ -187,22 +181,22 @@ def _indices(part: torch.Tensor) -> list[int]:
 
 @dataclass(slots=True)
 class DataCursor:
-    """Where the whole job is in the data; a part of every checkpoint.
+    """Position of the whole job in the data; a part of every checkpoint.
 
     Attributes:
-        size: samples in the dataset.
-        seed: what the order is drawn from; a checkpoint's own wins over a new argument.
-        epoch: the current epoch.
-        samples: how many samples of the epoch's order have been trained on.
-        is_open: whether the epoch has begun and its end was not yet handled.
-        origin: whose random numbers are drawn, if they are another trainer's; with what is known
-            of the run that it began.
-        group: samples of a step, as grouping by length counts them; the first life's stay.
-        skipped: stretches that were left out: (epoch, samples) of begin and end.
-        streams: where the run's random numbers began, if it draws as another trainer and that
-            draws the order of each epoch from them.
-        drawn: what the order of this epoch was drawn from, then.
-        planned: the planned length of the run, with what the plan follows from; see
+        size: Number of samples in the dataset.
+        seed: Seed of the order; a checkpoint's overrides a new argument.
+        epoch: Current epoch.
+        samples: Number of samples of the epoch's order that have been trained on.
+        is_open: Whether the epoch has begun and its end was not yet handled.
+        origin: Trainer whose random numbers are drawn, if it is another one, with the known facts
+            about the run that it began.
+        group: Samples of a step for grouping by length; the first attempt's value stays.
+        skipped: Skipped ranges: (epoch, samples) of start and end.
+        streams: Start of the run's random numbers, if it draws like another trainer that draws
+            each epoch's order from them.
+        drawn: Stream state from which this epoch's order was drawn in that case.
+        planned: Planned length of the run, with the inputs of the plan; see
             :mod:`resilient.train.step_count`.
     """
 
@@ -219,7 +213,7 @@ class DataCursor:
     planned: Mapping[str, Any] | None = None
 
     def skip_to(self, epoch: int, samples: int, drawn: str = "") -> None:
-        """Go to a later place, in this epoch or another, and remember what is left out."""
+        """Move to a later position, in this epoch or another, and record the skipped range."""
         self.skipped = [*self.skipped, [self.epoch, self.samples, epoch, samples]]
         self.epoch, self.samples, self.is_open = epoch, samples, True
         self.drawn = drawn
@@ -229,7 +223,7 @@ class DataCursor:
         self.samples = min(self.samples + deal.round_samples, self.size)
 
     def next_epoch(self) -> None:
-        """Go to the start of the next epoch."""
+        """Move to the start of the next epoch."""
         self.epoch += 1
         self.samples = 0
         self.drawn = ""
@@ -250,12 +244,12 @@ class DataCursor:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back a position.
+        """Restore a position.
 
         Raises:
-            IncompatibleCheckpoint: it is a position in a dataset of another size, or in an order
-                that nobody knows.
-            ValueError: it is another trainer's, which makes no sense in this dataset.
+            IncompatibleCheckpoint: The position is in a dataset of another size, or in an unknown
+                order.
+            ValueError: It is another trainer's position and does not fit this dataset.
         """
         if "elsewhere" in state_dict:
             self._go_to(state_dict["elsewhere"])
@@ -278,13 +272,13 @@ class DataCursor:
         self.planned = state_dict.get("planned")
 
     def _go_to(self, place: Mapping[str, Any]) -> None:
-        """Take over a position of another trainer."""
+        """Take a position from another trainer."""
         self.epoch, self.samples = place_in_epoch(place, self.size)
         self.is_open = self.samples > 0
         self.planned = None
         if self.is_open and self.streams is not None:
             self.drawn = find_drawn(place, self.streams, self.size)
-        # What the stream was is of no use from here on.
+        # The stream's state is not needed from here on.
         self.origin = {
             name: one for name, one in place.items() if name not in ("stream", "evaluated")
         }
@@ -292,7 +286,7 @@ class DataCursor:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One rank's indices of one round, and the name of its random stream.
+    """Indices of one rank in one round, and the key of their random stream.
 
     ``key`` is (seed, epoch, position of the first sample in the epoch's order).
     """
@@ -302,12 +296,12 @@ class MicroBatch:
 
 
 class ResumableSampler(Sampler[Any]):
-    """Yields this rank's micro-batches from the cursor to the end of its epoch.
+    """Sampler of this rank's micro-batches from the cursor to the end of its epoch.
 
-    It runs ahead of training as far as the loader prefetches, and leaves the cursor alone.
+    It runs ahead of training as far as the loader prefetches, and does not move the cursor.
 
     Attributes:
-        on_order: told of each order that is begun or gone on with: cursor, kind, indices.
+        on_order: Called for each order that is begun or continued: cursor, kind, indices.
     """
 
     on_order: Callable[[DataCursor, str, torch.Tensor], None] | None = None
@@ -332,7 +326,7 @@ class ResumableSampler(Sampler[Any]):
         return self.deal.rounds_after(self.cursor.samples)
 
     def begin_order(self) -> torch.Tensor:
-        """Return the order of the cursor's epoch, and tell of it."""
+        """Return the order of the cursor's epoch, and call ``on_order``."""
         order = self.sampling.order(self.cursor)
         if self.on_order is not None:
             self.on_order(self.cursor, self.sampling.name, order)
@@ -340,14 +334,14 @@ class ResumableSampler(Sampler[Any]):
 
 
 class KeyedDataset(Dataset[Any]):
-    """Fetches micro-batches; in a worker process each under its own random stream.
+    """Dataset that fetches micro-batches; in a worker each under its own random stream.
 
-    So random augmentation depends on the sample's place in the run, not on which worker drew it
-    or how many batches that worker made before.
+    Random augmentation therefore depends on the sample's place in the run. It depends neither on
+    the worker nor on that worker's earlier batches.
 
     Args:
-        dataset: map-style.
-        always: in this process too, whose stream each batch then begins anew.
+        dataset: Map-style dataset.
+        always: Seed in this process too; each batch then resets the process's stream.
     """
 
     def __init__(self, dataset: Any, *, always: bool = False) -> None:
@@ -366,7 +360,7 @@ class KeyedDataset(Dataset[Any]):
 
 
 def seed_worker(key: Sequence[int]) -> None:
-    """Seed Python's, NumPy's and torch's random numbers of this process from ``key``."""
+    """Seed this process's random numbers of Python, NumPy and torch from ``key``."""
     words = np.random.SeedSequence([word % 2**64 for word in key]).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 - the global stream is what datasets use
@@ -374,9 +368,9 @@ def seed_worker(key: Sequence[int]) -> None:
 
 
 def seed_between_steps(seed: int, step: int, leaves: int) -> None:
-    """Seed what is drawn after the passes of a step (counted from 0) of ``leaves`` micro-batches.
+    """Seed the draws after the passes of a step (counted from 0) of ``leaves`` micro-batches.
 
-    With canonical reduction; the same on every rank.
+    For canonical reduction; the same on every rank.
     """
     seed_worker((seed, step, leaves + 1))
 
@@ -385,7 +379,7 @@ def require_map_style(dataset: Any, role: str) -> int:
     """Return the size of a map-style dataset.
 
     Raises:
-        ConfigError: it is missing, a stream, or empty.
+        ConfigError: The dataset is missing, a stream, or empty.
     """
     if dataset is None:
         raise ConfigError(f"the trainer has no {role}")
@@ -400,10 +394,10 @@ def require_map_style(dataset: Any, role: str) -> int:
 
 
 def make_batch_layout(args: TrainingArguments, world: World, samples: int) -> BatchLayout:
-    """Return how ``args`` cut a training set of ``samples`` for ``world``.
+    """Return the layout of a training set of ``samples`` for ``world``.
 
     Raises:
-        ConfigError: dropping the last round leaves nothing.
+        ConfigError: Dropping the last round leaves no samples.
     """
     deal = BatchLayout(
         samples=samples,
@@ -429,8 +423,8 @@ def train_loader(
 ) -> DataLoader[Any]:
     """Return a loader whose every iterator begins at the sampler's cursor.
 
-    It has a generator of its own: the default is to draw one number per iterator from torch's
-    global stream, and that would tie dropout to the number of loaders made.
+    It has its own generator. By default each iterator draws one number from torch's global
+    stream, so dropout would depend on the number of loaders made.
     """
     return DataLoader(
         KeyedDataset(dataset, always=is_canonical(args)),
@@ -442,7 +436,7 @@ def train_loader(
 
 
 def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
-    """Return the arguments of DataLoader about processes and memory."""
+    """Return DataLoader's arguments for processes and memory."""
     options: dict[str, Any] = {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": pin and args.dataloader_pin_memory,

@@ -1,14 +1,10 @@
-"""Iterable datasets.
-
-Read a stream: all of it, from any sample on, the same in every process.
-
-Datasets without a length: read whole by everyone, dealt by count, resumed at any sample.
+"""Streams: datasets without a length, read from any sample on and resumed at any sample.
 
 The order is the stream's own. It is cut into rounds like a dataset with a length: one micro-batch
-for each rank, consecutive in the stream. Every rank, and every process that loads for it, reads
-the whole stream and keeps what is its own; so what is trained on depends neither on their number
-nor on which of them was quick. The position is the number of samples of the pass that all ranks
-have trained on, and the dataset's own state there if it has one that can be trusted.
+for each rank, consecutive in the stream. Every rank and every loader process reads the whole
+stream and keeps its share. The trained samples therefore depend neither on the number of readers
+nor on their speed. The position is the number of the pass's samples that all ranks have trained
+on, with the dataset's own state there if it has a trustworthy one.
 """
 
 from __future__ import annotations
@@ -40,24 +36,24 @@ if TYPE_CHECKING:
     from resilient.distributed.launch_env import World
     from resilient.train.arguments import TrainingArguments
 
-# What no longer knows its place after a resume: a buffer whose content is not in the state.
+# This iterable loses its place after a resume: the state lacks the buffer's content.
 _FORGETFUL = "BufferShuffledExamplesIterable"
 
 
 def is_stream(dataset: Any) -> bool:
-    """Say whether a dataset can only be read from its beginning on."""
+    """Return whether a dataset can only be read from its beginning."""
     if isinstance(dataset, IterableDataset):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
 class StreamRound(NamedTuple):
-    """What one rank reads of one round of a stream.
+    """Share of one rank in one round of a stream.
 
     Attributes:
-        samples: this rank's.
-        taken: samples of the round that are new, of all ranks.
-        state: the dataset's own after the round, if it has one.
+        samples: Samples of this rank.
+        taken: Number of new samples of the round, over all ranks.
+        state: State of the dataset after the round, if it has one.
     """
 
     samples: list[Any]
@@ -66,13 +62,13 @@ class StreamRound(NamedTuple):
 
 
 class StreamReader(IterableDataset[StreamRound]):
-    """Reads a whole stream from the cursor on and yields this rank's part of each round.
+    """Reader of a whole stream from the cursor on, which yields this rank's part of each round.
 
     Args:
-        dataset: yields samples; told the epoch by ``set_epoch`` if it has that.
-        cursor: where to begin.
-        deal: how the stream is cut.
-        rank: whose micro-batches are kept.
+        dataset: Yields samples; its ``set_epoch`` is called with the epoch if it exists.
+        cursor: Start position.
+        deal: Batch layout of the stream.
+        rank: Rank whose micro-batches are kept.
     """
 
     def __init__(self, dataset: Any, cursor: DataCursor, deal: BatchLayout, rank: int) -> None:
@@ -83,7 +79,7 @@ class StreamReader(IterableDataset[StreamRound]):
         self._source: StreamSource | None = None
 
     def close(self) -> None:
-        """Let go of what the dataset holds open while it is read here."""
+        """Release the resources that the dataset holds open for this reader."""
         if self._source is not None:
             self._source.close()
         self._source = None
@@ -110,15 +106,15 @@ class StreamReader(IterableDataset[StreamRound]):
 
 
 class StreamTail(NamedTuple):
-    """What is made of an incomplete last round."""
+    """Rule for an incomplete last round."""
 
     ranks: int
     drop_last: bool
 
     def complete(self, samples: list[Any], size: int) -> list[Any]:
-        """Return a whole round: its samples come again, as its beginning is read and gone.
+        """Complete a round by repeating its own samples: the stream's beginning is gone.
 
-        A single rank takes what is left.
+        A single rank takes the remaining samples.
         """
         if self.drop_last:
             return []
@@ -128,10 +124,10 @@ class StreamTail(NamedTuple):
 
 
 class StreamSource:
-    """A stream that is read on from a cursor, as if there were one reader and no one else.
+    """Stream read from a cursor as if by a single reader.
 
-    Random numbers that are drawn while a sample is read depend on its place alone, and the
-    streams of this process do not see it.
+    Random numbers drawn while a sample is read depend only on its place, and the streams of this
+    process do not change.
     """
 
     def __init__(self, dataset: Any, cursor: DataCursor) -> None:
@@ -157,7 +153,7 @@ class StreamSource:
             self._skip(cursor.samples)
 
     def take(self, wanted: int) -> list[Any]:
-        """Return the next samples, fewer at the end."""
+        """Return the next samples; fewer at the end."""
         taken: list[Any] = []
         with _alone():
             for _ in range(wanted):
@@ -170,25 +166,25 @@ class StreamSource:
         return taken
 
     def state(self) -> Any:
-        """Return a copy of the dataset's state at this place, None if it has none."""
+        """Return a copy of the dataset's state at this place; None if it has none."""
         return None if self._holder is None else copy.deepcopy(self._holder.state_dict())
 
     def close(self) -> None:
-        """End a generator that was not read to its end, and the threads that it may have."""
+        """Close a generator that was not read to its end, with its threads."""
         if hasattr(self._iterator, "close"):
             self._iterator.close()
 
     def _skip(self, samples: int) -> None:
-        """Read what was trained on, and forget it."""
+        """Read and discard the samples that were trained on."""
         while self._place < samples and self.take(1):
             pass
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hide from a dataset that there are several readers, and its draws from this process.
+    """Hide other readers from a dataset, and the dataset's draws from this process.
 
-    A dataset that deals itself among the processes of a loader would be dealt twice.
+    A dataset that divides itself among loader processes would otherwise be divided twice.
     """
     info = torch_worker._worker_info  # noqa: SLF001 - torch has no other way to say it
     random_state = None if info else RandomState().state_dict()
@@ -202,7 +198,7 @@ def _alone() -> Iterator[None]:
 
 
 def _has_state(holder: Any) -> bool:
-    """Say whether a dataset or an iterator can be put where it was, to the sample."""
+    """Return whether a dataset or an iterator can restore its position to the sample."""
     if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
         return False
     formatting = getattr(holder, "_formatting", None)
@@ -218,12 +214,12 @@ def _has_state(holder: Any) -> bool:
 
 @dataclass(slots=True)
 class StreamBatchLayout(BatchLayout):
-    """How a stream is cut; ``samples`` is 0, and its end is known when it comes.
+    """Batch layout of a stream; ``samples`` is 0, and the end is known only when it comes.
 
     Attributes:
-        rounds: of the whole run, which a fraction of a pass is told in, as Transformers does.
-        accumulation: micro-batches per step and rank.
-        ahead: what was fetched of the pass.
+        rounds: Rounds of the whole run, the unit of a pass's fraction as in Transformers.
+        accumulation: Micro-batches per step and rank.
+        ahead: Prefetched micro-batches of the pass.
     """
 
     rounds: int = 1
@@ -231,22 +227,22 @@ class StreamBatchLayout(BatchLayout):
     ahead: MicroBatchPrefetch | None = None
 
     def rounds_after(self, taken: int) -> int:
-        """Return the rounds that are sure to come, up to one step of them; 0 at the end."""
+        """Return the rounds certain to come, up to one step of them; 0 at the end."""
         if self.ahead is None or self.ahead.place != taken:
-            return 1  # nobody has looked yet
+            return 1  # not prefetched yet
         return self.ahead.fill(self.accumulation)
 
     def fraction(self, taken: int) -> float:
-        """Return how much of the run ``taken`` samples of a pass are."""
+        """Return the share of the run that ``taken`` samples of a pass are."""
         return taken / self.round_samples / self.rounds
 
 
 @dataclass(slots=True)
 class StreamCursor(DataCursor):
-    """Where the whole job is in a stream.
+    """Position of the whole job in a stream.
 
     Attributes:
-        state: the dataset's own state there, or None.
+        state: State of the dataset there, or None.
     """
 
     state: Any = None
@@ -257,7 +253,7 @@ class StreamCursor(DataCursor):
         self.samples += taken
 
     def next_epoch(self) -> None:
-        """Go to the start of the next pass."""
+        """Move to the start of the next pass."""
         DataCursor.next_epoch(self)
         self.state = None
 
@@ -266,10 +262,10 @@ class StreamCursor(DataCursor):
         return {**DataCursor.state_dict(self), "stream": {"state": self.state}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back a position.
+        """Restore a position.
 
         Raises:
-            IncompatibleCheckpoint: it is a position in a dataset with a length.
+            IncompatibleCheckpoint: The position is in a dataset with a length.
         """
         if "stream" not in state_dict:
             raise IncompatibleCheckpoint(
@@ -281,12 +277,12 @@ class StreamCursor(DataCursor):
 
 
 class MicroBatchPrefetch:
-    """A step's micro-batches, fetched to see whether there are so many.
+    """Micro-batches of a step, fetched ahead to find out how many there are.
 
     Args:
-        rounds: collated rounds of this rank: (batch, samples of all ranks, state).
-        place: samples of the pass that were trained on before, and then those since.
-        what: names the dataset, for messages.
+        rounds: Collated rounds of this rank: (batch, samples of all ranks, state).
+        place: Number of the pass's samples trained on so far; it advances.
+        what: Name of the dataset, for messages.
     """
 
     def __init__(self, rounds: Iterator[tuple[Any, int, Any]], place: int, what: str) -> None:
@@ -297,15 +293,15 @@ class MicroBatchPrefetch:
         self._given: deque[tuple[int, Any]] = deque()
 
     def fill(self, wanted: int) -> int:
-        """Fetch up to ``wanted`` micro-batches and return how many there are."""
+        """Fetch up to ``wanted`` micro-batches and return their number."""
         self._fetched.extend(islice(self._rounds, max(0, wanted - len(self._fetched))))
         return len(self._fetched)
 
     def require_any(self) -> None:
-        """Refuse a stream that has nothing to train on.
+        """Refuse a stream without training data.
 
         Raises:
-            ConfigError: it ended at once.
+            ConfigError: The stream ended at once.
         """
         if not self.fill(1):
             raise ConfigError(
@@ -314,7 +310,7 @@ class MicroBatchPrefetch:
             )
 
     def trained(self) -> tuple[int, Any]:
-        """Return (samples, state) of the oldest micro-batch that was given and not yet counted."""
+        """Return (samples, state) of the oldest micro-batch handed out and not yet counted."""
         taken, state = self._given.popleft()
         self.place += taken
         return taken, state
@@ -331,7 +327,7 @@ class MicroBatchPrefetch:
 
 
 class _CollateRound:
-    """Collates the samples of a round and leaves its place beside them."""
+    """Collator of a round's samples that passes the round's position through."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -341,14 +337,14 @@ class _CollateRound:
 
 
 class StreamLoader:
-    """Loads a stream; each iterator begins at the cursor.
+    """Loader of a stream; each iterator begins at the cursor.
 
     Args:
-        loader: yields collated rounds.
-        reader: what it reads.
-        cursor: the position.
-        deal: told what was fetched ahead.
-        what: names the dataset, for messages.
+        loader: Yields collated rounds.
+        reader: Dataset behind the loader.
+        cursor: Position in the stream.
+        deal: Batch layout; it gets the prefetched micro-batches.
+        what: Name of the dataset, for messages.
     """
 
     def __init__(
@@ -366,7 +362,7 @@ class StreamLoader:
         self._what = what
 
     def close(self) -> None:
-        """Stop reading: end what was fetched ahead, and who fetched it."""
+        """Stop reading: drop prefetched batches and close the reader."""
         self._deal.ahead = None
         self._reader.close()
 
@@ -381,10 +377,10 @@ class StreamLoader:
 def place_in_stream(
     args: TrainingArguments, world: World
 ) -> tuple[StreamCursor, StreamBatchLayout]:
-    """Return the start of a stream and how it is cut.
+    """Return the start and the batch layout of a stream.
 
     Raises:
-        ConfigError: the arguments need a dataset with a length.
+        ConfigError: The arguments need a dataset with a length.
     """
     if args.max_steps <= 0:
         raise ConfigError(
@@ -434,7 +430,7 @@ def stream_loader(
 
 
 def stream_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
-    """Return the arguments of DataLoader; its processes end with a pass, to begin anew in the next.
+    """Return DataLoader's arguments; its processes end with a pass and restart in the next.
 
     The generator keeps torch from drawing from the global stream.
     """

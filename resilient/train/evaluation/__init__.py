@@ -1,1 +1,1 @@
-"""Every sample once, on any number of ranks, and what is made of it."""
+"""Evaluation: every sample once on any number of ranks, and metrics."""

@@ -1,8 +1,6 @@
-"""User loaders, batch metrics.
+"""Evaluation with user-made loaders, whose samples are counted, and batch-wise metrics.
 
-Evaluation by a loader that a script made itself: what it gives is counted, not assumed.
-
-``batch_eval_metrics``: metrics that are computed batch by batch, and hold no predictions.
+With ``batch_eval_metrics``, metrics are computed batch by batch and keep no predictions.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CountedShard(EvalShard):
-    """All batches of a loader, on one rank; ``samples`` and ``sizes`` are of those seen so far."""
+    """All batches of a loader on one rank; ``samples`` and ``sizes`` count those seen so far."""
 
     sizes: list[int] = field(default_factory=list)
 
@@ -38,31 +36,31 @@ class CountedShard(EvalShard):
 
     @property
     def batches(self) -> int:
-        """Batches that were seen."""
+        """Number of batches seen."""
         return len(self.sizes)
 
     @property
     def weights(self) -> list[int]:
-        """How many samples each of them had."""
+        """Number of samples of each batch seen."""
         return self.sizes
 
     def of(self, rank: int) -> list[list[int]]:
-        """Return the places of their samples, batch by batch, in the order that they came in."""
+        """Return the positions of their samples, batch by batch, in order of arrival."""
         total = list(accumulate(self.sizes))
         ends = [total[nth] for nth in self.turns(rank)]
         return [list(range(end - size, end)) for end, size in zip(ends, self.sizes, strict=True)]
 
     def counts(self, nth: int) -> bool:
-        """Say that every batch counts."""
+        """Return True: every batch counts."""
         return nth < self.batches
 
 
 class CountedBatches:
-    """Counts the samples of each batch of a loader.
+    """Loader wrapper that counts the samples of each batch.
 
     Args:
-        loader: yields batches.
-        world: of one rank.
+        loader: Yields batches.
+        world: World of one rank.
     """
 
     def __init__(self, loader: Any, world: World) -> None:
@@ -83,7 +81,7 @@ class CountedBatches:
 
 
 def samples_of(inputs: Any) -> int | None:
-    """Return the length of the first tensor or list in a batch, None if there is none."""
+    """Return the length of the first tensor or list in a batch; None if there is none."""
     if hasattr(inputs, "shape"):
         return int(inputs.shape[0]) if len(inputs.shape) else None
     if isinstance(inputs, Mapping):
@@ -97,18 +95,18 @@ def samples_of(inputs: Any) -> int | None:
 
 
 def counted(loader: Any, world: World, *, in_step: bool) -> Any:
-    """Return a loader that has a ``share``, in which every sample of ``loader`` counts once.
+    """Return a loader with a ``share``, in which every sample of ``loader`` counts once.
 
-    One of ours has it, and stays. Alone, a rank counts what comes. Several share the batches of a
-    plain loader in the order of its dataset.
+    Our own loaders have a share and stay unchanged. A single rank counts what arrives. Several
+    ranks share the batches of a plain loader in the order of its dataset.
 
     Args:
-        loader: what ``get_eval_dataloader`` returned.
-        world: who this rank is among how many that have samples of their own.
-        in_step: whether they must run equally many batches.
+        loader: Result of ``get_eval_dataloader``.
+        world: World of the ranks with samples of their own.
+        in_step: Whether all ranks must run the same number of batches.
 
     Raises:
-        ConfigError: there are several ranks, and nobody knows how to share what it loads.
+        ConfigError: Several ranks cannot share this loader's samples.
     """
     if getattr(loader, "share", None) is not None:
         return loader
@@ -135,14 +133,15 @@ def counted(loader: Any, world: World, *, in_step: bool) -> Any:
 
 
 class BatchMetrics:
-    """Calls ``compute_metrics(prediction, compute_result=...)`` with each batch of a dataset.
+    """Caller of ``compute_metrics(prediction, compute_result=...)`` for each batch of a dataset.
 
-    Every rank makes the same calls, in the dataset's order, whatever the number of ranks; so all
-    must run as many batches as the others (``in_step`` of the share). Tensors are on the host.
+    Every rank makes the same calls, in the dataset's order, for any number of ranks. All ranks
+    must therefore run the same number of batches (``in_step`` of the share). Tensors are on the
+    host.
 
     Args:
-        compute: keeps what it needs of a batch, and returns metrics when ``compute_result``.
-        share: which batches are this rank's.
+        compute: Accumulates over batches, and returns metrics if ``compute_result`` is true.
+        share: Batches of this rank.
         include: ``include_for_metrics``.
     """
 
@@ -154,7 +153,7 @@ class BatchMetrics:
         self._last: EvalPrediction | None = None
 
     def add(self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any) -> None:
-        """Take one batch of each rank. Collective."""
+        """Process one batch of each rank. Collective."""
         mine = None
         if self._share.counts(self._seen) and not self._share.is_stand_in:
             mine = nested(_on_host, (predictions, labels, inputs, loss))
@@ -164,14 +163,14 @@ class BatchMetrics:
                 self._take(*one)
 
     def result(self) -> Mapping[str, Any]:
-        """Return the metrics, of the last call."""
+        """Return the metrics from the last call."""
         if self._last is None:
             return {}
         metrics: Mapping[str, Any] = self._compute(self._last, compute_result=True)
         return metrics
 
     def _take(self, predictions: Any, labels: Any, inputs: Any, loss: Any) -> None:
-        """Hand over the batch before: which one is the last is known when no other comes."""
+        """Pass on the previous batch: the last batch is known only when no other follows."""
         if predictions is None or labels is None:
             return
         if self._last is not None:

@@ -1,7 +1,7 @@
-"""What ranks have computed, brought together: rows of tensors, or whatever can be pickled.
+"""Gathering of outputs over ranks: rows of tensors, or any picklable objects.
 
-Outputs of models are nested: tensors in tuples, lists and mappings. A list whose items are no
-tensors is one value per sample, as decoded texts are.
+Model outputs are nested: tensors in tuples, lists and mappings. A list without tensors holds one
+value per sample, such as decoded texts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What rows shorter than the longest are filled with; losses and metrics ignore it (Transformers).
+# Filler of rows shorter than the longest; losses and metrics ignore it (Transformers).
 PADDING = -100
 
 
 def nested(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return ``value`` with ``change`` made to every tensor in it."""
+    """Return ``value`` with ``change`` applied to every tensor in it."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -36,7 +36,7 @@ def nested(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def is_column(value: Any) -> bool:
-    """Say whether ``value`` is a list with one plain value per sample, and not a structure."""
+    """Return whether ``value`` is a list with one plain value per sample, not a structure."""
     return isinstance(value, list) and not any(
         isinstance(one, (torch.Tensor, np.ndarray, Mapping, tuple)) for one in value
     )
@@ -50,9 +50,9 @@ def first_of(value: Any) -> Any:
 
 
 def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
-    """Return the structure that all ``batches`` have, with ``join`` made to the leaves at a place.
+    """Return the common structure of ``batches``, with ``join`` applied to corresponding leaves.
 
-    None where the first batch has nothing.
+    None where the first batch is None.
     """
     first = batches[0] if batches else None
     if first is None:
@@ -84,7 +84,7 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join along the samples; other dimensions are padded to the largest.
 
     Raises:
-        ConfigError: one has no dimension of samples.
+        ConfigError: A tensor has no dimension of samples.
     """
     if not all(one.dim() for one in batches):
         raise ConfigError(
@@ -97,18 +97,19 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
-    """Join the leaves of batches that are here: arrays are padded, lists are chained."""
+    """Join the leaves of this rank's batches: arrays are padded, lists are chained."""
     if isinstance(batches[0], np.ndarray):
         return pad_and_concatenate([torch.from_numpy(one) for one in batches]).numpy()
     return [value for batch in batches for value in batch]
 
 
 def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the rows of all ranks, in the order of ranks; their numbers may differ. Collective.
+    """Return the rows of all ranks, in rank order; their numbers may differ. Collective.
 
     Args:
-        rows: of this rank.
-        ranks: how many have rows of their own; neighbours beyond that have the same, once taken.
+        rows: Rows of this rank.
+        ranks: Number of ranks with rows of their own. Further neighbours have the same rows,
+            which are taken once.
     """
     if ranks == 1:
         return rows
@@ -125,9 +126,9 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def gather_objects(value: Any, ranks: int) -> list[Any]:
-    """Return what each rank has, in the order of ranks. Collective.
+    """Return each rank's object, in rank order. Collective.
 
-    Among ranks of one job only: what arrives is unpickled.
+    Only for ranks of one job: the received bytes are unpickled.
     """
     if ranks == 1:
         return [value]

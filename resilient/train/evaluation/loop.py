@@ -1,13 +1,8 @@
-"""Evaluation loop.
+"""Evaluation loop: each rank evaluates a share, every sample counts once.
 
-One output of a model over a whole evaluation: held per batch, gathered, put in order.
-
-Evaluation: each rank its share, every sample counted once, the same result at any world size.
-
-Batches of the dataset's own order are dealt to ranks in turn. Ranks meet only to gather rows, at
-the end or every ``eval_accumulation_steps`` batches, and put them back into the dataset's order.
-
-Evaluation of a dataset without a length: every sample once, on any number of ranks.
+The result is the same at any world size. Batches in the dataset's own order are dealt to ranks
+in turn. Ranks synchronize only to gather rows, at the end or every ``eval_accumulation_steps``
+batches, and restore the dataset's order. A dataset without a length is evaluated the same way.
 """
 
 from __future__ import annotations
@@ -43,12 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutputJoin:
-    """How outputs leave the device and become one.
+    """Rules for moving outputs off the device and joining them.
 
     Attributes:
-        every: batches after which they are gathered and leave the device; None: at the end.
-        concat: join batches; else there is a list of them.
-        objects: gather by pickling, so that they may hold more than tensors.
+        every: Number of batches after which outputs are gathered and leave the device; None: at
+            the end.
+        concat: Join batches; else keep a list of them.
+        objects: Gather by pickling, so that outputs may contain more than tensors.
     """
 
     every: int | None = None
@@ -57,23 +53,23 @@ class OutputJoin:
 
     @classmethod
     def of(cls, args: TrainingArguments) -> OutputJoin:
-        """Return what ``args`` say."""
+        """Return the rules of ``args``."""
         return cls(
             args.eval_accumulation_steps, args.eval_do_concat_batches, args.eval_use_gather_object
         )
 
     @property
     def by_pickle(self) -> bool:
-        """Whether batches stay apart until the end."""
+        """Whether batches stay separate until the end."""
         return self.objects or not self.concat
 
 
 class OutputColumn:
-    """What the batches of one rank have in one place: predictions, labels or inputs.
+    """One output of a rank over an evaluation: predictions, labels or inputs.
 
     Args:
-        share: which batches are this rank's.
-        joining: how they become one.
+        share: Batches of this rank.
+        joining: Rules for joining them.
     """
 
     def __init__(self, share: EvalShard, joining: OutputJoin) -> None:
@@ -84,13 +80,13 @@ class OutputColumn:
         self._spilled: list[Any] = []
 
     def add(self, value: Any) -> None:
-        """Hold the value of one more batch; its first dimension is samples."""
+        """Keep the value of one more batch; its first dimension is samples."""
         self._held.append(nested(torch.Tensor.detach, value))
 
     def spill(self) -> None:
-        """Take what is held off the device, as tensors together with the other ranks. Collective.
+        """Move the kept values off the device; tensors are gathered with other ranks. Collective.
 
-        Every rank must spill as often as the others, whatever it holds, and all of its columns.
+        Every rank must spill all of its columns as often as the others, whatever it keeps.
         """
         held, self._held = self._held, []
         if self._joining.by_pickle:
@@ -102,7 +98,7 @@ class OutputColumn:
             self._spilled.append(together)
 
     def result(self) -> Any:
-        """Return what was spilled: arrays in the dataset's order, or a list of its batches.
+        """Return the spilled values: arrays in the dataset's order, or a list of its batches.
 
         Collective.
         """
@@ -118,7 +114,7 @@ class OutputColumn:
         return zipped(ordered, concatenate) if self._joining.concat else ordered
 
     def _gathered(self, leaves: Sequence[Any]) -> Any:
-        """Join the leaves of this rank's batches, and those with the other ranks'."""
+        """Join the leaves of this rank's batches, and gather those of the other ranks."""
         ranks, is_here = self._share.world.size, not self._share.is_stand_in
         if isinstance(leaves[0], torch.Tensor):
             rows = pad_and_concatenate(leaves)
@@ -132,9 +128,9 @@ class OutputColumn:
         return concatenate(leaves)
 
     def _ordered(self, chunks: Sequence[Any]) -> Any:
-        """Join what was spilled at different times and put it into the dataset's order."""
+        """Join the values of several spills and put them into the dataset's order."""
         if not isinstance(chunks[0], torch.Tensor):
-            return concatenate(chunks)  # of one rank, so it is in order
+            return concatenate(chunks)  # from one rank, so already in order
         rows, order = pad_and_concatenate(chunks), self._order()
         if len(order) != len(rows):
             raise ConfigError(
@@ -144,7 +140,7 @@ class OutputColumn:
         return to_numpy(torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows))
 
     def _order(self) -> list[int]:
-        """Return the places of rows in the dataset as they come: by spill, by rank, in turn."""
+        """Return the rows' dataset positions in gathering order: by spill, by rank, by turn."""
         shares = [self._share.of(rank) for rank in range(self._share.world.size)]
         every = self._joining.every or max(len(shares[0]), 1)
         return [
@@ -162,13 +158,13 @@ def _nothing_of(leaves: Sequence[Any]) -> Any:
 
 
 class EvalPrediction:
-    """What ``compute_metrics`` gets, in the dataset's order; unpacks as a tuple of what is there.
+    """Argument of ``compute_metrics``, in the dataset's order; unpacks as a tuple of its values.
 
     Attributes:
-        predictions: an array, or a tuple or dict of them.
-        label_ids: the same.
-        inputs: the model's main input, if ``include_for_metrics`` has ``inputs``.
-        losses: each sample's batch's mean loss, if ``include_for_metrics`` has ``loss``.
+        predictions: An array, or a tuple or dict of arrays.
+        label_ids: The same.
+        inputs: The model's main input, if ``include_for_metrics`` contains ``inputs``.
+        losses: Mean loss of each sample's batch, if ``include_for_metrics`` contains ``loss``.
     """
 
     def __init__(
@@ -195,7 +191,7 @@ class EvalPrediction:
 
 
 class PredictionOutput(NamedTuple):
-    """What ``Trainer.predict`` returns."""
+    """Result of ``Trainer.predict``."""
 
     predictions: Any
     label_ids: Any
@@ -204,13 +200,13 @@ class PredictionOutput(NamedTuple):
 
 @dataclass(slots=True)
 class EvalShard:
-    """Which batches of ``samples`` a rank evaluates.
+    """Batches of a dataset that a rank evaluates.
 
     Attributes:
-        samples: size of the dataset.
-        batch: samples per batch.
-        world: who this rank is among how many.
-        in_step: every rank must run as many batches as the others, because they compute together.
+        samples: Size of the dataset.
+        batch: Samples per batch.
+        world: World of the evaluating ranks.
+        in_step: All ranks must run the same number of batches, because they compute together.
     """
 
     samples: int
@@ -220,7 +216,7 @@ class EvalShard:
 
     @property
     def batches(self) -> int:
-        """Batches in the dataset."""
+        """Number of batches in the dataset."""
         return math.ceil(self.samples / self.batch)
 
     def turns(self, rank: int) -> range:
@@ -236,46 +232,46 @@ class EvalShard:
 
     @property
     def weights(self) -> list[int]:
-        """How many samples each batch of the dataset has."""
+        """Number of samples of each batch of the dataset."""
         whole, rest = divmod(self.samples, self.batch)
         return [self.batch] * whole + ([rest] if rest else [])
 
     def mean(self, losses: Sequence[float]) -> float:
-        """Return the mean over samples of ``losses`` of batches.
+        """Return the mean over samples of the batches' ``losses``.
 
-        They are weighed by their samples and added with ``math.fsum``, so the result is exact to
-        the last bit whatever the number of ranks.
+        Losses are weighted by their samples and added with ``math.fsum``, so the result is exact to
+        the last bit for any number of ranks.
         """
         weighed = (size * loss for size, loss in zip(self.weights, losses, strict=True))
         return math.fsum(weighed) / self.samples
 
     def spread(self, losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the losses of batches once for each of their samples, float64."""
+        """Return the batches' losses repeated for each of their samples, float64."""
         return np.repeat(np.asarray(losses, dtype=np.float64), self.weights)
 
     def counts(self, nth: int) -> bool:
-        """Say whether the ``nth`` batch that runs here is one of this rank's share."""
+        """Return whether the ``nth`` batch run here belongs to this rank's share."""
         return nth < max(len(self.turns(self.world.rank)), 1)
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether this rank has no batch, and runs the first one only to know its shapes."""
+        """Whether this rank has no batch, and runs the first one only for its shapes."""
         return self.world.rank >= self.batches
 
     def mine(self) -> list[list[int]]:
-        """Return the batches to run here, at least one; those past the share only keep step."""
+        """Return the batches to run here, at least one; surplus batches only keep ranks in step."""
         own = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
         missing = math.ceil(self.batches / self.world.size) - len(own) if self.in_step else 0
         return own + own[-1:] * missing
 
 
 class EvalShardLoader(DataLoader[Any]):
-    """Loads the batches of a share of a dataset.
+    """Loader of a share of a dataset.
 
     Args:
-        dataset: map-style.
-        share: which batches.
-        **options: of DataLoader.
+        dataset: Map-style dataset.
+        share: Batches to load.
+        **options: Options of DataLoader.
     """
 
     def __init__(self, dataset: Any, share: EvalShard, **options: Any) -> None:
@@ -292,15 +288,15 @@ def eval_loader(
     pin: bool,
     persistent: bool = False,
 ) -> EvalShardLoader:
-    """Return a loader of this rank's share; it leaves torch's global random stream alone.
+    """Return a loader of this rank's share; torch's global random stream stays unchanged.
 
     Args:
-        args: of the run.
-        dataset: map-style.
-        share: which batches.
-        collate: samples -> batch.
-        pin: whether batches go to pinned memory.
-        persistent: whether the loader's processes live on between evaluations.
+        args: Arguments of the run.
+        dataset: Map-style dataset.
+        share: Batches to load.
+        collate: Function from samples to a batch.
+        pin: Whether batches go to pinned memory.
+        persistent: Whether the loader's processes persist between evaluations.
     """
     options = worker_options(args, pin=pin)
     if options["num_workers"]:
@@ -315,12 +311,12 @@ def eval_loader(
 
 
 class EvalAccumulator:
-    """What one rank has seen of an evaluation.
+    """Losses and outputs of one rank in an evaluation.
 
     Args:
-        share: which batches are this rank's.
-        keep_outputs: whether predictions, labels and inputs are kept, not only losses.
-        joining: how outputs of batches become one.
+        share: Batches of this rank.
+        keep_outputs: Keep predictions, labels and inputs too, not only losses.
+        joining: Rules for joining the outputs of batches.
     """
 
     def __init__(
@@ -341,7 +337,7 @@ class EvalAccumulator:
     ) -> None:
         """Add one batch: its mean loss (scalar), and its outputs (first dimension: samples).
 
-        What comes after this rank's share was run to keep step, and is dropped. Collective after
+        Batches after this rank's share only keep ranks in step, and are dropped. Collective after
         every ``joining.every`` batches.
         """
         if self._share.counts(self._seen):
@@ -355,7 +351,7 @@ class EvalAccumulator:
             self._spill()
 
     def losses(self) -> list[float] | None:
-        """Return the mean loss of each batch of the dataset, None without labels. Collective."""
+        """Return the mean loss of each batch of the dataset; None without labels. Collective."""
         self._finish()
         if not self._losses:
             return None
@@ -367,7 +363,7 @@ class EvalAccumulator:
         return [by_turn[turn] for turn in range(share.batches)]
 
     def mean_loss(self) -> float | None:
-        """Return the mean loss over samples, None without labels. Collective."""
+        """Return the mean loss over samples; None without labels. Collective."""
         losses = self.losses()
         return None if losses is None else self._share.mean(losses)
 
@@ -380,7 +376,7 @@ class EvalAccumulator:
         return predictions, labels, inputs
 
     def _finish(self) -> None:
-        """Spill as often as the rank with the most batches, before anything else is gathered."""
+        """Spill as often as the rank with the most batches, before any other gathering."""
         rounds = max(1, -(-self._share.batches // self._share.world.size))
         for _ in range(self._spills, -(-rounds // (self._joining.every or rounds))):
             self._spill()
@@ -395,12 +391,12 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> Non
     """Raise if no evaluation of a dict of datasets can give a metric.
 
     Args:
-        sets: datasets by name; None if there is only one.
-        metric: its name, with ``eval_`` or without.
-        who: what needs it.
+        sets: Datasets by name; None if there is only one.
+        metric: Name of the metric, with or without ``eval_``.
+        who: Argument that needs the metric.
 
     Raises:
-        ConfigError: the name is of none of them.
+        ConfigError: The name belongs to none of the datasets.
     """
     name = f"eval_{metric.removeprefix('eval_')}"
     if sets and not any(name.startswith(f"eval_{one}_") for one in sets):
@@ -413,7 +409,7 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> Non
 
 
 def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return ``metrics`` with every name under ``prefix_``."""
+    """Return ``metrics`` with the prefix ``prefix_`` on every name."""
     return {
         name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value
         for name, value in metrics.items()
@@ -422,7 +418,7 @@ def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class StreamShare(EvalShard):
-    """Which batches of a stream a rank evaluates; ``samples`` are those that were seen so far."""
+    """Batches of a stream that a rank evaluates; ``samples`` counts those seen so far."""
 
     own: list[bool] = field(default_factory=list)
 
@@ -430,21 +426,21 @@ class StreamShare(EvalShard):
         """Count the samples of one round of all ranks.
 
         Args:
-            taken: how many there were.
-            runs: whether a batch runs here.
-            own: whether it is of this rank's share.
+            taken: Number of samples.
+            runs: Whether a batch runs here.
+            own: Whether it belongs to this rank's share.
         """
         self.samples += taken
         if runs:
             self.own.append(own)
 
     def counts(self, nth: int) -> bool:
-        """Say whether the ``nth`` batch that runs here is one of this rank's share."""
+        """Return whether the ``nth`` batch run here belongs to this rank's share."""
         return self.own[nth] or nth == 0
 
 
 class _Part(NamedTuple):
-    """One rank's part of a round: its samples, or others' that only keep it in step."""
+    """One rank's part of a round: its own samples, or others' that only keep it in step."""
 
     samples: list[Any]
     taken: int
@@ -469,18 +465,18 @@ class _Reader(IterableDataset[_Part]):
         low, keeps_step = self._world.rank * self._batch, True
         while samples := source.take(self._batch * self._world.size):
             own = samples[low : low + self._batch]
-            # The first round runs everywhere, so that all know the shapes.
+            # The first round runs on every rank, so that all know the shapes.
             stand_in = samples[: self._batch] if keeps_step else []
             yield _Part(own or stand_in, len(samples), bool(own))
             keeps_step = self._in_step
 
 
 class StreamEvaluation:
-    """Loads a stream for evaluation; its share knows the size when it was read.
+    """Loader of a stream for evaluation; its share knows the size once the stream was read.
 
     Args:
-        loader: yields collated parts.
-        share: counts them.
+        loader: Yields collated parts.
+        share: Counts the samples.
     """
 
     def __init__(self, loader: DataLoader[Any], share: StreamShare) -> None:

@@ -1,11 +1,7 @@
-"""Metrics by task.
+"""Metrics by task, with NumPy alone, for ``compute_metrics``.
 
-Entities in sequences of tags (IOB1, IOB2 and IOBES), and how many of them were found.
-
-The rules are those of conlleval, as in seqeval's default mode: an entity is right when its type,
-its first and its last token are.
-
-Metrics by task: what ``compute_metrics`` usually is, with NumPy alone.
+Entities come from sequences of tags (IOB1, IOB2 and IOBES) by the rules of conlleval, as in
+seqeval's default mode: an entity is right if its type, first and last token are.
 
 >>> compute_metrics = metrics_for("classification")
 """
@@ -49,11 +45,11 @@ def entity_report(
     """Return precision, recall, f1-score and support by type, and their averages.
 
     Args:
-        truth: the right tags of each sequence.
-        found: the tags that were predicted, as many.
+        truth: Correct tags of each sequence.
+        found: Predicted tags, of the same lengths.
 
     The names are those of scikit-learn's and seqeval's ``classification_report``: one entry per
-    type, ``micro avg``, ``macro avg`` and ``weighted avg``. A ratio over nothing is 0.
+    type, ``micro avg``, ``macro avg`` and ``weighted avg``. A ratio with denominator 0 is 0.
     """
     right, guessed = _all(truth), _all(found)
     support, tried = (Counter(kind for kind, *_ in some) for some in (right, guessed))
@@ -96,16 +92,16 @@ _OVERALL = ("precision", "recall", "f1")
 def metrics_for(
     task: str | None, id2label: Mapping[int, str] | None = None
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """Return what computes the metrics of a task.
+    """Return the function that computes the metrics of a task.
 
     Args:
         task: ``classification`` (accuracy, f1 weighted by support), ``regression`` (mse, mae),
             ``ner`` (precision, recall and f1 of whole entities, overall and by type; labels of
             -100 do not count), or None for no metrics.
-        id2label: for ``ner``: the tag of each class, as ``B-PER`` and ``O``.
+        id2label: For ``ner``: the tag of each class, such as ``B-PER`` and ``O``.
 
     Raises:
-        ConfigError: there is no such task, or ``ner`` has no tags.
+        ConfigError: There is no such task, or ``ner`` has no tags.
     """
     if task is None:
         return lambda _prediction: {}

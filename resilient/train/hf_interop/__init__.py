@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face's Trainer, read and written, without its code and without pickle."""
+"""Checkpoints of Hugging Face's Trainer, read and written without its code and without pickle."""

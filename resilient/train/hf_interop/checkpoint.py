@@ -1,12 +1,12 @@
-"""A checkpoint folder of Hugging Face's Trainer (5.x), proved as far as its files allow.
+"""Checkpoint folder of Hugging Face's Trainer (5.x), verified as far as its files allow.
 
-It has no digests, so what can be held against something is: the checksums inside torch's files,
-the sizes in the header of safetensors, and the numbers that several files must agree on. Nothing
-is unpickled but as data (:mod:`resilient.train.hf_interop.readers`); ``training_args.bin``, which
-nothing else could read, is left alone.
+The folder has no digests, so other redundancy is checked: the checksums inside torch's files, the
+sizes in safetensors headers, and numbers that several files share. Files are unpickled only as
+data (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` would need more and is not
+read.
 
-Weights and optimizer are in files of their own, in distributed checkpoints of torch (FSDP with
-``SHARDED_STATE_DICT``), in whole files of FSDP, or in a folder of DeepSpeed's.
+Weights and optimizer are in separate files, in torch's distributed checkpoints (FSDP with
+``SHARDED_STATE_DICT``), in whole files of FSDP, or in a DeepSpeed folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
-# That of a run of ours on a CPU, where Transformers has none and fails at its file.
+# Scaler of our run on a CPU: Transformers has none there and fails on such a file.
 SCALER_OF_CPU = "scaler_of_cpu.pt"
 CONFIG = "config.json"
 UNFINISHED = "checkpoint-is-incomplete.txt"
@@ -52,8 +52,8 @@ LAST = re.compile(r"checkpoint-(\d+)")
 _BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _ADAPTER_BIN = "adapter_model.bin"
 _WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS, _BIN, _ADAPTER_BIN, INDEX, _BIN_INDEX)
-"""In the order in which Transformers looks for them."""
-# Where FSDP and DeepSpeed put their state, by whatever trainer they are used.
+"""Weight files in the order in which Transformers looks for them."""
+# Names under which FSDP and DeepSpeed save their state, with any trainer.
 _SHARDED_MODEL, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _WHOLE_MODEL, _WHOLE_OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.bin"
 _OPTIMIZERS = (OPTIMIZER, _WHOLE_OPTIMIZER)
@@ -61,13 +61,13 @@ _ENGINE_TAG = "latest"
 
 
 def is_transformers_folder(path: str | Path) -> bool:
-    """Say whether ``path`` is a folder that Hugging Face's Trainer saved, and none of ours."""
+    """Return whether ``path`` is a folder saved by Hugging Face's Trainer, and not by ours."""
     folder = Path(path)
     return (folder / STATE).is_file() and not (folder / "manifest.json").exists()
 
 
 class TransformersFiles:
-    """The files of one checkpoint folder, each proved when it is read.
+    """Files of one checkpoint folder, each verified when it is read.
 
     Args:
         folder: ``checkpoint-<step>``, under any name.
@@ -81,8 +81,8 @@ class TransformersFiles:
         """Return the tensors of the model, or only of its adapter, from one or several files.
 
         Raises:
-            IncompatibleCheckpoint: it holds none that this can read.
-            IntegrityError: a file is damaged, or one that the index names is missing.
+            IncompatibleCheckpoint: The folder holds no weights in a readable form.
+            IntegrityError: A file is damaged, or a file named in the index is missing.
         """
         if self.engine is not None:
             return self.engine.weights()
@@ -104,9 +104,9 @@ class TransformersFiles:
         )
 
     def _indexed(self, index: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model that lies in several files, as Transformers takes them.
+        """Return the tensors of a model in several files, as Transformers reads them.
 
-        A tensor that the index does not name is taken from its file all the same.
+        A tensor that the index does not name is still taken from its file.
         """
         places = self.document(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
@@ -127,11 +127,11 @@ class TransformersFiles:
         return found
 
     def optimizer(self) -> dict[str, Any]:
-        """Return the optimizer's state, as ``torch.optim`` has it: by position, or by name.
+        """Return the optimizer's state in the form of ``torch.optim``: by position, or by name.
 
         Raises:
-            IncompatibleCheckpoint: there is none: only the model was saved.
-            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: There is none: only the model was saved.
+            IntegrityError: A file is damaged.
         """
         if self.engine is not None:
             return self.engine.optimizer()
@@ -148,15 +148,15 @@ class TransformersFiles:
         return found
 
     def scaler(self) -> dict[str, Any] | None:
-        """Return the gradient scaler's state, None without fp16."""
+        """Return the gradient scaler's state; None without fp16."""
         there = [one for one in (SCALER, SCALER_OF_CPU) if self.source.has(one)]
         return self.load(there[0]) if there else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
-        """Return the random state of a rank as ours has it; None if none was saved."""
+        """Return the random state of a rank in our form; None if none was saved."""
         names = [f"rng_state_{rank}.pth"]
         if rank == 0:
-            # A process alone does not number its file; a numbered one beside it is a leftover.
+            # A single process saves without a number; a numbered file beside it is a leftover.
             names.insert(0 if self.ranks_known == 1 else 1, "rng_state.pth")
         name = next((one for one in names if self.source.has(one)), None)
         if name is None:
@@ -182,31 +182,31 @@ class TransformersFiles:
         """Return a JSON file of the folder.
 
         Raises:
-            IntegrityError: it is none.
+            IntegrityError: The file is not valid JSON.
         """
         return self.source.document(name)
 
     def load(self, name: str) -> Any:
-        """Return a file of torch's, its checksums proved, with nothing but data taken from it.
+        """Return the data in a torch file after verifying its checksums.
 
         Raises:
-            IntegrityError: it is damaged, or holds what is no data.
+            IntegrityError: The file is damaged, or holds objects that are not data.
         """
         with self.source.open(name) as opened:
             return load_torch(opened, str(self.folder / name))
 
     def known_step(self) -> int | None:
-        """Return the step that the trainer had made, None if it is not known."""
+        """Return the trainer's number of finished steps; None if unknown."""
         return None
 
     @property
     def ranks_known(self) -> int | None:
-        """How many processes trained, None if only random states say it."""
+        """Number of training processes; None if only random states show it."""
         return None
 
     @property
     def has_progress(self) -> bool:
-        """Whether the optimizer and the schedule are there; Transformers takes both or none."""
+        """Whether optimizer and schedule are both present; Transformers takes both or none."""
         if self.engine is not None:
             return True
         has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(
@@ -216,11 +216,11 @@ class TransformersFiles:
 
     @cached_property
     def engine(self) -> ZeroFolder | None:
-        """What DeepSpeed's engine saved, if one trained.
+        """DeepSpeed engine's part of the checkpoint, if DeepSpeed was used.
 
         Raises:
-            IntegrityError: it is damaged.
-            IncompatibleCheckpoint: its layout is not known.
+            IntegrityError: The engine's folder is damaged.
+            IncompatibleCheckpoint: Its layout is unknown.
         """
         step = self.known_step()
         named = f"global_step{step}"
@@ -235,16 +235,16 @@ class TransformersFiles:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """What of it is not taken over, in words."""
+        """Parts of the checkpoint that are not imported, in words."""
         engine = self.engine
         scales = engine is not None and engine.has_loss_scale
         return ("the loss scale of DeepSpeed's fp16, which begins anew",) if scales else ()
 
     def _distributed(self, name: str, root: str) -> dict[str, Any]:
-        """Return what a distributed checkpoint holds below one name.
+        """Return the content of a distributed checkpoint below one name.
 
         Raises:
-            IntegrityError: it is damaged, or holds nothing of that name.
+            IntegrityError: The checkpoint is damaged, or has no such name.
         """
         found = nested(read_dcp(self.source, name))
         if not isinstance(found.get(root), dict):
@@ -255,7 +255,7 @@ class TransformersFiles:
         return held
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of a file of safetensors, or of torch."""
+        """Return the tensors of a safetensors or torch file."""
         if name.endswith(".safetensors"):
             return unpack(self.source.read(name), str(self.folder / name))
         found = self.load(name)
@@ -267,19 +267,19 @@ class TransformersFiles:
 
 
 class TransformersCheckpoint(TransformersFiles):
-    """One checkpoint folder; files are read and proved when they are asked for.
+    """One checkpoint folder; files are read and verified on demand.
 
     Args:
         folder: ``checkpoint-<step>``, under any name.
 
     Attributes:
-        state: what ``trainer_state.json`` says.
+        state: Content of ``trainer_state.json``.
         state_digest: SHA-256 of that file, in hex.
-        world: Ranks that trained, as the facts of the folder say; None counts random states.
+        world: Number of ranks, from the facts of the folder; None counts random states.
 
     Raises:
-        NothingToResume: there is no such folder, or it holds no checkpoint.
-        IntegrityError: its state is damaged, or it was never finished.
+        NothingToResume: There is no such folder, or it holds no checkpoint.
+        IntegrityError: Its state is damaged, or its save never finished.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -305,29 +305,29 @@ class TransformersCheckpoint(TransformersFiles):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names, sizes and contents of all files that an import takes, in hex."""
+        """SHA-256 over names, sizes and contents of all files that an import reads, in hex."""
         return self.source.digest()
 
     @property
     def step(self) -> int:
-        """The optimizer steps that were made."""
+        """Number of finished optimizer steps."""
         return int(self.state["global_step"])
 
     def known_step(self) -> int:
-        """Return the step that the trainer had made."""
+        """Return the trainer's number of finished steps."""
         return self.step
 
     @property
     def ranks_known(self) -> int | None:
-        """How many processes trained, None if only random states say it."""
+        """Number of training processes; None if only random states show it."""
         return self.world
 
     @property
     def ranks(self) -> int:
-        """How many processes trained: each left its random state.
+        """Number of training processes; each left its random state.
 
         Raises:
-            IntegrityError: random states are missing, and nothing else says how many there were.
+            IntegrityError: Random states are missing, and nothing else gives their number.
         """
         if self.world:
             return self.world
@@ -347,8 +347,8 @@ class TransformersCheckpoint(TransformersFiles):
         """Return the scheduler's state.
 
         Raises:
-            IncompatibleCheckpoint: there is none.
-            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: There is none.
+            IntegrityError: The file is damaged.
         """
         if not self.source.has(SCHEDULER):
             whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
@@ -360,12 +360,12 @@ class TransformersCheckpoint(TransformersFiles):
         found: dict[str, Any] = self.load(SCHEDULER)
         lambdas = found.get("lr_lambdas")
         if lambdas is not None:
-            # A schedule of ours has its numbers in its arguments, and none to take back.
+            # Our schedules have their numbers in their arguments, and nothing to restore.
             found["lr_lambdas"] = [None] * len(lambdas)
         return found
 
     def _require_fields(self) -> None:
-        """Raise if the state lacks what every resume needs."""
+        """Raise if the state lacks a field that every resume needs."""
         lacks = [one for one in ("global_step", "epoch", "log_history") if one not in self.state]
         if lacks:
             raise IntegrityError(
@@ -376,6 +376,6 @@ class TransformersCheckpoint(TransformersFiles):
 
 
 def adam_steps(optimizer: Mapping[str, Any]) -> set[int]:
-    """Return the numbers of steps that an optimizer's parameters have made."""
+    """Return the step counts of an optimizer's parameters."""
     found = (one.get("step") for one in optimizer["state"].values())
     return {int(one) for one in found if one is not None}

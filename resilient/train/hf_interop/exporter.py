@@ -1,10 +1,7 @@
-"""Ours -> HF, safetensors, torch, DCP.
+"""Export of our checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
 
-The parts of a checkpoint of ours as Transformers keeps them (pure but torch).
-
-A checkpoint of ours as a folder from which stock Transformers goes on.
-
-A checkpoint of any tool as tensors by name: for safetensors, ``torch.load`` or torch's DCP.
+The Transformers form resumes in stock Transformers. The tensor form, for any tool's checkpoint,
+is safetensors, a file for ``torch.load``, or torch's DCP.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
     from resilient.format.manifest import Manifest
 
-# The fields of their state (5.23); they refuse a file with any other.
+# Fields of Transformers' state (5.23), which rejects a file with any other.
 _STATE = (
     *("best_global_step", "best_metric", "best_model_checkpoint", "epoch", "eval_steps"),
     *("global_step", "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero"),
@@ -70,7 +67,7 @@ _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 
 
 def weights(model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model; one that has several names under the one that is trained."""
+    """Return the tensors of a model; a tensor with several names has its trained name."""
     trained = {name for group in optimizer["param_groups"] for name in group["params"]}
     names: dict[int, str] = {}
     for name, one in model.items():
@@ -80,9 +77,9 @@ def weights(model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str,
 
 
 def optimizer_by_position(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state by the position of its parameters, in their two groups.
+    """Return an optimizer's state by parameter position, in Transformers' two groups.
 
-    Theirs has a group with weight decay and one without, even when one of them is empty.
+    Transformers has a group with weight decay and one without, even if one of them is empty.
     """
     groups = with_both(optimizer["param_groups"], optimizer["param_groups"], _empty_like)
     numbers: dict[str, int] = {}
@@ -97,7 +94,7 @@ def optimizer_by_position(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 def scheduler_by_group(
     scheduler: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a scheduler's state for their two groups."""
+    """Return a scheduler's state for Transformers' two groups."""
     return {
         name: with_both(value, groups, lambda one: one)
         if name in _BY_GROUP and isinstance(value, list) and len(value) == len(groups)
@@ -107,7 +104,7 @@ def scheduler_by_group(
 
 
 def with_both(values: Sequence[Any], groups: Sequence[Mapping[str, Any]], other: Any) -> list[Any]:
-    """Return a value for each of their two groups, where only one of them has parameters."""
+    """Return a value for each of the two groups if only one of them has parameters."""
     if len(groups) != 1:
         return list(values)
     decayed = groups[0]["weight_decay"] > 0 or any(map(is_decayed_name, groups[0]["params"]))
@@ -120,7 +117,7 @@ def _empty_like(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
-    """Return a rank's random state as they keep it."""
+    """Return a rank's random state in Transformers' form."""
     numpy = ours["numpy"]
     theirs = {
         "python": ours["python"],
@@ -141,12 +138,12 @@ def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
 def trainer_state(
     ours: Mapping[str, Any], callbacks: Mapping[str, Any], best: str | None
 ) -> dict[str, Any]:
-    """Return the content of their ``trainer_state.json``.
+    """Return the content of Transformers' ``trainer_state.json``.
 
     Args:
-        ours: our part of that name.
-        callbacks: our part ``callbacks``: the control flags, and states by name.
-        best: path of the checkpoint with the best model, if it is there.
+        ours: Our part of that name.
+        callbacks: Our part ``callbacks``: the control flags, and states by name.
+        best: Path of the best model's checkpoint, if it is present.
     """
     flags = callbacks.get("TrainerControl", {})
     control = {"args": {name: bool(flags.get(name)) for name in (*_CONTROL, "should_log")}}
@@ -160,19 +157,19 @@ def trainer_state(
 
 
 def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step: int) -> None:
-    """Raise unless the step alone says where in the data the run is, as they believe.
+    """Raise unless the step alone determines the position in the data, as Transformers assumes.
 
     Args:
-        data: what the manifest says of the position.
-        config: the arguments of the run.
-        step: optimizer steps that were made.
+        data: Position data of the manifest.
+        config: Arguments of the run.
+        step: Number of finished optimizer steps.
 
     Raises:
-        IncompatibleCheckpoint: the batch size or the number of ranks changed in between, or an
-            epoch was cut short; or the order of the epoch under way is not theirs.
+        IncompatibleCheckpoint: The batch size or the number of ranks changed in between, or an
+            epoch was cut short, or the current epoch's order is not Transformers'.
     """
     if "global_batch" not in data:
-        return  # as it was taken over from them
+        return  # unchanged since the import from Transformers
     accumulation = int(config.get("gradient_accumulation_steps", 1))
     each = int(data["global_batch"]) // accumulation
     drops = bool(config.get("dataloader_drop_last"))
@@ -185,7 +182,7 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
             hint="export a checkpoint from before the batch size, the number of processes or the "
             "length of an epoch changed, or go on here",
         )
-    # In the first epoch theirs draws, from the seed, what ours drew if it draws as theirs.
+    # In the first epoch Transformers draws from the seed like our run with its random numbers.
     is_alike = data["epoch"] == 0 and config.get("random_numbers") == "transformers"
     if 0 < data["samples"] < data["dataset_size"] and not is_alike and _groups(config):
         raise IncompatibleCheckpoint(
@@ -205,16 +202,16 @@ _NEEDED = ("model", "optimizer", "scheduler", "trainer_state", "callbacks")
 
 @dataclass(slots=True)
 class CapturedState:
-    """Takes a part's state and keeps it."""
+    """Stateful that captures a part's state."""
 
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what was taken."""
+        """Return the captured state."""
         return self.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the state."""
+        """Capture the state."""
         self.state = state_dict
 
 
@@ -225,27 +222,27 @@ def export_checkpoint(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CheckpointId:
-    """Write a checkpoint as Transformers' Trainer keeps it, for its ``resume_from_checkpoint``.
+    """Write a checkpoint in the form of Transformers' Trainer, for ``resume_from_checkpoint``.
 
-    Every byte is proved before it is written, and the folder appears when it is whole. What
-    another trainer cannot use (sums of losses, parts that you registered) stays here.
+    Every byte is verified before it is written, and the folder appears only when complete. State
+    that another trainer cannot use (loss sums, parts that you registered) is not exported.
 
     Crash: a folder beside it, named ``.<name>.partial``; the repository is only read.
 
     Args:
-        url: the repository.
-        folder: where to, best ``.../checkpoint-<step>``; must not be there yet.
-        ref: which checkpoint, as for ``resilient ckpt``.
-        storage_options: how to reach the repository; by default those of the environment.
+        url: URL of the repository.
+        folder: Target folder, best ``.../checkpoint-<step>``; it must not exist.
+        ref: Checkpoint reference, as for ``resilient ckpt``.
+        storage_options: Access options of the repository; by default those of the environment.
 
     Returns:
-        The checkpoint that was written.
+        The exported checkpoint.
 
     Raises:
-        ConfigError: the folder is there.
-        IncompatibleCheckpoint: no Trainer of ours saved it, or Transformers could not say from
-            its step where in the data the run is.
-        IntegrityError: it is damaged.
+        ConfigError: The folder exists.
+        IncompatibleCheckpoint: No Trainer of ours saved it, or Transformers could not find the
+            run's position in the data from its step.
+        IntegrityError: The checkpoint is damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
     """
     target = Path(folder)
@@ -285,11 +282,11 @@ def _read(
 def read_parts(
     spine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the states of those of the named parts that a checkpoint holds, each byte proved.
+    """Return the states of the named parts that a checkpoint holds, with every byte verified.
 
     Raises:
-        KeyNotFound: the checkpoint was rotated away.
-        IntegrityError: it is damaged.
+        KeyNotFound: Retention deleted the checkpoint.
+        IntegrityError: The checkpoint is damaged.
     """
     stored = {entry.name for entry in manifest.parts}
     held = {name: CapturedState() for name in names if name in stored}
@@ -299,7 +296,7 @@ def read_parts(
 
 
 def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write everything beside the target, then give it its name."""
+    """Write all files beside the target, then rename the folder."""
     require_their_place(manifest.data, manifest.config, manifest.checkpoint.step)
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
@@ -320,14 +317,14 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
 
 
 def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the weights and what belongs to them; of an adapted model only the adapter.
+    """Write the weights and their sidecar files; for an adapted model only the adapter.
 
     Args:
-        draft: is there.
-        parts: states by name; without an optimizer a tied weight has its first name.
+        draft: Existing folder.
+        parts: States by name; without an optimizer a tied weight has its first name.
 
     Raises:
-        IncompatibleCheckpoint: something is trained beside an adapter.
+        IncompatibleCheckpoint: A parameter beside the adapter is trained.
     """
     model, adapter = parts["model"], parts.get(ADAPTER)
     optimizer = parts.get("optimizer", {"param_groups": []})
@@ -351,7 +348,7 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def _is_of_gpu(parts: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Say whether the run had a GPU."""
+    """Return whether the run had a GPU."""
     states = (state for name, state in parts.items() if name.startswith("rng_state_"))
     return any("cuda" in state for state in states)
 
@@ -366,7 +363,7 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
-    """Return the path of the checkpoint with the best model, if it is exported too."""
+    """Return the path of the best model's checkpoint, if it is exported too."""
     best = state.get("best_global_step")
     if best is None:
         return None
@@ -382,7 +379,7 @@ TORCH_FILE = "checkpoint.pt"
 
 
 class ExportFormat(StrEnum):
-    """What to write."""
+    """Format of an export."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
@@ -397,23 +394,23 @@ def export_tensors(
 ) -> list[str]:
     """Write the weights and the moments of a checkpoint to a new folder, each tensor whole.
 
-    Not what else a resume needs: Transformers' form has that (:mod:`.exporting`).
+    Other resume state is not written; the Transformers form has it (:func:`export_checkpoint`).
 
     Crash: a folder beside it, named ``.<name>.partial``; the checkpoint is only read.
 
     Args:
-        side: the checkpoint; its bytes were proved.
-        folder: where to; must not be there yet.
-        kind: ``safetensors`` streams; the others hold everything in memory once.
-        told: called with bytes read and bytes in all.
+        side: The checkpoint; its bytes are verified.
+        folder: Target folder; it must not exist.
+        kind: ``safetensors`` streams; the other formats hold all data in memory once.
+        told: Called with the bytes read and the total bytes.
 
     Returns:
         The names of the files.
 
     Raises:
-        ConfigError: the folder is there, or there are no tensors.
-        Unreadable: a tensor cannot be read.
-        StoreError: it could not be read.
+        ConfigError: The folder exists, or there are no tensors.
+        Unreadable: A tensor cannot be read.
+        StoreError: The checkpoint could not be read.
     """
     target = Path(folder)
     if target.exists():
@@ -434,8 +431,8 @@ def export_tensors(
 def _convert(
     side: CheckpointView, draft: Path, files: Mapping[str, Path], kind: ExportFormat
 ) -> None:
-    """Put what torch writes in the place of the files."""
-    # Not before it is called: it takes seconds.
+    """Replace the files with those of a torch format."""
+    # Imported here, because the import takes seconds.
     import torch
     from safetensors.torch import load_file
 
@@ -448,7 +445,7 @@ def _convert(
         from torch.distributed import checkpoint
 
         with warnings.catch_warnings():
-            # It says that it takes a single process for what it is.
+            # It warns that it assumes a single process.
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
         for one in (draft / "dcp").iterdir():

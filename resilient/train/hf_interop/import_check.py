@@ -1,4 +1,4 @@
-"""Checks of an import before anything is committed: the judge's verdict, and a rehearsed resume."""
+"""Checks of an import before anything is committed: the verdict, and a rehearsed resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NAMED_MAX = 3
 _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
-"""Options of an optimizer by which its kind shows."""
+"""Options of an optimizer that reveal its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class ImportSource:
 
 
 def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
-    """Read every byte of a folder, ask the judge, and return it if training can continue.
+    """Verify every byte of a folder, and return the folder if training can continue from it.
 
     Args:
-        folder: What Transformers saved.
+        folder: Folder saved by Transformers.
         strict: Whether any loss is refused.
 
     Raises:
         NothingToResume: The folder holds no checkpoint.
-        IntegrityError: The judge calls it not resumable.
+        IntegrityError: The verdict is "not resumable".
         IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
     """
     found = TransformersCheckpoint(folder)
@@ -88,15 +88,15 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
 
 
 def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:
-    """Require that a model takes the weights, by names and shapes, and that the state is one.
+    """Require that the weights fit a model by names and shapes, and that the state is valid.
 
     Args:
-        parts: What would be committed.
-        model: The model that will load it.
+        parts: Parts to be committed.
+        model: The model that will load them.
 
     Raises:
-        IncompatibleCheckpoint: A name is missing or unknown, a shape differs, or the trainer's
-            state has a value that its field cannot have.
+        IncompatibleCheckpoint: A name is missing or unknown, a shape differs, or a value of the
+            trainer's state has the wrong type.
     """
     _require_weights(parts["model"].stateful.state_dict(), model)
     try:
@@ -106,11 +106,11 @@ def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:
 
 
 def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
-    """Require that the place in the data is one of the training set.
+    """Require that the position in the data exists in the training set.
 
     Args:
-        parts: What would be committed.
-        cursor: The place in the data of the run that will load it.
+        parts: Parts to be committed.
+        cursor: Position in the data of the run that will load them.
 
     Raises:
         IncompatibleCheckpoint: The checkpoint is of another training set.
@@ -126,8 +126,8 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
     """Require that the options of the saved groups are those of this optimizer.
 
     Args:
-        parts: What would be committed.
-        groups: ``param_groups`` of the optimizer that will load it.
+        parts: Parts to be committed.
+        groups: ``param_groups`` of the optimizer that will load them.
 
     Raises:
         IncompatibleCheckpoint: Another optimizer saved it.
@@ -143,11 +143,11 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
 def require_same_objects(
     parts: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
 ) -> None:
-    """Require that a resume would take the weights' dtypes and the schedule's class.
+    """Require that a resume would accept the weights' dtypes and the schedule's class.
 
     Args:
-        parts: What would be committed.
-        live: Objects of the run that will load it, by the names of their parts.
+        parts: Parts to be committed.
+        live: Objects of the run that will load them, by the names of their parts.
         policy: Differences that the run allows.
 
     Raises:
@@ -164,7 +164,7 @@ def require_same_objects(
 
 
 def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
-    """Compare weights with a model; one whose tensors lie elsewhere is compared at the resume."""
+    """Compare weights with a model; tensors on other ranks are compared at the resume."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return
     expected = {

@@ -1,22 +1,17 @@
-"""Torch files, DCP, ZeRO folders of HF checkpoints.
+"""Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
 
-Files of torch, their checksums verified, read as data alone.
+Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data.
+It also accepts the few classes named here: random states of NumPy, and stubs for classes of
+DeepSpeed, which only keep attributes.
 
-``torch.load(weights_only=True)`` loads them. It also takes a few classes that are named here:
-random states of NumPy, and stand-ins for classes of DeepSpeed, which keep attributes alone.
-
-The folder of a DeepSpeed engine (ZeRO 0 to 3): weights and moments by name, out of partitions.
-
+A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
 Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
-and 2 lay the parameters of a group end to end and cut the line in equal partitions; ZeRO 3 cuts
-each parameter in equal partitions, and each rank lays its own end to end. ``param_shapes`` says
+and 2 lay the parameters of a group end to end and cut the line in equal partitions. ZeRO 3 cuts
+each parameter in equal partitions, and each rank lays its own end to end. ``param_shapes`` gives
 names and shapes in that order.
 
-torch's distributed checkpoints (DCP): a folder of slices and an index of what they hold.
-
-The index is read by :mod:`resilient.layouts.dcp`, which executes nothing.
-
-Tensors of a safetensors file, copied out of it.
+A distributed checkpoint (DCP) is a folder of slices and an index. :mod:`resilient.layouts.dcp`
+reads the index and executes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ _SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
 
 
 class UnpickledStub:
-    """An object of a class that is not loaded: what it was made of, and nothing that it does."""
+    """Stub for an object of a class that is not loaded: its attributes, without behavior."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -66,7 +61,7 @@ _DEEPSPEED = (
     *("runtime.fp16.loss_scaler.LossScaler", "runtime.fp16.loss_scaler.DynamicLossScaler"),
     *("utils.tensor_fragment.fragment_address", "runtime.zero.config.ZeroStageEnum"),
 )
-# What a random state of NumPy is pickled with, and what DeepSpeed puts beside its tensors.
+# Classes in pickled random states of NumPy, and those that DeepSpeed saves beside tensors.
 _TAKEN: list[Any] = [
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]  # noqa: SLF001 - its pickled name
     np.ndarray,
@@ -78,7 +73,7 @@ _TAKEN: list[Any] = [
 
 
 def load_torch(source: BinaryIO, key: str) -> Any:
-    """Load a file of torch as data, its checksums verified.
+    """Load a torch file as data and verify its checksums.
 
     A file of torch before 1.6 is no zip and has no checksums.
 
@@ -87,7 +82,7 @@ def load_torch(source: BinaryIO, key: str) -> Any:
         key: Its name, for errors.
 
     Raises:
-        IntegrityError: It is damaged, or holds what is no data.
+        IntegrityError: The file is damaged, or holds objects that are not data.
     """
     try:
         spoiled = None
@@ -97,7 +92,7 @@ def load_torch(source: BinaryIO, key: str) -> Any:
         if spoiled is None:
             source.seek(0)
             with torch.serialization.safe_globals(_TAKEN), warnings.catch_warnings():
-                # torch tells each reader of an old file about its storages.
+                # torch warns each reader of an old file about its storages.
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
         trouble = f"the checksum of `{spoiled}` in it is wrong"
@@ -109,7 +104,7 @@ def load_torch(source: BinaryIO, key: str) -> Any:
 
 
 def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
-    """Return values by path as dicts; keys of lists are their numbers."""
+    """Return values by path as nested dicts; list positions become integer keys."""
     whole: dict[Any, Any] = {}
     for path, value in values.items():
         place = whole
@@ -120,7 +115,7 @@ def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
 
 
 def with_groups(found: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with lists where numbers are the names."""
+    """Return an optimizer's state with integer keys of groups turned back into a list."""
     groups = found["param_groups"]
     listed = [groups[number] for number in sorted(groups)]
     return {"state": found.get("state", {}), "param_groups": listed}
@@ -133,16 +128,16 @@ Shapes = list[dict[str, tuple[int, ...]]]
 
 
 class ZeroFolder:
-    """What one engine saved; files are read when they are asked for.
+    """Checkpoint of one DeepSpeed engine; files are read on demand.
 
     Args:
         source: The checkpoint folder.
-        name: The folder of the engine in it, ``global_step<n>``.
-        step: the trainer's, which the engine's must be; None if it is not known.
+        name: The engine's folder in it, ``global_step<n>``.
+        step: Step of the trainer, which the engine's must equal; None if unknown.
 
     Raises:
-        IntegrityError: files are missing, damaged, or of another step.
-        IncompatibleCheckpoint: layers were cut over ranks as well, or state lies elsewhere.
+        IntegrityError: Files are missing, damaged, or of another step.
+        IncompatibleCheckpoint: Layers were also cut over ranks, or the layout is unknown.
     """
 
     def __init__(self, source: SourceFolder, name: str, step: int | None) -> None:
@@ -172,15 +167,15 @@ class ZeroFolder:
 
     @property
     def has_loss_scale(self) -> bool:
-        """Whether fp16 was trained in: the scale of losses is the engine's, and begins anew."""
+        """Whether training used fp16: the engine owns the loss scale, which starts anew."""
         return any(one.get("dynamic_loss_scale") for one in self._parts)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the model; those that are trained in full precision."""
+        """Return the tensors of the model; trained ones in full precision."""
         held = self._first["module"]
         found = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
         if self.stage == _STAGE_3:
-            # What is partitioned leaves an empty place here.
+            # A partitioned parameter is empty here.
             found = {name: one for name, one in found.items() if one.numel()}
             found |= self._frozen()
         if not self.stage:
@@ -191,10 +186,10 @@ class ZeroFolder:
         return found
 
     def optimizer(self) -> dict[str, Any]:
-        """Return the optimizer's state; by name, or by position where nothing was partitioned.
+        """Return the optimizer's state: by name, or by position if nothing was partitioned.
 
         Raises:
-            IncompatibleCheckpoint: it is none of torch's.
+            IncompatibleCheckpoint: It is not a torch optimizer's state.
         """
         if not self.stage:
             whole = self._first.get("optimizer")
@@ -230,16 +225,16 @@ class ZeroFolder:
         return states
 
     def _state_of(self, group: int) -> Mapping[str, Any]:
-        """Return the state of a group's vector; of several all count the same steps."""
+        """Return the state of a group's vector; all vectors of a group count the same steps."""
         states = self._states(self._parts[0])
         return states[min(group, len(states) - 1)]
 
     def _lines(self, pick: Callable[[Any], Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Return, for each group, what each rank holds of it, in one line."""
+        """Return, for each group, each rank's share of it as one flat vector."""
         ranks = [list(pick(part)) for part in self._parts]
         if self.stage < _STAGE_3:
             return [list(one) for one in zip(*ranks, strict=True)]
-        # Vectors may be several to a group there, and are not cut where a group ends.
+        # A group may have several vectors there, and vectors may span group ends.
         wholes = [torch.cat([one.reshape(-1) for one in vectors]) for vectors in ranks]
         lines, place = [], 0
         for shapes in self._shapes:
@@ -253,7 +248,7 @@ class ZeroFolder:
     def _cut(
         self, line: Sequence[torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters of a group, out of what each rank holds of it."""
+        """Return the parameters of a group, cut from the ranks' shares."""
         found, place = {}, 0
         whole = torch.cat([one.reshape(-1) for one in line]) if self.stage < _STAGE_3 else None
         held = line[0].numel() if whole is None else whole.numel()
@@ -269,7 +264,7 @@ class ZeroFolder:
         return found
 
     def _frozen(self) -> dict[str, torch.Tensor]:
-        """Return what is not trained, of which each rank holds a part (ZeRO 3)."""
+        """Return the frozen parameters, of which each rank holds a part (ZeRO 3)."""
         shapes = self._first.get("frozen_param_shapes") or {}
         if not shapes:
             return {}
@@ -294,7 +289,7 @@ class ZeroFolder:
         return [{name: tuple(one) for name, one in group.items()} for group in told]
 
     def _refuse_unknown(self) -> None:
-        """Raise if partitions are not laid out as this reads them."""
+        """Raise if the partitions have another layout than this reader expects."""
         if not self.stage:
             return
         for name in ("round_robin_gradients", "elastic_checkpoint"):
@@ -344,21 +339,21 @@ def _copy(value: Any) -> Any:
 
 
 def read_dcp(source: SourceFolder, name: str) -> dict[tuple[Any, ...], Any]:
-    """Return everything that a distributed checkpoint holds, by path, tensors whole and on the CPU.
+    """Return all values of a distributed checkpoint by path; tensors are whole and on the CPU.
 
     Args:
         source: The checkpoint folder.
         name: The folder of the distributed checkpoint in it.
 
     Raises:
-        IntegrityError: A file is missing or damaged, or a tensor is not there as a whole.
+        IntegrityError: A file is missing or damaged, or a tensor is incomplete.
         IncompatibleCheckpoint: Slices were transformed, or the index has no paths.
     """
     return _Reader(source, name).read()
 
 
 class _Reader:
-    """Reads one distributed checkpoint.
+    """Reader of one distributed checkpoint.
 
     Args:
         source: The checkpoint folder.
@@ -390,14 +385,14 @@ class _Reader:
         }
 
     def _value(self, name: str) -> Any:
-        """Return a value that is no tensor."""
+        """Return a value that is not a tensor."""
         found = self._index.slices.get(name, ())
         if len(found) != 1:
             raise self._damaged(f"the index does not say where `{name[:80]}` is")
         return self._load(name, found[0])
 
     def _tensor(self, told: Tensor) -> torch.Tensor:
-        """Return a tensor put together of its slices."""
+        """Return a tensor assembled from its slices."""
         slices = self._index.slices.get(told.name, ())
         self._require_plain(slices)
         item_bytes = ITEM_BITS.get(told.dtype, 0) // 8
@@ -407,7 +402,7 @@ class _Reader:
         is_whole = len(regions) == len(slices) and covers(told.shape, regions)
         if told.elements and not is_whole:
             raise self._damaged(f"`{told.name[:80]}` is not there as a whole")
-        # An index may claim any shape: no memory is taken for bytes that no file has.
+        # An index may claim any shape: allocate no memory for bytes that no file has.
         if any(one.region.size * item_bytes > one.size_bytes for one in told.pieces):
             raise self._damaged(f"`{told.name[:80]}` has more elements than its files have bytes")
         whole = torch.empty(told.shape, dtype=TORCH_DTYPES[told.dtype])
@@ -420,7 +415,7 @@ class _Reader:
         return whole
 
     def _load(self, name: str, place: Slice) -> Any:
-        """Return what lies in one slice of a file."""
+        """Return the content of one slice of a file."""
         self._require_plain((place,))
         data = self._source.read_range(place.file, place.start, place.size_bytes)
         return load_torch(io.BytesIO(data), f"{self._source.path / place.file}, {name[:80]}")
@@ -445,11 +440,11 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file by name, on the CPU.
 
     Args:
-        data: the whole file.
-        key: its name, for errors.
+        data: Content of the whole file.
+        key: Name of the file, for errors.
 
     Raises:
-        IntegrityError: it is cut short, or its header is not that of such a file.
+        IntegrityError: The file is cut short, or its header is invalid.
     """
     header, begin = read_header(data, key)
     header.pop("__metadata__", None)
@@ -478,5 +473,5 @@ def _tensor(held: memoryview, slot: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"{end - start} bytes are no {dtype} of shape {shape}")
     if start == end:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-    # A copy lies where torch would have put it, whatever the file's offset.
+    # A copy has torch's usual alignment, whatever the offset in the file.
     return torch.frombuffer(held[start:end], dtype=TORCH_DTYPES[dtype]).view(shape).clone()

@@ -1,4 +1,4 @@
-"""The committed checkpoints of a run, and their models as folders for use elsewhere."""
+"""Committed checkpoints of a run, and their models as folders for use elsewhere."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """The model of a committed checkpoint, in a folder that is gone when it has been used.
+    """Model of a committed checkpoint, in a folder that is deleted after use.
 
     Attributes:
-        folder: the weights (``model.safetensors``, or an adapter's), the configurations and the
-            tokenizer if the model has them, and ``trainer_state.json``.
-        checkpoint: where it is from.
-        epoch: how far training was.
-        metrics: what was measured of it.
-        is_final: whether this is the model that training ended with, or the best.
+        folder: Weights (``model.safetensors``, or an adapter's), the model's configurations and
+            tokenizer if it has them, and ``trainer_state.json``.
+        checkpoint: Source checkpoint.
+        epoch: Progress of training, in epochs.
+        metrics: Metrics of the checkpoint.
+        is_final: Whether this is the model that training ended with, or the best.
     """
 
     folder: Path
@@ -47,17 +47,17 @@ class SavedModel:
 
 @dataclass(frozen=True, slots=True)
 class SavedModels:
-    """What of a run is committed, asked of the store each time; reads only.
+    """Committed checkpoints of a run, read from the store at each call; read-only.
 
-    May be used beside training, from any thread: it has readers of its own.
+    Safe to use beside training, from any thread: it has readers of its own.
 
     Attributes:
-        url: the repository.
-        options: how to reach it.
-        generation: of this life.
-        begun: the checkpoint that this life went on from.
-        best: which checkpoint holds the best model, as training knows it.
-        require_signature: whether only what is signed counts.
+        url: URL of the repository.
+        options: Access options of the repository.
+        generation: Generation of this attempt.
+        begun: Checkpoint from which this attempt continued.
+        best: Training's current record of the best model's checkpoint.
+        require_signature: Whether only signed checkpoints count.
     """
 
     url: str
@@ -68,11 +68,11 @@ class SavedModels:
     require_signature: bool = False
 
     def since(self, mark: str) -> list[CheckpointId]:
-        """Return the checkpoints of this line of lives after ``mark``, oldest first.
+        """Return the checkpoints of this lineage of attempts after ``mark``, oldest first.
 
         Args:
-            mark: a checkpoint's folder; empty: all of the line. What lives committed that were
-                abandoned is left out, and so is what was rotated away.
+            mark: Folder of a checkpoint; empty: all of the lineage. Checkpoints of abandoned
+                attempts and those deleted by retention are left out.
         """
         after = parse_checkpoint(mark)
         known = lineage(open_store(self.url, storage_options=self.options))
@@ -80,7 +80,7 @@ class SavedModels:
         return sorted(one for one in mine if after is None or one > after)
 
     def final(self, *, best: bool) -> CheckpointId | None:
-        """Return the checkpoint that training ended with, or of the best model; None without."""
+        """Return the checkpoint that training ended with, or of the best model; None if missing."""
         if best and self.best.checkpoint is not None:
             return self.best.checkpoint
         own = [one for one in self.since("") if one.generation == self.generation]
@@ -92,12 +92,12 @@ class SavedModels:
 
     @contextmanager
     def model_of(self, checkpoint: CheckpointId, *, is_final: bool = False) -> Iterator[SavedModel]:
-        """Write the model of a checkpoint into a folder of its own, each byte proved.
+        """Write a checkpoint's model into a temporary folder, with every byte verified.
 
         Raises:
-            KeyNotFound: the checkpoint was rotated away.
-            IntegrityError: it is damaged.
-            IncompatibleCheckpoint: it holds no model that can be written.
+            KeyNotFound: Retention deleted the checkpoint.
+            IntegrityError: The checkpoint is damaged.
+            IncompatibleCheckpoint: It holds no model that can be written.
         """
         manifest = read_manifest(open_store(self.url, storage_options=self.options), checkpoint)
         spine = open_engine(
@@ -117,7 +117,7 @@ class SavedModels:
 
 
 def saved_models(session: Session, saver: Saver) -> SavedModels:
-    """Return the shelf of a run that is resumed, or begun."""
+    """Return the saved models of a resumed or new run."""
     launch, args = session.gang.launch, session.args
     return SavedModels(
         session.repository,

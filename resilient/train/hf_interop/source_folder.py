@@ -1,4 +1,4 @@
-"""The folder that an import reads, by the rules of ``ckpt inspect``.
+"""Source folder of an import, read by the rules of ``ckpt inspect``.
 
 Only plain files inside the folder are opened. A link that leads out, a pipe, a device and a name
 with ``..`` are refused. A file that changes during the import is refused.
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4 << 20
 _IMPORTED = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json", ".metadata", "latest")
-"""Ends of the names of files that an import takes, or decides by."""
+"""Suffixes of the files that an import reads or decides by."""
 _REPORT = "rebuilt.json"
 
 
 class SourceFolder:
-    """A folder of another tool; its listing is read once, when the object is made.
+    """Folder of another tool; its listing is read once, when the object is made.
 
     Args:
         path: The folder. The user named it, so it may itself be a link.
@@ -42,7 +42,7 @@ class SourceFolder:
         listing: Its files.
 
     Raises:
-        StoreError: It could not be listed.
+        StoreError: The folder could not be listed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,16 +52,16 @@ class SourceFolder:
         self._marks = {name: self._mark(name) for name in self.listing.sizes}
 
     def has(self, name: str) -> bool:
-        """Say whether there is anything under a name, a file or what is no file."""
+        """Return whether a name exists, as a file or as anything else."""
         return self.listing.is_there(name)
 
     def has_folder(self, name: str) -> bool:
-        """Say whether files are below a name."""
+        """Return whether files exist below a name."""
         start = f"{name}/"
         return any(one.startswith(start) for one in (*self.listing.sizes, *self.listing.outside))
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the files in one folder of it, without the prefix."""
+        """Return the names of the files in one subfolder, without the prefix."""
         found = (one[len(prefix) :] for one in self.listing.sizes if one.startswith(prefix))
         return sorted(one for one in found if "/" not in one)
 
@@ -69,12 +69,12 @@ class SourceFolder:
         """Open a plain file that was listed.
 
         Raises:
-            IntegrityError: It is missing, no plain file inside the folder, or another one now.
+            IntegrityError: The file is missing, not a plain file inside the folder, or changed.
         """
         if name not in self.listing.sizes:
             raise self._refused(name, self.listing.why_unread(name))
         try:
-            # A pipe that takes the file's place meanwhile must not block the import.
+            # A pipe that replaces the file in the meantime must not block the import.
             handle = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise self._refused(name, str(error.strerror)) from error
@@ -111,7 +111,7 @@ class SourceFolder:
         """Return a JSON object, bounded in size and depth.
 
         Raises:
-            IntegrityError: It is none.
+            IntegrityError: The file holds no such object.
         """
         try:
             return read_json(self.folder, self.listing, name)
@@ -123,7 +123,7 @@ class SourceFolder:
         return read_text(self.folder, self.listing, name)
 
     def digest(self) -> str:
-        """Return a SHA-256 over names, sizes and contents of all files that an import takes.
+        """Return a SHA-256 over names, sizes and contents of all files that an import reads.
 
         Raises:
             IntegrityError: A file changed since the folder was listed.
@@ -136,10 +136,10 @@ class SourceFolder:
         return whole.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Require that the folder holds the files that were listed, unchanged.
+        """Require that the folder holds the listed files, unchanged.
 
         Raises:
-            IntegrityError: A file came, went or changed.
+            IntegrityError: A file was added, removed or changed.
         """
         try:
             now = self.folder.list()
@@ -179,7 +179,7 @@ class SourceFolder:
 
 
 def _mark_of(found: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a version of a file from another."""
+    """Return the values that distinguish versions of a file."""
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

@@ -1,1 +1,1 @@
-"""What is done to a model and to its weights: precision, compiling, noise, losses, files."""
+"""Model and weights: precision, compilation, noise, losses, and the files beside weights."""

@@ -1,11 +1,8 @@
-"""Configs, tokenizer, PEFT adapters.
+"""Sidecar files of a model: configurations, tokenizer and PEFT adapters.
 
-PEFT adapters: which tensors of a model are theirs, under the names that PEFT's files have.
-
-What belongs to a model besides its weights: its configurations and its tokenizer.
-
-They are saved with every checkpoint, so that it can be used without the script that made it, and
-not read back: the script that goes on has its own.
+They are saved with every checkpoint, so that the model can be used without the script. They are
+never read back, because the resumed script has its own. Adapter tensors get the names of PEFT's
+files.
 """
 
 from __future__ import annotations
@@ -29,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Say whether ``model`` is PEFT's; it has been imported then."""
+    """Return whether ``model`` is a PEFT model; PEFT is imported in that case."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def adapter_of(model: Any) -> dict[str, Any]:
-    """Return the active adapter's ``config`` and its ``names``: those of its file -> the model's.
+    """Return the active adapter's ``config`` and ``names``: names in its file -> the model's.
 
-    PEFT itself says which tensors it would save; no method of it is known here.
+    PEFT itself selects the tensors to save; this code knows none of its methods.
     """
     import peft
 
@@ -53,7 +50,7 @@ def adapter_of(model: Any) -> dict[str, Any]:
     return {"config": config, "names": {key: own[id(one)] for key, one in saved.items()}}
 
 
-# Part -> the file of a model's folder that it is.
+# Part -> its file in a model's folder.
 DOCUMENTS = {"model_config": "config.json", "generation_config": "generation_config.json"}
 PROCESSING = "processing_class"
 ADAPTER = "adapter"
@@ -61,25 +58,25 @@ PAPERS = (*DOCUMENTS, PROCESSING, ADAPTER)
 
 
 class SidecarFile:
-    """Something that is saved as it is at the time, and never read back.
+    """State that is saved as it is at the time of the save, and never read back.
 
     Args:
-        read: returns it.
+        read: Returns the state.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
         self._read = read
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what it is now."""
+        """Return the current state."""
         return self._read()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Leave alone what the script has."""
+        """Ignore the saved state: the script has its own."""
 
 
 def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
-    """Return the papers of a model that has any, as parts of its checkpoints."""
+    """Return a model's sidecar files, if it has any, as checkpoint parts."""
     base = base_model(model)
     read: dict[str, Callable[[], Mapping[str, Any]]] = {}
     if hasattr(getattr(base, "config", None), "to_json_string"):
@@ -93,17 +90,17 @@ def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
     if is_adapted(model):
         parts[ADAPTER] = Part(SidecarFile(lambda: adapter_of(model)), optional=True)
     if processing is not None:
-        # Read once: bytes that do not change are not written again.
+        # Read once: unchanged bytes are not written again.
         files = processing_files(processing)
         parts[PROCESSING] = Part(SidecarFile(lambda: files), optional=True)
     return parts
 
 
 def processing_of(processing_class: Any, tokenizer: Any) -> Any:
-    """Return what turns data into a model's inputs, also where its older name is used.
+    """Return the processing class, also if it is given under its older name.
 
     Raises:
-        ConfigError: both names are.
+        ConfigError: Both names are used.
     """
     if tokenizer is None:
         return processing_class
@@ -114,13 +111,13 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
 
 
 def saved_processing(processing_class: Any, collator: Any) -> Any:
-    """Return the processing class that is saved beside the model: the given, or the collator's."""
+    """Return the processing class to save beside the model: the given, or the collator's."""
     own = getattr(collator, "tokenizer", None) if processing_class is None else processing_class
     return own if processing_class is not None or hasattr(own, "save_pretrained") else None
 
 
 def warn_of_tokenizer(level: int) -> None:
-    """Tell whoever called, ``level`` calls above the warning, that it used an older name."""
+    """Warn the caller ``level`` frames above that it used an older name."""
     warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=level)
 
 
@@ -131,10 +128,10 @@ def base_model(model: Any) -> Any:
 
 
 def processing_files(processing: Any) -> dict[str, torch.Tensor]:
-    """Return the files that a tokenizer or processor saves itself as: bytes by name.
+    """Return the files that a tokenizer or processor saves: bytes by name.
 
     Raises:
-        ConfigError: it cannot save itself.
+        ConfigError: It has no ``save_pretrained``.
     """
     if not hasattr(processing, "save_pretrained"):
         raise ConfigError(
@@ -153,11 +150,11 @@ def processing_files(processing: Any) -> dict[str, torch.Tensor]:
 
 
 def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write saved papers into a model's folder.
+    """Write saved sidecar files into a model's folder.
 
     Args:
-        folder: is there.
-        states: of the parts of :data:`PAPERS` that there are.
+        folder: Existing folder.
+        states: States of the present parts of :data:`PAPERS`.
     """
     for part, name in DOCUMENTS.items():
         if part in states:
@@ -172,12 +169,12 @@ def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def write_beside(folder: Path, processing: Any, args: Mapping[str, Any]) -> None:
-    """Write the tokenizer and the arguments of the run into a model's folder.
+    """Write the tokenizer and the run's arguments into a model's folder.
 
     Args:
-        folder: is there.
-        processing: a tokenizer or processor, or None.
-        args: JSON-able.
+        folder: Existing folder.
+        processing: Tokenizer or processor, or None.
+        args: Arguments as JSON values.
     """
     if processing is not None:
         processing.save_pretrained(folder)
@@ -191,7 +188,7 @@ def _generates(model: Any) -> bool:
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """Return a model's configuration with what ``save_pretrained`` would add."""
+    """Return a model's configuration with the entries that ``save_pretrained`` would add."""
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
     own = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
     return {**_parsed(model.config), **own}

@@ -1,6 +1,6 @@
-"""A batch on its way through a model: to the device, forward, and what comes out (pure but torch).
+"""Batches on their way through a model: to the device, forward, outputs (pure but torch).
 
-A batch is a mapping (given by name), a tuple (given by position) or one tensor.
+A batch is a mapping (passed by name), a tuple (passed by position) or one tensor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def to_device(value: Any, device: torch.device, *, ahead: bool = True) -> Any:
     """Return ``value`` with every tensor in it on ``device``.
 
     Args:
-        value: a batch.
-        device: where it goes.
-        ahead: whether nobody waits for the copies of pinned memory.
+        value: Batch.
+        device: Target device.
+        ahead: Copy pinned memory asynchronously.
     """
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=ahead)
@@ -45,7 +45,7 @@ def forward(model: nn.Module, inputs: Any) -> Any:
 
 
 def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
-    """Return what of a batch a model's forward takes by name, and the names of the rest.
+    """Return the part of a batch that a model's forward takes by name, and the other names.
 
     Only a mapping has names; a forward with ``**kwargs`` takes all.
     """
@@ -60,13 +60,13 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def _taken_by(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Return the names of a function's parameters, and whether it takes any other name too."""
+    """Return the names of a function's parameters, and whether it also takes any other name."""
     taken = inspect.signature(function).parameters
     return frozenset(taken), any(one.kind is one.VAR_KEYWORD for one in taken.values())
 
 
 def find_loss(outputs: Any) -> torch.Tensor | None:
-    """Return the loss in what a model returned: ``loss`` by name, or the first item."""
+    """Return the loss in a model's outputs: ``loss`` by name, or the first item."""
     if isinstance(outputs, Mapping):
         return cast("torch.Tensor | None", outputs.get("loss"))
     if isinstance(outputs, (list, tuple)):
@@ -80,7 +80,7 @@ def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
     """Return the loss of ``outputs``.
 
     Raises:
-        ConfigError: there is none, or it is not a scalar.
+        ConfigError: There is no loss, or it is not a scalar.
     """
     loss = find_loss(outputs)
     if loss is None or loss.dim() != 0:
@@ -93,9 +93,9 @@ def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
 
 
 def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
-    """Return what a model predicted: its outputs without the loss, alone if it is one.
+    """Return a model's predictions: its outputs without the loss, unwrapped if there is one.
 
-    None when there is nothing but a loss.
+    None if there is nothing but a loss.
     """
     if isinstance(outputs, Mapping):
         kept = tuple(
@@ -113,9 +113,9 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
 
 
 def label_names_of(model: nn.Module) -> tuple[str, ...]:
-    """Return what a model's forward calls labels: every argument with ``label`` in its name.
+    """Return the label arguments of a model's forward: all with ``label`` in their name.
 
-    A model for question answering also takes positions; one that names none takes ``labels``.
+    A model for question answering also takes positions. Without such names: ``labels``.
     """
     taken = inspect.signature(model.forward).parameters
     positions = ("start_positions", "end_positions")
@@ -124,7 +124,7 @@ def label_names_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def returns_loss_alone(model: nn.Module) -> bool:
-    """Say whether a model makes a loss of its own without labels (``return_loss=True``)."""
+    """Return whether a model computes its own loss without labels (``return_loss=True``)."""
     told = inspect.signature(model.forward).parameters.get("return_loss")
     return told is not None and told.default is True
 
@@ -133,9 +133,9 @@ def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, every: bool 
     """Return the labels of a batch: those of ``names`` in a mapping, the last item of a tuple.
 
     Args:
-        inputs: the batch.
-        names: keys that are labels; with several there, their values come as a tuple.
-        every: one that is missing means that there are none.
+        inputs: Batch.
+        names: Keys that are labels; if several are present, their values form a tuple.
+        every: A missing name means that there are no labels.
     """
     if isinstance(inputs, Mapping):
         there = tuple(inputs[name] for name in names if inputs.get(name) is not None)
@@ -148,7 +148,7 @@ def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, every: bool 
 
 
 def main_input(inputs: Any, model: nn.Module) -> Any:
-    """Return what a model mainly reads in a batch: ``main_input_name``, or what comes first."""
+    """Return a model's main input in a batch: ``main_input_name``, or the first item."""
     if isinstance(inputs, Mapping):
         named = inputs.get(getattr(model, "main_input_name", "input_ids"))
         return next(iter(inputs.values())) if named is None else named
@@ -156,6 +156,6 @@ def main_input(inputs: Any, model: nn.Module) -> Any:
 
 
 def ignored_outputs(model: nn.Module) -> Sequence[str]:
-    """Return which outputs a model's config says are no predictions (caches, mostly)."""
+    """Return the outputs that a model's config excludes from predictions (mostly caches)."""
     ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", None)
     return ignored or ("past_key_values",)

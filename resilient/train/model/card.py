@@ -1,7 +1,7 @@
-"""A model's card: a README.md that says what was trained, how, and with which results.
+"""Model card: a README.md with the training data, the arguments and the results.
 
 Its head is metadata as the Hub reads it (https://huggingface.co/docs/hub/model-cards); each value
-is written as JSON, which is YAML too.
+is written as JSON, which is also YAML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.train.state import TrainerState
 
 GENERATED = "generated_from_trainer"
-# Metrics that the Hub has a page of, by a part of their name.
+# Metrics with a page on the Hub, by a part of their name.
 METRICS = (
     *("accuracy", "bleu", "f1", "matthews_correlation", "pearsonr", "precision", "recall"),
     *("rouge", "sacrebleu", "spearmanr", "wer"),
@@ -42,18 +42,18 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCardInfo:
-    """What nobody but the user knows of a model; one text or several where the name is plural.
+    """Facts about a model that only the user knows; plural names take one text or several.
 
     Attributes:
-        language: of its data.
-        license: under which it may be used.
-        tags: for the Hub.
-        model_name: the title.
-        finetuned_from: the model that it was before.
-        tasks: identifiers, as ``text-classification``.
-        dataset_tags: identifiers of datasets on the Hub.
-        dataset: their names.
-        dataset_args: which configuration of each.
+        language: Language of its data.
+        license: License of the model.
+        tags: Tags for the Hub.
+        model_name: Title of the card.
+        finetuned_from: Model before this training.
+        tasks: Identifiers, such as ``text-classification``.
+        dataset_tags: Identifiers of datasets on the Hub.
+        dataset: Names of the datasets.
+        dataset_args: Configuration of each dataset.
     """
 
     language: Any = None
@@ -74,11 +74,11 @@ def write_card(
     args: TrainingArguments,
     state: TrainerState,
 ) -> None:
-    """Write the card of a model into a folder, whole or not at all.
+    """Write a model's card into a folder, atomically.
 
     Raises:
-        ConfigError: a card that is there cannot be read.
-        StoreError: the folder cannot be written.
+        ConfigError: An existing card cannot be read.
+        StoreError: The folder cannot be written.
     """
     base = base_model(model)
     before = str(getattr(getattr(base, "config", None), "_name_or_path", "") or "")
@@ -102,9 +102,9 @@ def card_of(
     """Return the text of a card.
 
     Args:
-        told: by the user.
-        library: that loads the model, by the Hub's name; None if it is none of those.
-        args: of the run.
+        told: Facts from the user.
+        library: Library that loads the model, by the Hub's name; None if the Hub has none.
+        args: Arguments of the run.
         history: ``log_history`` of its state.
     """
     judged = _evaluations(history)
@@ -128,10 +128,10 @@ def card_of(
 
 
 def tags_in(card: Path) -> list[str]:
-    """Return the tags of the card that a folder has already, none if it has no card.
+    """Return the tags of a folder's existing card; none without a card.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: The card cannot be read.
     """
     if not card.exists():
         return []
@@ -152,7 +152,7 @@ def tags_in(card: Path) -> list[str]:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return one or several as a list."""
+    """Return one value or several as a list."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else list(value)
@@ -180,7 +180,7 @@ def _metadata(
 
 
 def _index(told: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
-    """Return results as the Hub shows them; it refuses those without a task or a dataset."""
+    """Return results in the Hub's format, which requires a task and a dataset for each."""
     tags, names = listed(told.dataset_tags), listed(told.dataset)
     arguments = listed(told.dataset_args)
     metrics = [
@@ -206,7 +206,7 @@ def _origin(told: ModelCardInfo) -> str:
 
 
 def _evaluations(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was measured at each step, with the training loss before it as ``loss``."""
+    """Return each step's evaluation metrics, with the preceding training loss as ``loss``."""
     found: dict[Any, dict[str, Any]] = {}
     loss: Any = "No log"
     for one in history:

@@ -1,9 +1,9 @@
-"""Losses: what a model takes about them, labels and how many there are, and smoothing (no state).
+"""Losses: the inputs that a model's loss needs, label counts, and label smoothing (no state).
 
-A loss that is a mean over tokens must be one over all tokens of an optimizer step: means of
-micro-batches of uneven length, averaged, weigh tokens unevenly. So labels are counted before the
-first forward pass of a step, over its micro-batches and over ranks, and whoever computes the loss
-divides by that count (``num_items_in_batch``).
+A mean loss over tokens must cover all tokens of an optimizer step. Averaging the means of
+micro-batches of uneven length would weigh tokens unevenly. Labels are therefore counted before
+the first forward pass of a step, over its micro-batches and over ranks. The loss is then divided
+by that count (``num_items_in_batch``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# A label that no loss counts (torch's and Transformers').
+# Label that every loss ignores (torch's and Transformers').
 IGNORED = -100
 
 
@@ -31,11 +31,11 @@ class LabelSmoother:
     """Cross entropy with a share of each target spread over all classes.
 
     ``(1 - epsilon) * nll + epsilon * mean over classes of -log p``, averaged over the labels that
-    count; the formula and its order of operations are Transformers'.
+    count. The formula and its order of operations are Transformers'.
 
     Attributes:
-        epsilon: the share that is spread.
-        ignore_index: the label that does not count.
+        epsilon: Share that is spread.
+        ignore_index: Label that does not count.
     """
 
     epsilon: float = 0.1
@@ -51,10 +51,10 @@ class LabelSmoother:
         """Return the loss, a scalar.
 
         Args:
-            model_output: logits, shape (..., classes), alone, first, or as ``logits``.
-            labels: classes, shape (...).
-            shift_labels: position i predicts label i + 1, as in causal language models.
-            num_items_in_batch: what to divide by; None: the labels here that count.
+            model_output: Logits, shape (..., classes), alone, first, or as ``logits``.
+            labels: Classes, shape (...).
+            shift_labels: Position i predicts label i + 1, as in causal language models.
+            num_items_in_batch: Divisor; None: the number of counted labels here.
         """
         logits = find_logits(model_output)
         if shift_labels:
@@ -77,12 +77,12 @@ class LabelSmoother:
 
 
 def _wide(values: torch.Tensor) -> torch.dtype:
-    """Return the type in which many numbers are added: float32 for what is narrower."""
+    """Return the dtype for long sums: at least float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def find_logits(outputs: Any) -> torch.Tensor:
-    """Return the logits of what a model returned: by name, alone, or the first item."""
+    """Return the logits of a model's outputs: by name, alone, or the first item."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     found: torch.Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
@@ -90,17 +90,17 @@ def find_logits(outputs: Any) -> torch.Tensor:
 
 
 def base_of(model: nn.Module) -> nn.Module:
-    """Return the model that an adapter of PEFT wraps, or the model itself."""
+    """Return the model inside a PEFT adapter, or the model itself."""
     get_base = getattr(model, "get_base_model", None)
     base: nn.Module = get_base() if callable(get_base) else model
     return base
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Say whether a model divides its loss by ``num_items_in_batch`` when it is given that.
+    """Return whether a model divides its loss by a given ``num_items_in_batch``.
 
-    ``model.accepts_loss_kwargs`` says it; else a forward that takes it by name, or a model of
-    Transformers whose forward has ``**kwargs``. Of other models ``**kwargs`` says nothing.
+    ``model.accepts_loss_kwargs`` decides if it exists. Else the forward takes the name, or it is
+    a Transformers model with ``**kwargs``. For other models ``**kwargs`` is no evidence.
     """
     base = base_of(model)
     said = getattr(base, "accepts_loss_kwargs", None)
@@ -112,7 +112,7 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 def label_smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
-    """Return what smooths labels; None where nothing is asked, or a sample has several labels."""
+    """Return the label smoother; None if not requested, or if samples have several labels."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if not factor or problem == "multi_label_classification":
         return None
@@ -120,7 +120,7 @@ def label_smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Say whether the model's own loss compares position i with label i + 1 (Transformers).
+    """Return whether the model's own loss compares position i with label i + 1 (Transformers).
 
     The first label of a row is then never a target, and is not counted.
     """
@@ -135,7 +135,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Say whether Transformers knows the model as a causal language model."""
+    """Return whether Transformers lists the model as a causal language model."""
     if "transformers" not in sys.modules:
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -144,9 +144,9 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def take_labels(inputs: Any) -> tuple[Any, Any]:
-    """Return a batch without its labels, and the labels (None if there are none).
+    """Return a batch without its labels, and the labels (None without labels).
 
-    They are ``labels`` of a mapping, and the last item of a tuple of two or more.
+    Labels are ``labels`` of a mapping, and the last item of a tuple of two or more.
     """
     if isinstance(inputs, Mapping):
         return {name: one for name, one in inputs.items() if name != "labels"}, inputs.get("labels")
@@ -156,7 +156,7 @@ def take_labels(inputs: Any) -> tuple[Any, Any]:
 
 
 def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | None:
-    """Return how many labels of these batches count, a scalar; None if they have none to count."""
+    """Return the number of counted labels in batches, a scalar; None without labels."""
     counts = []
     for batch in batches:
         _, labels = take_labels(batch)
@@ -174,10 +174,10 @@ def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | Non
 def count_over_ranks(
     count: torch.Tensor | None, device: torch.device, *, has_batches: bool
 ) -> torch.Tensor | None:
-    """Return the sum of a count over all ranks, of which some may have no batch. Collective.
+    """Return the sum of a count over all ranks; some may have no batch. Collective.
 
     Returns:
-        None if a rank with batches has nothing to count.
+        None if a rank with batches has no labels to count.
     """
     missing = count is None and has_batches
     shown = torch.tensor([0 if count is None else int(count), missing], device=device)
@@ -186,6 +186,6 @@ def count_over_ranks(
 
 
 def sum_over_ranks(count: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the sum of a count over all ranks, of which ``copies`` hold each. Collective."""
+    """Return the sum of a count over all ranks; ``copies`` ranks hold each count. Collective."""
     dist.all_reduce(count)
     return count // copies if copies > 1 else count

@@ -1,8 +1,6 @@
-"""Autocast, fp16, fp8.
+"""Precision: autocast and loss scaling, fp8 layers, half-precision evaluation, device checks.
 
-Low precision beyond autocast: fp8 layers, evaluation in half, and which device can what.
-
-Mixed precision with torch alone; fp16 on a CPU works too (accelerate ignores it there).
+Mixed precision uses torch alone; fp16 also works on a CPU (accelerate ignores it there).
 """
 
 from __future__ import annotations
@@ -22,26 +20,27 @@ if TYPE_CHECKING:
 
     from resilient.train.arguments import TrainingArguments
 
-# What needs tensor cores of a generation -> (compute capability, its name, what to do instead).
+# Precision -> (required compute capability, name of its GPU generation, alternative).
 _GENERATIONS = {
     "bf16": ((8, 0), "Ampere", "use fp16"),
     "bf16_full_eval": ((8, 0), "Ampere", "use fp16_full_eval"),
     "fp8": ((8, 9), "Ada", "use bf16"),
     "rowwise": ((9, 0), "Hopper", 'use fp8_recipe="tensorwise"'),
 }
-# torch multiplies matrices in fp8 whose sides are multiples of this.
+# torch multiplies fp8 matrices only if their sides are multiples of this.
 _FP8_MULTIPLE = 16
 
 
 def require_precision_support(args: TrainingArguments, capability: tuple[int, int] | None) -> None:
-    """Refuse a precision that the device cannot compute in, or only in slow emulation.
+    """Refuse a precision that the device lacks, or only emulates slowly.
 
     Args:
-        args: what was asked for.
-        capability: of the GPU; None for a CPU, which computes in all of them but rowwise fp8.
+        args: Requested precision.
+        capability: Compute capability of the GPU; None for a CPU, which supports all precisions
+            except rowwise fp8.
 
     Raises:
-        ConfigError: says what the device is, what it needs and what to use.
+        ConfigError: Names the device, its missing generation and an alternative.
     """
     asked = [name for name in ("bf16", "bf16_full_eval", "fp8") if getattr(args, name)]
     if args.fp8 and args.fp8_recipe != "tensorwise":
@@ -61,22 +60,22 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of a GPU, None of anything else."""
+    """Return the compute capability of a GPU; None for any other device."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def to_fp8(model: nn.Module, recipe: str) -> None:
-    """Let the linear layers of ``model`` multiply in fp8, in place; parameters stay as they are.
+    """Make the linear layers of ``model`` multiply in fp8, in place; parameters are unchanged.
 
-    Layers with a side that is no multiple of 16 are left alone. Scales are measured at each
+    Layers with a side that is no multiple of 16 are left unchanged. Scales are measured at each
     step, so there is no state to save.
 
     Args:
-        model: before it is sharded or wrapped.
-        recipe: of torchao: ``tensorwise``, ``rowwise`` or ``rowwise_with_gw_hp``.
+        model: Model before sharding or wrapping.
+        recipe: Recipe of torchao: ``tensorwise``, ``rowwise`` or ``rowwise_with_gw_hp``.
 
     Raises:
-        ConfigError: torchao is not installed, or no layer can.
+        ConfigError: torchao is not installed, or no layer supports fp8.
     """
     try:
         float8: Any = import_module("torchao.float8")
@@ -107,7 +106,7 @@ def _fits(module: nn.Module) -> bool:
 
 
 def evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
-    """Return the dtype of the weights in evaluations; None: as they are."""
+    """Return the dtype of the weights in evaluations; None: unchanged."""
     if args.fp16_full_eval:
         return torch.float16
     return torch.bfloat16 if args.bf16_full_eval else None
@@ -115,10 +114,10 @@ def evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
 
 @contextmanager
 def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Return a context in which the model's numbers and its inputs are of ``dtype``.
+    """Return a context in which the model's floating-point values and inputs have ``dtype``.
 
-    Copies take their places; the weights themselves are not touched. To give them other data
-    would make torch forget the hooks by which DDP reduces their gradients.
+    Copies replace the weights, which are not touched. Replacing the weights' data would make
+    torch drop the hooks by which DDP reduces their gradients.
     """
     if dtype is None:
         yield
@@ -141,7 +140,7 @@ def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    """Yield each place of a parameter or buffer that is not of whole numbers."""
+    """Yield the module, the name and the tensor of each floating-point parameter or buffer."""
     for module in model.modules():
         found = [
             *module.named_parameters(recurse=False, remove_duplicate=False),
@@ -169,19 +168,19 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 _CLIP_EPSILON = 1e-6
 
 
-# It may be entered again and again.
+# This context may be entered again and again.
 _NOTHING = nullcontext()
 
 
 class Precision:
-    """How forward, backward and the optimizer step run in a lower precision.
+    """Lower precision of forward, backward and the optimizer step.
 
     Args:
         args: ``fp16``, ``bf16``.
-        device: where the model is.
+        device: Device of the model.
 
     Raises:
-        ConfigError: the device cannot compute so.
+        ConfigError: The device does not support the precision.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device) -> None:
@@ -209,7 +208,7 @@ class Precision:
     ) -> torch.Tensor:
         """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
 
-        ``max_norm`` 0 measures and does not clip.
+        ``max_norm`` 0 measures without clipping.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -226,13 +225,13 @@ class Precision:
         if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             optimizer.zero_grad(set_to_none=True)
             return
-        # What torch's own does, but for the record that it opens for a profiler.
+        # Like torch's own, but without the profiler record that torch opens.
         for group in optimizer.param_groups:
             for one in group["params"]:
                 one.grad = None
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
         if self.scaler is None:
             optimizer.step()
             return True
@@ -243,9 +242,9 @@ class Precision:
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the 2-norm of gradients together (a scalar), the bits of ``get_total_norm``.
+    """Return the 2-norm of all gradients (a scalar), bit-identical to ``get_total_norm``.
 
-    Those of one kind need not be sorted by device and type first, which takes as long as a small
+    Gradients of one kind need no sorting by device and dtype, which takes as long as a small
     model's norm.
     """
     kinds = {(type(one), one.device, one.dtype, one.layout) for one in gradients}
@@ -257,9 +256,9 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _is_surely_within(norm: torch.Tensor, max_norm: float) -> bool:
-    """Say whether clipping would multiply every gradient by one.
+    """Return whether clipping would multiply every gradient by one.
 
-    Torch multiplies by ``max_norm / (norm + 1e-6)``, at most 1; where that is 1 no bit changes.
-    An accelerator is not waited for to know it.
+    Torch multiplies by ``max_norm / (norm + 1e-6)``, at most 1; a factor of 1 changes no bit. On
+    an accelerator the answer would need a wait, so it is False.
     """
     return norm.device.type == "cpu" and norm.item() + _CLIP_EPSILON <= max_norm

@@ -1,26 +1,26 @@
-"""Special tokens of a processing class in the configuration of a model."""
+"""Special tokens of a processing class in a model's configuration."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-# Name -> whether a generation may end with several of them.
+# Name -> whether a generation config may hold several of them.
 _TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
 
 
 def align_special_tokens(model: Any, processing: Any) -> dict[str, int]:
-    """Write the special tokens of a tokenizer into a model's configurations, as Transformers does.
+    """Write a tokenizer's special tokens into a model's configurations, like Transformers.
 
-    Ids that the configurations hold for the end of a text stay beside the new one. A token that
-    the tokenizer does not define changes nothing.
+    Existing end-of-text IDs stay beside the new one. A token that the tokenizer does not define
+    changes nothing.
 
     Args:
-        model: may have ``config`` and ``generation_config``.
-        processing: a tokenizer or processor of Transformers; anything else changes nothing.
+        model: May have ``config`` and ``generation_config``.
+        processing: Tokenizer or processor of Transformers; any other object changes nothing.
 
     Returns:
-        The tokens that were changed, by name.
+        The changed tokens, by name.
     """
     tokenizer = _tokenizer_of(processing)
     config = getattr(model, "config", None)
@@ -48,7 +48,7 @@ def _tokenizer_of(processing: Any) -> Any:
 
 
 def _align(name: str, token: int, config: Any, generation: Any) -> bool:
-    """Write one token; return whether a configuration did not hold it."""
+    """Write one token; return whether a configuration lacked it."""
     known = getattr(config, name, None)
     ids = known if isinstance(known, list) else [known]
     generated = getattr(generation, name, None)

@@ -1,10 +1,6 @@
-"""Torch.compile, NEFTune, overflow debugging.
+"""Changes to a model's forward pass: torch.compile, NEFTune noise, overflow debugging.
 
-Where a model's numbers first become NaN or infinite (``debug="underflow_overflow"``).
-
-A model that torch.compile makes faster, and that keeps its names.
-
-NEFTune: noise on embeddings while a model is trained.
+Overflow debugging (``debug="underflow_overflow"``) finds the first NaN or infinite numbers.
 """
 
 from __future__ import annotations
@@ -34,13 +30,13 @@ FRAMES_MAX = 21
 
 
 class UnderflowOverflow:
-    """Looks at the weights, inputs and outputs of every module after its forward pass.
+    """Check of every module's weights, inputs and outputs after its forward pass.
 
-    It reads every number, so it is slow: for looking for a fault, not for training.
+    It reads every number and is therefore slow: for debugging, not for training.
 
     Args:
-        model: whose modules.
-        frames_max: forward passes of modules that the report shows, the last at the end.
+        model: Model whose modules are checked.
+        frames_max: Number of module passes in the report, the last at the end.
     """
 
     def __init__(self, model: nn.Module, frames_max: int = FRAMES_MAX) -> None:
@@ -50,10 +46,10 @@ class UnderflowOverflow:
         self._passes = 0
 
     def look(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Remember what a module's pass was made of.
+        """Record the numbers of a module's pass.
 
         Raises:
-            ResilientError: some of it is no number; shows the passes that led there.
+            ResilientError: A number is NaN or infinite; shows the passes before it.
         """
         lines = [f"{'':17}{self._names[module]} {type(module).__name__}"]
         found = [
@@ -92,7 +88,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
-    """Add a line about a tensor; return whether some of it is no number."""
+    """Add a line about a tensor; return whether it has a NaN or infinite number."""
     if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()):
         return False
     size = value.abs()
@@ -102,7 +98,7 @@ def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
 
 @contextmanager
 def looking_at_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[None]:
-    """Look at the numbers of ``model`` if ``debug`` names it; nothing stays on the model."""
+    """Check the numbers of ``model`` if ``debug`` requests it; the hooks are removed afterwards."""
     if "underflow_overflow" not in debug:
         yield
         return
@@ -119,13 +115,13 @@ INDUCTOR = "inductor"
 
 
 def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
-    """Let calls of ``model`` run compiled, if the arguments ask for it.
+    """Make calls of ``model`` run compiled, if the arguments request it.
 
-    The module stays itself, so its parameters keep their names and a checkpoint of a compiled
-    model is one of the model. It is compiled when it is first called.
+    The module object stays, so its parameters keep their names. A checkpoint of a compiled model
+    is a checkpoint of the model. Compilation happens at the first call.
 
     Raises:
-        ConfigError: there is no such backend or mode, or no compiler for it.
+        ConfigError: The backend, the mode or its compiler does not exist.
     """
     if not args.torch_compile:
         return
@@ -168,7 +164,7 @@ def _require_mode(backend: str, mode: str) -> None:
 def showing_compilers(
     pulse: ProgressReporter, args: TrainingArguments
 ) -> AbstractContextManager[None]:
-    """Show when torch's compiler is at work: a step may then take minutes, and is no hang."""
+    """Report torch's compilation as progress: a step may take minutes without being hung."""
     return heartbeat.report_compilation(pulse, is_wanted=args.torch_compile)
 
 
@@ -185,7 +181,7 @@ def _require_compiler() -> None:
         ) from error
 
 
-# What an embedding of a batch has: samples, places, numbers of each.
+# Dimensions of a batch's embeddings: samples, positions, values of each.
 _DIMENSIONS = 3
 
 
@@ -194,14 +190,14 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     """Add uniform noise of ``alpha / sqrt(L * d)`` to the embeddings of a model in training.
 
     The noise comes from the device's random stream, which every checkpoint holds, so a resumed
-    run adds the same. Evaluation has none. Transformers' recipe, to the bit.
+    run adds the same noise. Evaluation has none. Transformers' recipe, to the bit.
 
     Args:
-        model: has ``get_input_embeddings``, or one ``nn.Embedding``.
-        alpha: the strength; None or 0: no noise.
+        model: Model with ``get_input_embeddings``, or with one ``nn.Embedding``.
+        alpha: Strength; None or 0: no noise.
 
     Raises:
-        ConfigError: the model does not say which embeddings are its inputs'.
+        ConfigError: The model's input embeddings cannot be determined.
     """
     if not alpha:
         yield
@@ -217,7 +213,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     """Return the module that embeds a model's inputs.
 
     Raises:
-        ConfigError: the model does not say which it is, and has none or several.
+        ConfigError: The model does not name it, and has no or several ``nn.Embedding``.
     """
     base = base_of(model)
     get = getattr(base, "get_input_embeddings", None)

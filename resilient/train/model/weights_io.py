@@ -1,9 +1,4 @@
-"""Write and load weights.
-
-Weights from any checkpoint, without the run that saved them.
-
-Weights for use elsewhere.
-"""
+"""Weights without a run: load them from any checkpoint, write them for use elsewhere."""
 
 from __future__ import annotations
 
@@ -33,24 +28,24 @@ _PREFIX = "checkpoint-"
 
 
 def load_weights(session: Session, model: nn.Module, reference: str) -> str:
-    """Load the model part of a checkpoint into ``model``; nothing else of it, and claim nothing.
+    """Load only the model part of a checkpoint into ``model``; claims no generation.
 
-    All ranks load the one that the coordinator finds, or none.
+    All ranks load the checkpoint that the coordinator finds, or none.
 
     Args:
-        session: where the ranks meet.
-        model: takes the weights in place.
-        reference: a repository (its newest), a checkpoint's path in one, or a checkpoint of the
-            session's own by any name that ``resilient ckpt`` takes.
+        session: Session of this rank.
+        model: Receives the weights in place.
+        reference: A repository (its newest checkpoint), a checkpoint's path in a repository, or a
+            checkpoint of the session's repository under any name that ``resilient ckpt`` accepts.
 
     Returns:
-        The folder's name of the checkpoint.
+        The folder name of the checkpoint.
 
     Raises:
-        RepositoryNotFound: there is none.
-        NothingToResume: it has no such checkpoint.
-        IntegrityError: the checkpoint is damaged; the model is as it was.
-        IncompatibleCheckpoint: it holds another model.
+        RepositoryNotFound: There is no repository.
+        NothingToResume: The repository has no such checkpoint.
+        IntegrityError: The checkpoint is damaged; the model is unchanged.
+        IncompatibleCheckpoint: The checkpoint holds another model.
     """
     url, name = split_reference(reference, session.repository)
     launch, args = session.gang.launch, session.args
@@ -86,7 +81,7 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
 
 
 def split_reference(reference: str, repository: str) -> tuple[str, str]:
-    """Return the repository that a reference means, and the checkpoint in it."""
+    """Return the repository and the checkpoint of a reference."""
     folder, slash, name = reference.rstrip("/").rpartition("/")
     if name.startswith(_PREFIX):
         return (folder or "/", name) if slash else (repository, name)
@@ -97,7 +92,7 @@ def split_reference(reference: str, repository: str) -> tuple[str, str]:
 def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     """Return the state of ``model`` with every sharded tensor whole, on the CPU.
 
-    One tensor at a time, and only where it is kept. Collective if the model is sharded.
+    Gathers one tensor at a time, and keeps it only on request. Collective if the model is sharded.
     """
     state: dict[str, Any] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -114,7 +109,7 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
 
 def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
     if hasattr(parameter, "ds_id"):
-        # Only DeepSpeed knows how to gather what it has partitioned.
+        # Only DeepSpeed can gather its partitioned parameters.
         from resilient.strategies.deepspeed import gathered
 
         return gathered(parameter)
@@ -122,7 +117,7 @@ def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Say whether a parameter is spread over ranks, or is on others."""
+    """Return whether a parameter is spread over ranks, or is on other ranks."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return True
     return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
@@ -131,20 +126,20 @@ def is_sharded(model: nn.Module) -> bool:
 def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
     """Write ``model`` into ``folder``, by its own ``save_pretrained`` if it has one.
 
-    Anything else becomes ``model.safetensors``, which appears whole or not at all.
+    Any other model becomes ``model.safetensors``, which is written atomically.
 
     Args:
-        model: says how.
-        state: what to write; see :func:`gather_state`.
-        folder: where to.
+        model: Selects the method.
+        state: State to write; see :func:`gather_state`.
+        folder: Target folder.
 
     Raises:
-        UnsavableState: a tensor has a dtype that the format does not know.
-        StoreError: the folder cannot be written; an older file is untouched.
+        UnsavableState: A tensor has a dtype that the format does not support.
+        StoreError: The folder cannot be written; an existing file is unchanged.
     """
     if hasattr(model, "save_pretrained"):
         folder.mkdir(parents=True, exist_ok=True)
-        # A model that is whole knows best what belongs to it.
+        # A whole model knows best which files belong to it.
         given = {"state_dict": state} if is_sharded(model) else {}
         cast("Any", model).save_pretrained(folder, **given)
         return

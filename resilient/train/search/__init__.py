@@ -1,1 +1,1 @@
-"""Hyper-parameter search: trials, studies and what they found."""
+"""Hyper-parameter search: trials, studies and results."""

@@ -1,9 +1,4 @@
-"""Optuna.
-
-Optuna's studies, kept in a file beside the trials.
-
-Optuna's default sampler, with a draw for each parameter that no death can move.
-"""
+"""Optuna studies, stored in a file beside the trials, and a sampler that survives restarts."""
 
 from __future__ import annotations
 
@@ -28,15 +23,16 @@ _FILE = "study.log"
 
 
 class OptunaStudy:
-    """A study of so many trials in all its lives.
+    """Study with a fixed number of trials over all attempts of the search.
 
     Args:
-        folder: where the file of the study is, unless ``storage`` is given.
-        n_trials: how many, finished ones of earlier lives included.
+        folder: Folder of the study's file, unless ``storage`` is given.
+        n_trials: Number of trials, including those finished by earlier attempts.
         direction: ``minimize`` or ``maximize``, or a list of them.
-        seed: of the default sampler, whose draws follow from it, the trial's number and the
-            parameter's name, so that a study that was killed asks for what an unbroken one does.
-        options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
+        seed: Seed of the default sampler. Its draws follow from the seed, the trial's number and
+            the parameter's name. A study that was killed therefore suggests the same values as an
+            uninterrupted one.
+        options: Options of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
     Raises:
         ConfigError: Optuna is not installed.
@@ -71,7 +67,7 @@ class OptunaStudy:
         self.study = optuna.create_study(load_if_exists=True, **several, **named)
 
     def ask(self) -> Any:
-        """Return the trial that nobody was told the end of, or a new one; None: enough."""
+        """Return the trial whose end was never recorded, or a new one; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         running = self._optuna.trial.TrialState.RUNNING
         for one in trials:
@@ -82,7 +78,7 @@ class OptunaStudy:
         return self.study.ask()
 
     def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
-        """Write down how a trial ended; one without a number has failed."""
+        """Record the end of a trial; a trial without a number has failed."""
         states = self._optuna.trial.TrialState
         if pruned:
             self.study.tell(trial, state=states.PRUNED)
@@ -95,7 +91,7 @@ class OptunaStudy:
         """Return the best trials.
 
         Raises:
-            ConfigError: none has ended with a number.
+            ConfigError: No trial ended with a number.
         """
         runs = [
             BestRun(
@@ -120,13 +116,13 @@ class OptunaStudy:
 
 
 class TPEByName(TPESampler):
-    """TPE whose draw follows from the seed, the trial's number and the parameter's name.
+    """TPE sampler whose draws follow from the seed, the trial's number and the parameter's name.
 
     A trial that was killed between two suggest calls reads the first parameter back without a
-    draw; with one stream for all of them the second would get the first's number.
+    draw. With one stream for all parameters, the second would get the first's number.
 
     Args:
-        seed: of the study.
+        seed: Seed of the study.
     """
 
     def __init__(self, seed: int) -> None:
@@ -136,7 +132,7 @@ class TPEByName(TPESampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return what TPE draws for the parameters that all ended trials have."""
+        """Return TPE's draws for the parameters that all ended trials have."""
         return self._for(trial, "").sample_relative(study, trial, search_space)
 
     def sample_independent(
@@ -146,7 +142,7 @@ class TPEByName(TPESampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Return what TPE draws for this parameter from the trials that have ended."""
+        """Return TPE's draw for this parameter from the ended trials."""
         of_its_own = self._for(trial, param_name)
         return of_its_own.sample_independent(study, trial, param_name, param_distribution)
 

@@ -1,4 +1,4 @@
-"""Where a trainer meets a hyper-parameter search: its start, and each trial."""
+"""Trainer side of a hyper-parameter search: its start, and each trial."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SearchPlan(NamedTuple):
-    """What a search is told; see ``Trainer.hyperparameter_search``."""
+    """Options of a search; see ``Trainer.hyperparameter_search``."""
 
     hp_space: Callable[[Any], Mapping[str, Any]] | None
     compute_objective: Callable[[dict[str, Any]], Any] | None
@@ -41,10 +41,10 @@ class SearchPlan(NamedTuple):
 def start(
     trainer: Any, plan: SearchPlan, backend: str | Study, options: Mapping[str, Any]
 ) -> list[BestRun]:
-    """Search, on rank zero with a study, on the others with what that says. Collective.
+    """Search: rank 0 uses the study, the other ranks its answers. Collective.
 
     Raises:
-        ConfigError: the trainer cannot make a model for each trial, or the backend is not known.
+        ConfigError: The trainer cannot make a model for each trial, or the backend is unknown.
     """
     if trainer.model_init is None:
         raise ConfigError(
@@ -88,13 +88,13 @@ def by_name(
     given: Sequence[Any],
     named: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return by name what a trainer is made with.
+    """Return a trainer's constructor arguments by name.
 
     Args:
-        init: of its class; one that takes ``*args`` hands them on.
-        base: of the base class.
-        given: arguments by position.
-        named: the others.
+        init: Constructor of its class; one that takes ``*args`` passes them on.
+        base: Constructor of the base class.
+        given: Arguments by position.
+        named: Arguments by name.
     """
     own = list(inspect.signature(init).parameters.values())[1:]
     names = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -103,10 +103,10 @@ def by_name(
 
 
 def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:
-    """Return the model that a trainer begins with.
+    """Return the initial model of a trainer.
 
     Raises:
-        ConfigError: there is none, there are two, or it is no module.
+        ConfigError: There is no model, there are two, or it is not a module.
     """
     if model is not None and model_init is not None:
         raise ConfigError("`model` and `model_init` are both given: leave one of them out")
@@ -122,10 +122,10 @@ def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | 
 
 
 def take_trial(trainer: Any, trial: Any) -> None:
-    """Make a trainer that of a trial: its arguments, if they are given, and a new model.
+    """Apply a trial to a trainer: its arguments, if they are given, and a new model.
 
     Raises:
-        ConfigError: a value is not accepted, or is no argument's.
+        ConfigError: A value is not accepted, or its name is no argument.
     """
     trainer.trial = trial
     args = trainer.args
@@ -138,9 +138,9 @@ def take_trial(trainer: Any, trial: Any) -> None:
 
 
 def remake_model(trainer: Any, trial: Any) -> None:
-    """Give a trainer a new model of its ``model_init``, seeded as in a trainer that is new.
+    """Replace a trainer's model with a new one from ``model_init``, seeded as in a new trainer.
 
-    The optimizer and the scheduler of the old model are forgotten.
+    The old model's optimizer and scheduler are dropped.
     """
     args = trainer.args
     is_theirs = args.random_numbers == "transformers"

@@ -1,11 +1,7 @@
-"""Trials and studies.
+"""Trials and studies of a hyper-parameter search, and the search loop.
 
-What a trial of a hyper-parameter search says: its values, its model, its objective (pure).
-
-Hyper-parameter search: trials are trainings of their own, and a search that is killed goes on.
-
-Each trial trains into a folder of its own, ``<output_dir>/run-<number>``, so it resumes like any
-training. What trials there are, and how they ended, is the study's to keep.
+Each trial trains into its own folder, ``<output_dir>/run-<number>``, so it resumes like any
+training. The study records the trials and their results, so a search that was killed continues.
 """
 
 from __future__ import annotations
@@ -32,17 +28,17 @@ if TYPE_CHECKING:
 
     from resilient.train.arguments import TrainingArguments
 
-# What of an evaluation is no measure of a model.
+# Suffixes of evaluation metrics that do not measure the model.
 _NO_MEASURES = ("_runtime", "_per_second", "_model_preparation_time")
 
 
 def argument_values(
     params: Mapping[str, Any], args: TrainingArguments, model_init: Callable[..., Any] | None
 ) -> dict[str, Any]:
-    """Return those of ``params`` that are arguments; the others are for ``model_init(trial)``.
+    """Return the ``params`` that are arguments; the others are for ``model_init(trial)``.
 
     Raises:
-        ConfigError: there are others, and nothing takes them.
+        ConfigError: There are others, and ``model_init`` does not take a trial.
     """
     names = [one.name for one in fields(args)]
     others = [name for name in params if name not in names]
@@ -66,7 +62,7 @@ def default_objective(metrics: Mapping[str, Any]) -> float:
 
 
 def default_space(trial: Any) -> dict[str, Any]:
-    """Return Transformers' default space: rate, epochs, seed and batch size."""
+    """Return Transformers' default search space: learning rate, epochs, seed and batch size."""
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
@@ -78,12 +74,12 @@ def default_space(trial: Any) -> dict[str, Any]:
 
 
 def params_of(trial: Any) -> dict[str, Any]:
-    """Return the values of a trial, of a study's or given as a dict."""
+    """Return the values of a trial, from a study or given as a dict."""
     return dict(trial if isinstance(trial, Mapping) else trial.params)
 
 
 def takes_trial(model_init: Callable[..., Any]) -> bool:
-    """Say whether ``model_init`` takes a trial: an argument of that name, or one that it needs."""
+    """Return whether ``model_init`` takes a trial: an argument ``trial``, or a required one."""
     taken = inspect.signature(model_init).parameters
     return any(name == "trial" or one.default is one.empty for name, one in taken.items())
 
@@ -92,7 +88,7 @@ def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
     """Return a new model, made with the trial if ``model_init`` takes one.
 
     Raises:
-        ConfigError: it made none.
+        ConfigError: ``model_init`` returned no model.
     """
     model = model_init(trial) if takes_trial(model_init) else model_init()
     if model is None:
@@ -101,13 +97,13 @@ def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
 
 
 class BestRun(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        run_id: the trial's number.
-        objective: its value, or values.
-        hyperparameters: what it was trained with.
-        run_summary: the study, for more.
+        run_id: Number of the trial.
+        objective: Its value or values.
+        hyperparameters: Values that it was trained with.
+        run_summary: The study, for details.
     """
 
     run_id: str
@@ -119,7 +115,7 @@ class BestRun(NamedTuple):
 class Trial(Protocol):
     """One set of hyper-parameters, as ``hp_space`` and ``model_init`` see it (Optuna's names).
 
-    ``params`` are those that were suggested so far.
+    ``params`` contains the values suggested so far.
     """
 
     number: int
@@ -135,31 +131,31 @@ class Trial(Protocol):
         """Choose one of several."""
 
     def report(self, value: float, step: int) -> None:
-        """Tell how the trial is doing."""
+        """Report an intermediate value of the trial."""
 
     def should_prune(self) -> bool:
-        """Say whether the trial is not worth its time any more."""
+        """Return whether the trial is no longer worth its time."""
 
 
 class Study(Protocol):
-    """Where trials come from; one that is durable lets a search go on after a kill."""
+    """Source of trials; a durable study lets a killed search continue."""
 
     def ask(self) -> Any:
-        """Return the next trial, first of all one that was not told the end of; None: enough."""
+        """Return the next trial, first the one whose end was not recorded; None: enough."""
 
     def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
-        """Hear how a trial ended."""
+        """Record the end of a trial."""
 
     def best(self) -> list[BestRun]:
-        """Return the best runs: one, or with several objectives those that none beats."""
+        """Return the best runs: one, or with several objectives all that no other run beats."""
 
 
 class GivenTrial:
-    """A trial whose values are known: on ranks that have no study, and in scripts.
+    """Trial with known values: on ranks without a study, and in scripts.
 
     Args:
-        params: value by name.
-        number: of the trial.
+        params: Values by name.
+        number: Number of the trial.
     """
 
     def __init__(self, params: Mapping[str, Any], number: int = 0) -> None:
@@ -167,10 +163,10 @@ class GivenTrial:
         self.params = dict(params)
 
     def suggest_float(self, name: str, *_range: Any, **_more: Any) -> Any:
-        """Return the value that is known.
+        """Return the known value.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: There is no value of this name.
         """
         if name not in self.params:
             raise ConfigError(
@@ -181,7 +177,7 @@ class GivenTrial:
     suggest_int = suggest_categorical = suggest_float
 
     def report(self, value: float, step: int) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def should_prune(self) -> bool:
         """Return False."""
@@ -189,14 +185,14 @@ class GivenTrial:
 
 
 class TrialReporter(TrainerCallback):
-    """Reports each evaluation to its trial, and ends the training that is not worth its time.
+    """Reporter of each evaluation to its trial, which also ends a pruned training.
 
     Args:
-        trial: hears the objective.
-        compute_objective: metrics -> objective.
-        ranks: how many decide together.
-        last: the name of the dataset that is evaluated last, if there are several: the objective
-            is one of all their metrics.
+        trial: Receives the objective.
+        compute_objective: Function from metrics to the objective.
+        ranks: Number of ranks that decide together.
+        last: Name of the dataset evaluated last, if there are several. The objective is computed
+            from all their metrics.
     """
 
     def __init__(
@@ -215,14 +211,14 @@ class TrialReporter(TrainerCallback):
         self._metrics: dict[str, Any] = {}
 
     def on_evaluate(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
-        """Report the metrics; all ranks obey rank zero's study."""
+        """Report the metrics; all ranks follow rank 0's study."""
         self._metrics |= kwargs["metrics"]
         if self._last is not None and f"eval_{self._last}_runtime" not in kwargs["metrics"]:
-            return  # others of the same evaluation come
+            return  # more datasets of the same evaluation follow
         metrics, self._metrics = self._metrics, {}
         self.take(metrics)
         if len(self.values) > 1:
-            return  # nothing prunes by several objectives
+            return  # a trial with several objectives is never pruned
         self.pruned = from_first(partial(self._report, state.global_step), self._ranks)
         control.should_training_stop |= self.pruned
 
@@ -242,16 +238,16 @@ class TrialReporter(TrainerCallback):
         return {"values": self.values, "pruned": self.pruned}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take them back: a life that has nothing left to train evaluates nothing."""
+        """Restore both: an attempt without steps left evaluates nothing."""
         self.values = list(state_dict["values"])
         self.pruned = bool(state_dict["pruned"])
 
 
 def from_first(work: Callable[[], Any], ranks: int) -> Any:
-    """Return what ``work`` returns on rank zero; a failure there is everyone's. Collective.
+    """Return the result of ``work`` on rank 0; its failure is raised on all ranks. Collective.
 
     Raises:
-        ResilientError: what rank zero's raised, which there is raised as it was.
+        ResilientError: Failure of rank 0, which itself raises the original error.
     """
     mine = capture_failure(work)
     shown = replace(mine, rank=0, cause=None) if isinstance(mine, RankFailure) else mine
@@ -269,18 +265,18 @@ def search(
     compute_objective: Callable[[dict[str, Any]], Any],
     hp_name: Callable[[Any], str] | None = None,
 ) -> list[BestRun]:
-    """Train a trainer's model with one trial of ``study`` after the other. Collective.
+    """Train a trainer's model with the trials of ``study``, one after another. Collective.
 
     Args:
-        trainer: the pattern of each trial's; it trains nothing itself.
-        study: rank zero's; None on the others.
-        hp_space: trial -> values by the names of training arguments.
-        compute_objective: metrics of an evaluation -> what is searched for.
-        hp_name: trial -> its name.
+        trainer: Template of each trial's trainer; it does not train itself.
+        study: Study on rank 0; None on the others.
+        hp_space: Function from a trial to values by argument name.
+        compute_objective: Function from an evaluation's metrics to the objective.
+        hp_name: Function from a trial to its name.
 
     Raises:
-        ConfigError: ``hp_space`` names what is no argument, or a part of the user's was registered
-            with the pattern alone.
+        ConfigError: ``hp_space`` names no argument, or a part of the user's is registered only
+            with the template.
     """
     ranks = trainer.session.world.size
     first = _First(study, hp_space)
@@ -300,7 +296,7 @@ def search(
 
 
 class _First:
-    """The study, on rank zero; on the others nothing, which says nothing."""
+    """Study on rank 0; without a study on the other ranks, every answer is empty."""
 
     def __init__(self, study: Study | None, hp_space: Callable[[Any], Mapping[str, Any]]) -> None:
         self.trial: Any = None
@@ -308,7 +304,7 @@ class _First:
         self._hp_space = hp_space
 
     def ask(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-        """Return the next trial's number, its values for a training, and all it has suggested."""
+        """Return the next trial's number, its values for a training, and all suggested values."""
         self.trial = None if self._study is None else self._study.ask()
         if self.trial is None:
             return None
@@ -316,7 +312,7 @@ class _First:
         return self.trial.number, values, dict(self.trial.params)
 
     def tell(self, reporter: TrialReporter) -> None:
-        """Tell the study how the trial ended."""
+        """Record the end of the trial in the study."""
         if self._study is not None:
             self._study.tell(self.trial, reporter.values, pruned=reporter.pruned)
 
@@ -326,13 +322,13 @@ class _First:
 
 
 def _last_of(datasets: Any) -> str | None:
-    """Return the name of the last of several datasets, None where there is one."""
+    """Return the name of the last of several datasets; None for a single one."""
     several = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
     return str([*datasets][-1]) if several and datasets else None
 
 
 def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
-    """Return a trainer like the given one, for one trial, in a folder of its own."""
+    """Return a trainer like the given one, for one trial, in its own folder."""
     args = trainer.args
     folder = f"run-{number}"
     places = {
@@ -341,7 +337,7 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
         if (place := getattr(args, name))
     }
     known = argument_values(values, args, trainer.model_init)
-    # With `deepcopy`, as callbacks have a state that must not go from trial to trial.
+    # Copied deeply: a callback's state must not pass from trial to trial.
     named = dict(trainer.made_with)
     named["callbacks"] = copy.deepcopy(tuple(named.get("callbacks") or ()))
     args = replace(args, **{**known, **places})
@@ -357,7 +353,7 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
 
 
 def _follow(callbacks: Sequence[Any], another: Any) -> None:
-    """Add what was added to the pattern's callbacks since it was made; remove what was removed."""
+    """Apply to a trial's trainer the callback changes made since the template was constructed."""
     there = Counter(type(one) for one in another.callback_handler.callbacks)
     for one in callbacks:
         if there[type(one)]:
