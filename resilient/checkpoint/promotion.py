@@ -491,7 +491,7 @@ class TierPromoter:
         return due[-1] in self._done
 
     def _bring(self, desk: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
-        """Promote each checkpoint, record damaged ones, then collect garbage in the durable tier."""
+        """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
         for one in due:
             try:
                 self._bring_one(desk, topic, one)

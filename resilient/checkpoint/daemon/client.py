@@ -1,22 +1,15 @@
-"""DaemonSaveExecutor: hand a job over, hear the result.
+"""Client of the saver daemon: stage into shared memory, hand a job over, receive the result.
 
-What the ranks' answers about their keepers amount to: pure, called by the coordinator.
+A rank never waits for the daemon on the way. It announces a job while the bytes are copied, and a
+thread listens for the result. All ranks hand over, or none: after each copy they agree whether
+every rank reached its daemon. If one did not, a thread in each rank persists this save.
 
-End a keeper that says nothing, so that it never goes on with what others do in its place.
+A daemon that does not answer is killed, so that it never continues with work that others do in its
+place. A suspended process would wake in the middle of such a save. It would overwrite the committed
+files and delete by an outdated plan.
 
-A process that only sleeps would wake in the middle of a save that was persisted without it, put
-its own files over those that are committed, and rotate by what it was told before it slept.
-
-Who listens, while training goes on, for what became of a save that the keeper took over.
-
-How a save ended whose keeper is gone: the ruling on the board says, or else the store.
-
-A rank's side of the keeper: stage into shared memory, hand the job over, hear the verdict.
-
-Nothing waits for the keeper on the way: it is told of a job while its bytes are copied, and a
-thread listens for the verdict. All ranks hand over, or none does: after each copy they agree
-whether every one of them reached its keeper. If one did not, this save is persisted by a thread
-in each rank, as without a keeper.
+If the daemon is gone, the decision in the key-value store, or else the store itself, tells how the
+save ended.
 """
 
 from __future__ import annotations
@@ -69,12 +62,12 @@ if TYPE_CHECKING:
 
 
 def first_if_all(boards: list[Any]) -> Any:
-    """Return the first rank's board if every rank has one."""
+    """Return the first rank's key-value store if every rank has one."""
     return boards[0] if all(boards) else None
 
 
 def choose_route(shown: list[Any]) -> dict[str, Any]:
-    """Return why not all can hand over, if so, and whether any has to be streamed."""
+    """Return the first reason against a hand-over, and whether any rank must stream files."""
     reasons = [
         f"rank {rank}: {one['why_not']}" if len(shown) > 1 else one["why_not"]
         for rank, one in enumerate(shown)
@@ -84,7 +77,7 @@ def choose_route(shown: list[Any]) -> dict[str, Any]:
 
 
 def is_any_gone(shown: list[Any]) -> bool:
-    """Say whether any rank has lost its keeper."""
+    """Return whether any rank has lost its daemon."""
     return any(one["gone"] for one in shown)
 
 
@@ -92,25 +85,25 @@ _GONE_SECONDS = 2.0
 
 
 class DaemonProcess:
-    """The very process that a number was, whoever has that number later.
+    """Handle of the daemon's process, safe against reuse of its pid.
 
     Args:
-        pid: as this process sees it; 0 where it sees none.
+        pid: Process id as this process sees it; 0 if it is not visible.
     """
 
     def __init__(self, pid: int) -> None:
         self._handle: int | None = None
         with suppress(OSError):
-            # Refused by kernels before Linux 5.3 and some sandboxes.
+            # Refused by kernels before Linux 5.3 and by some sandboxes.
             self._handle = os.pidfd_open(pid)
 
     def end(self, within_seconds: float = _GONE_SECONDS) -> bool:
-        """Kill it; say whether it is gone.
+        """Kill the process; return whether it is gone.
 
-        Crash: it is gone or as it was.
+        Crash: the process is gone or unchanged.
 
         Args:
-            within_seconds: how long it may take to go: in state D it does not.
+            within_seconds: Deadline for its end; a process in state D does not end.
         """
         if self._handle is None:
             return False
@@ -119,14 +112,14 @@ class DaemonProcess:
         except ProcessLookupError:
             return True
         except OSError:
-            # Somebody else's process, or one that may not be signalled from here.
+            # A process of another user, or one that may not be signalled from here.
             return False
         gone = select.poll()
         gone.register(self._handle, select.POLLIN)
         return bool(gone.poll(within_seconds * 1000))
 
     def close(self) -> None:
-        """Let the handle go."""
+        """Close the handle."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
@@ -136,20 +129,20 @@ _LOOK_SECONDS = 0.5
 
 
 class ResultListener:
-    """A thread that hears the verdict on one job, and gives the keeper the files it asks for.
+    """Thread that waits for the result of one job, and provides the files that the daemon requests.
 
     Args:
-        to: returns the conversation with the keeper, which was told of the job; raises
-            ``PeerFailed`` if there is none.
-        job: as this rank has it.
-        slots: the memory that the keeper may ask to be filled, by name.
-        left_seconds: until this process must be gone; finite once somebody said so.
-        clock: time.
+        to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
+            if there is none.
+        job: Job as this rank has it.
+        slots: Memory that the daemon may ask to be filled, by name.
+        left_seconds: Seconds until this process must be gone; finite once a stop was requested.
+        clock: Time source.
 
     Attributes:
-        heard: a Failure, or what the keeper said besides; only once the thread ended.
-        took_seconds: from the beginning of the job until the verdict.
-        rested_seconds: of these the keeper rested.
+        heard: A failure, or the daemon's answer; only after the thread ended.
+        took_seconds: Time from the beginning of the job until its result.
+        rested_seconds: Pauses of the daemon in that time.
     """
 
     def __init__(
@@ -170,22 +163,22 @@ class ResultListener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether there is no verdict yet."""
+        """Whether the result is still pending."""
         return self._thread.is_alive()
 
     def join(self, is_called: Callable[[], bool] | None = None) -> bool:
-        """Wait until there is a verdict or the keeper is given up.
+        """Wait until the result arrives or the daemon is given up.
 
-        From here on the save is urgent, as it is once this process is to end.
+        From here on the save is urgent, and also once this process is to end.
 
-        A keeper waits for those of all ranks. When one of them sleeps its rank alone knows, and
-        the others would hear nothing for as long as a save may take.
+        A daemon waits for those of all ranks. If one daemon is suspended, only its own rank
+        notices, and the other ranks would wait as long as a save may take.
 
         Args:
-            is_called: says whether another rank has given its keeper up.
+            is_called: Callback that returns whether another rank has given its daemon up.
 
         Returns:
-            Whether it did before there was a verdict.
+            Whether that happened before the result arrived.
         """
         self._is_awaited = True
         while self._thread.is_alive():
@@ -205,11 +198,11 @@ class ResultListener:
             self.rested_seconds = float(heard["rested_seconds"])
 
     def _hear(self) -> dict[str, Any]:
-        """Return when the keeper says that the job is durable.
+        """Return when the daemon reports that the job is durable.
 
         Raises:
-            PeerFailed: the keeper did not take it, or is gone.
-            ResilientError: its verdict.
+            PeerFailed: The daemon did not accept it, or is gone.
+            ResilientError: The failure that the daemon reported.
         """
         talk = self._to()
         try:
@@ -225,23 +218,23 @@ class ResultListener:
 def resolve_outcome(
     desk: CheckpointContext, job: SaveJob, board: Address | None, gone: str
 ) -> None:
-    """Return if the job is committed, though the keeper that would say so is gone.
+    """Return if the job is committed, although the daemon that would report it is gone.
 
     Args:
-        desk: the repository and the ranks.
-        job: what was handed over.
-        board: of the keepers; None if there is none.
-        gone: how the keeper ended.
+        desk: Context: repository and ranks.
+        job: Job that was handed over.
+        board: Address of the daemons' key-value store; None if there is none.
+        gone: Description of how the daemon ended.
 
     Raises:
-        SaveFailed: it is not committed.
-        Fenced: a newer life began, so nothing was committed.
+        SaveFailed: It is not committed.
+        Fenced: A newer generation exists, so nothing was committed.
     """
     checkpoint = job.about.checkpoint
     found = capture_failure(lambda: is_committed(desk.store, checkpoint) or _hear(desk, job, board))
     if isinstance(found, RankFailure) and found.code == Fenced.code:
         raise found.to_error(1)
-    # The keeper may have put the manifest and died before anybody heard the ruling.
+    # The daemon may have put the manifest and died before the decision arrived.
     landed = found is True or capture_failure(lambda: is_committed(desk.store, checkpoint)) is True
     if not landed:
         raise SaveFailed(
@@ -255,7 +248,8 @@ def _hear(desk: CheckpointContext, job: SaveJob, address: Address | None) -> boo
         raise PeerFailed("the keeper that would have ruled is gone")
     board = SocketKVStore(address)
     try:
-        # A save that there is no room for, or that a rank never handed over, ends at the first.
+        # A save without enough space, or one that a rank never handed over, ends at the first
+        # topic.
         for topic in (space_topic(job.topic), job.topic):
             read_decision(desk.comms.over(board), topic, desk.limits.within_seconds)
     finally:
@@ -264,12 +258,12 @@ def _hear(desk: CheckpointContext, job: SaveJob, address: Address | None) -> boo
 
 
 def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
-    """Say whether the store has a checkpoint's manifest.
+    """Return whether the store has a checkpoint's manifest.
 
     Crash: reads only.
 
     Raises:
-        StoreError: the store does not say.
+        StoreError: The store does not answer.
     """
     try:
         store.stat(checkpoint.manifest_key)
@@ -279,9 +273,9 @@ def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
 
 
 def delete_failed_save(desk: CheckpointContext, job: SaveJob) -> None:
-    """Delete what a save left that every keeper gave up, where room is bounded.
+    """Delete the files of a save that every daemon gave up, where free space is limited.
 
-    All keepers have answered, so none of them writes any more; a bucket's answer may come late.
+    All daemons have answered, so none of them writes any more; a bucket's response may come late.
     """
     if desk.leads and free_bytes(desk.store) is not None:
         capture_failure(lambda: discard_uncommitted(desk.store, job.about.checkpoint, desk.token))
@@ -291,14 +285,14 @@ _ANSWER_SECONDS = 10.0
 
 
 class DaemonSaveExecutor:
-    """Hands jobs to the keeper of this host, and to ``fallback`` when a rank has none.
+    """Hands jobs to the saver daemon of this host, or to ``fallback`` if a rank has none.
 
     Args:
-        address: where the keeper is.
-        fallback: persists in this process.
+        address: Address of the daemon.
+        fallback: Executor in this process.
 
     Attributes:
-        leased: what the keeper has lent this rank for its saves.
+        leased: Shared memory that the daemon reserved for this rank's saves.
     """
 
     def __init__(self, address: DaemonAddress, fallback: SaveExecutor) -> None:
@@ -317,7 +311,7 @@ class DaemonSaveExecutor:
         self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, desk: CheckpointContext) -> Store:
-        """Connect, wait for what past lives left in flight, and agree on the keepers' board.
+        """Connect, wait for saves of past attempts, and agree on the daemons' key-value store.
 
         Collective: every rank, before it asks what to resume from.
         """
@@ -342,11 +336,11 @@ class DaemonSaveExecutor:
         self._why_not = begun.message if isinstance(begun, RankFailure) else ""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return shared memory, or private memory if there is none for a job announced.
+        """Return shared memory, or private memory if an announced job cannot get shared memory.
 
         Raises:
             ConfigError: ``host_bytes_max`` is too small.
-            ResilientError: there is none yet; past lives still have theirs.
+            ResilientError: There is none yet; past attempts still use theirs.
         """
         if self._talk is not None and not self._why_not:
             try:
@@ -360,10 +354,10 @@ class DaemonSaveExecutor:
         return self._fallback.buffer(name, size_bytes)
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether this rank's share of the keeper's memory is smaller than these files.
+        """Return whether these files exceed this rank's share of the daemon's memory.
 
         Raises:
-            ConfigError: without a keeper, if this process may not even hold one of them.
+            ConfigError: There is no daemon, and this process may not even hold one of the files.
         """
         if self._talk is None or self._why_not:
             return self._fallback.streams(sizes)
@@ -373,14 +367,14 @@ class DaemonSaveExecutor:
     def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
         """Hand the job over if every rank can; else persist it here. Collective.
 
-        If a rank has no room for its files, all see this job to its end before they go on.
+        If a rank has no memory for its files, all ranks wait here for the end of the job.
         """
         self._is_announced = False
         shared = capture_failure(lambda: self._all_shared(job))
         why_not = shared.message if isinstance(shared, RankFailure) else self._why_not
         shown: Any = {"why_not": why_not, "streams": bool(job.streamed)}
         if isinstance(shared, RankFailure) and isinstance(shared.cause, ConfigError):
-            # What the user asked for is too little: no way around it, on any rank.
+            # The user's limit is too small: there is no other way, on any rank.
             shown = shared
         way = agree(desk.comms, f"{job.topic}/way", shown, choose_route, desk.limits.within_seconds)
         if way["why_not"] or isinstance(shared, RankFailure):
@@ -390,7 +384,8 @@ class DaemonSaveExecutor:
             return
         shared, slots = shared
         self._handed = (desk, shared)
-        # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
+        # If the daemon is gone, the peers learn it from the key-value store, and this rank at
+        # `wait`.
         capture_failure(lambda: self._to().tell("save", **_handover(desk, shared, slots)))
         self._listener = ResultListener(self._to, job, slots, self.address.left_seconds, desk.clock)
         if way["streams"]:
@@ -399,13 +394,13 @@ class DaemonSaveExecutor:
     def wait(self) -> None:
         """Return when the job handed over is durable.
 
-        A keeper that died is no verdict: the ruling on the board is, or else the store. Without
-        any, the trainers persist by themselves: the bytes still lie in their memory. Collective
-        if the job is not durable.
+        The death of a daemon is no result: the decision in the key-value store is, or else the
+        store itself. Without either, the trainers persist the job, because its bytes are still in
+        their memory. Collective if the job is not durable.
 
         Raises:
-            SaveFailed: it could not be made so; older checkpoints are intact.
-            Fenced: a newer life began, so nothing was committed.
+            SaveFailed: The save could not be made durable; older checkpoints are intact.
+            Fenced: A newer generation exists, so nothing was committed.
         """
         ended, self._ended = self._ended, None
         if isinstance(ended, RankFailure):
@@ -413,7 +408,7 @@ class DaemonSaveExecutor:
         self._see_to_its_end()
 
     def close(self) -> None:
-        """Leave the keeper; it keeps what was committed last for the next life."""
+        """Disconnect; the daemon keeps the last commit in memory for the next attempt."""
         self._fallback.close()
         self._lose("it was closed")
         self._process.close()
@@ -436,11 +431,11 @@ class DaemonSaveExecutor:
         failed = listener.heard
         if isinstance(failed, RankFailure) and isinstance(failed.cause, PeerFailed):
             self._lose(failed.message)
-            # One that sleeps is killed: then its part is over, and its peers hear of it.
+            # A suspended daemon is killed: then its part is over, and its peers learn of it.
             sleeps = self._is_mute and not self._process.end()
             if sleeps:
                 capture_failure(lambda: desk.comms.call(_here(job)))
-            # It may never show the others its part: there is no ruling to wait for.
+            # The daemon may never show the others its part: then no decision is to be waited for.
             board = None if sleeps or is_called else self.board
             failed = capture_failure(partial(resolve_outcome, desk, job, board, failed.message))
         if isinstance(failed, RankFailure) and not self._persist_here(desk, job, failed):
@@ -449,17 +444,17 @@ class DaemonSaveExecutor:
             desk.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
-        """Have the keeper bring what it committed last to the durable tier.
+        """Let the daemon bring its last commit to the durable tier.
 
         Args:
-            within_seconds: how long the keepers of other hosts may take to come.
+            within_seconds: Deadline for the daemons of other hosts to arrive.
 
         Returns:
-            Whether it did: not if the last save was not its, or it is gone.
+            Whether it did: False if the last save was not the daemon's, or the daemon is gone.
 
         Raises:
-            SaveFailed: the near tier alone has it.
-            Fenced: a newer life began.
+            SaveFailed: Only the near tier has it.
+            Fenced: A newer generation exists.
         """
         if not self._is_last_kept:
             return False
@@ -473,11 +468,11 @@ class DaemonSaveExecutor:
         return True
 
     def _settle(self, desk: CheckpointContext) -> dict[str, Any]:
-        """Introduce this rank, wait for older saves, and return where the keeper's board is."""
+        """Say hello, wait for older saves, and return the address of the key-value store."""
         talk = self._talk = DaemonConnection(self.address.path, self.address.left_seconds)
         self._process = DaemonProcess(talk.peer_pid)
         hello = hello_message(self.address, desk)
-        # As it was then: the working folder may be another one later.
+        # The URL is resolved now, because the working folder may change later.
         self._url = hello["url"]
         welcome = talk.ask("hello", **hello)
         self.leased.share = MemoryQuota(**welcome["share"])
@@ -487,7 +482,7 @@ class DaemonSaveExecutor:
         return board | {"host": board["host"] or self.address.host}
 
     def _recalling(self, desk: CheckpointContext, board: Mapping[str, Any]) -> Store:
-        """Join the keepers' board, and return a store that knows what the keeper holds."""
+        """Join the daemons' key-value store; return a store that also reads the daemon's memory."""
         answer = capture_failure(lambda: _joined(self._to(), board))
         if isinstance(answer, RankFailure):
             self._lose(answer.message)
@@ -498,38 +493,38 @@ class DaemonSaveExecutor:
         )
 
     def _all_shared(self, job: SaveJob) -> tuple[SaveJob, dict[str, memoryview]]:
-        """Return the job with every file in shared memory, and slots for those that are streamed.
+        """Return the job with all files in shared memory, and slots for streamed files.
 
         Small files are copied now.
         """
         if self._why_not:
             raise PeerFailed(self._why_not)
-        # The announcement was heard while the bytes were copied.
+        # The announcement was answered while the bytes were copied.
         self._to().hear()
         files = tuple(self.leased.with_memory(file) for file in job.files)
         slots = self.leased.slots(job.streamed)
-        # Said once: whoever persists it after all writes the very files that the keeper would,
-        # which may only be asleep and put one of them later.
+        # Set here once. A fallback writes the very files that the daemon would write, and the
+        # daemon may only be suspended and put one of them later.
         return replace(job, files=files, copies_bytes_max=self.leased.spare_bytes), slots
 
     def _persist_here(self, desk: CheckpointContext, job: SaveJob, failed: RankFailure) -> bool:
-        """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
+        """Persist in this process if a rank's daemon is gone, else raise the failure. Collective.
 
         Returns:
-            Whether a keeper made it durable after all.
+            Whether a daemon made the save durable after all.
 
         Raises:
-            SaveFailed: it could not be made durable this way either.
-            Fenced: a newer life began.
+            SaveFailed: The save could not be made durable this way either.
+            Fenced: A newer generation exists.
         """
         shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
-        # A rank that died cannot answer; its peers shall not wait for it as for a slow store.
+        # A dead rank cannot answer, so its peers do not wait for it as for a slow store.
         within_seconds = min(desk.limits.within_seconds, _ANSWER_SECONDS)
         topic = _here(job)
         try:
             is_gone = agree(desk.comms, f"{topic}/why", shown, is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
-            # A keeper that was only slow has told those who still listened.
+            # A daemon that was only slow has reported to the ranks that still listened.
             if capture_failure(lambda: is_committed(desk.store, job.about.checkpoint)) is True:
                 return True
             raise failed.cause or failed.to_error(1) from None
@@ -544,10 +539,10 @@ class DaemonSaveExecutor:
         return False
 
     def _to(self) -> DaemonConnection:
-        """Return the conversation with the keeper.
+        """Return the connection to the daemon.
 
         Raises:
-            PeerFailed: there is none.
+            PeerFailed: There is none.
         """
         if self._talk is not None and self._talk.is_over:
             self._lose("it did not answer")
@@ -557,7 +552,7 @@ class DaemonSaveExecutor:
 
     def _lose(self, why: str) -> None:
         self._why_not = self._why_not or why
-        # One that was only asleep may still read them: nobody writes there any more.
+        # A suspended daemon may still read the buffers, so nothing is written there any more.
         self.leased.forget()
         if self._talk is not None:
             self._is_mute = self._talk.is_silent
@@ -589,5 +584,5 @@ def _remember(mine: DaemonSaveExecutor, last: SaveExecutor | ResultListener) -> 
 
 
 def _here(job: SaveJob) -> str:
-    """Return where the ranks meet to persist what a keeper does not."""
+    """Return the topic under which the ranks persist a job that a daemon does not."""
     return f"{job.topic}/here"

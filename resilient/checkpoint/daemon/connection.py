@@ -1,13 +1,12 @@
-"""Rank<->daemon connection, streamed files.
+"""Connection between a rank and its saver daemon, and streams for files larger than its memory.
 
-Files of a save that is larger than the keeper's memory: they come through a few slots of it.
+A save that does not fit into the daemon's memory is streamed through a few slots. The daemon
+requests a file, its rank copies the file into a slot, the daemon writes it, and the slot is free
+again. So the slots bound the bytes in flight. Training waits, because the rank must not change its
+state before the result arrives. A file may be requested again, for parity or a signature; its
+content is the same then.
 
-The keeper asks for a file, its rank copies the file into a slot, the keeper writes it and the
-slot is free again. So what is written at once is bounded by the slots, and training waits: the
-rank must not change its state before the keeper has a verdict. A file may be asked for again, for
-parity or a signature; it is the same then.
-
-A rank's talk with the keeper of its host: it may ask on before it reads the answers.
+A rank may send further requests before it reads the answers.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ SLOTS_MAX = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamBuffer:
-    """Memory for one file at a time, as the keeper sees it.
+    """Memory for one file at a time, as the daemon sees it.
 
     Attributes:
-        name: what the rank knows it by.
-        memory: the keeper's own view of it.
+        name: Name that the rank knows.
+        memory: The daemon's own view of the memory.
     """
 
     name: str
@@ -55,7 +54,7 @@ class StreamBuffer:
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A file that the rank shall copy into a slot."""
+    """File that the rank is to copy into a slot."""
 
     number: int
     file: str
@@ -68,11 +67,11 @@ class _Wanted:
 
 
 class FileStream:
-    """The slots of one save in flight; the threads that write it ask, and the rank's answers.
+    """Slots of one save in flight; writer threads request files, and the rank's thread answers.
 
     Args:
-        slots: of one rank, each long enough for any of its files.
-        within_seconds: how long a file may take to come.
+        slots: Slots of one rank, each long enough for any of its files.
+        within_seconds: Deadline for a file to arrive.
     """
 
     def __init__(self, slots: Sequence[StreamBuffer], within_seconds: float) -> None:
@@ -90,9 +89,9 @@ class FileStream:
         """Yield a file's content, which the rank copies into a slot now.
 
         Raises:
-            PeerFailed: the rank is gone.
-            DeadlineExceeded: it did not come in time.
-            ResilientError: the rank could not copy it.
+            PeerFailed: The rank is gone.
+            DeadlineExceeded: The file did not arrive in time.
+            ResilientError: The rank could not copy it.
         """
         slot = self._take()
         try:
@@ -104,7 +103,7 @@ class FileStream:
                 self._changed.notify_all()
 
     def next(self, within_seconds: float) -> _Wanted | None:
-        """Return what the rank shall copy next; None if nothing is wanted for so long."""
+        """Return the next file for the rank to copy; None if none is wanted within the time."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._is_over, within_seconds)
             if not self._wanted:
@@ -114,14 +113,14 @@ class FileStream:
             return wanted
 
     def came(self, number: int) -> None:
-        """Take note that a file is in its slot."""
+        """Record that a file is in its slot."""
         with self._changed:
             wanted = self._asked.pop(number, None)
         if wanted is not None:
             wanted.is_there.set()
 
     def fail(self, failure: RankFailure) -> None:
-        """Let everyone who waits for a file fail: no more will come."""
+        """Make all requests for files fail, because no more files will arrive."""
         with self._changed:
             self._failure = self._failure or failure
             for wanted in (*self._wanted, *self._asked.values()):
@@ -130,7 +129,7 @@ class FileStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the rank stop to wait for what is wanted next."""
+        """Stop the rank's wait for further requests."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -165,13 +164,13 @@ class FileStream:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a rank that comes through a stream, as the keeper sees it.
+    """File of a rank that arrives through a stream, as the daemon sees it.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
-        size_bytes: its length.
-        tensors: what it holds, with offsets into the content.
-        stream: where it comes through.
+        name: File name inside the checkpoint's folder.
+        size_bytes: Length.
+        tensors: Tensors in the file, with offsets into the content.
+        stream: Stream through which it arrives.
     """
 
     name: str
@@ -181,7 +180,7 @@ class RemoteFile:
 
     @contextmanager
     def lend(self) -> Iterator[memoryview]:
-        """Yield the content, in memory that is another file's afterwards."""
+        """Yield the content, in memory that another file uses afterwards."""
         with self.stream.lend(self.name, self.size_bytes) as data:
             yield data
 
@@ -192,23 +191,23 @@ def feed(
     slots: Mapping[str, memoryview],
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Copy every file that the keeper asks for, until it has a verdict.
+    """Copy every file that the daemon requests, until the result arrives.
 
-    Crash: the save is not committed, unless it was.
+    Crash: the save is not committed, unless the daemon already did.
 
     Args:
-        talk: with the keeper, which has taken the save.
-        files: of this rank.
-        slots: the memory that it may ask to be filled, by name.
-        is_urgent: whether somebody waits for the save, so that it shall rest no more; asked and
-            told again and again, for a job that has not begun can be hastened by nobody.
+        talk: Connection to the daemon, which has accepted the save.
+        files: Files of this rank.
+        slots: Memory that the daemon may ask to be filled, by name.
+        is_urgent: Whether training waits for the save, so that pauses must end. It is sent with
+            every request, because a job that has not begun cannot be hurried.
 
     Returns:
-        What it says besides.
+        Further fields of the daemon's answer.
 
     Raises:
-        PeerFailed: the keeper is gone.
-        ResilientError: its verdict.
+        PeerFailed: The daemon is gone.
+        ResilientError: The failure that the daemon reported.
     """
     named = {file.name: file for file in files if isinstance(file, StreamedFile)}
     note: dict[str, object] = {}
@@ -235,14 +234,14 @@ def is_gone() -> RankFailure:
 
 
 def read_failure(value: Mapping[str, str]) -> RankFailure:
-    """Return the failure that a rank told."""
+    """Return the failure that a rank sent."""
     code = str(value.get("code", ResilientError.code))
     return RankFailure(code, str(value.get("message", "")), str(value.get("hint", "")))
 
 
-# The keeper answers within a slice, so silence for much longer means that it is stuck.
+# The daemon answers within a slice, so a much longer silence means that it is stuck.
 SILENCE_SECONDS = 15.0
-# One that is only slow answers sooner than this, however little time is left.
+# A daemon that is only slow answers sooner than this, however little time is left.
 _SILENCE_SECONDS_MIN = 2.0
 _SILENT_SHARE = 1 / 3
 _LOOK_SECONDS = 0.5
@@ -252,27 +251,27 @@ _CONVERSATIONS: WeakSet[DaemonConnection] = WeakSet()
 
 
 def no_deadline() -> float:
-    """Return how long a process has that nobody has told to end."""
+    """Return infinity: the process has no deadline."""
     return math.inf
 
 
 class DaemonConnection:
     """Requests and their answers, in order; used by one thread at a time.
 
-    What was told is the keeper's, whatever becomes of this process; only the answer says
-    whether the keeper took it. After an error of the connection nothing can be told any more.
+    A request that was sent reaches the daemon even if this process dies; only the answer says
+    whether the daemon accepted it. After an error of the connection nothing can be sent any more.
 
     Args:
-        path: of the keeper's socket.
-        left_seconds: until this process must be gone, asked again and again while the keeper is
-            silent: a stop may come meanwhile.
+        path: Path of the daemon's socket.
+        left_seconds: Seconds until this process must be gone. Asked repeatedly while the daemon is
+            silent, because a stop request may arrive meanwhile.
 
     Attributes:
-        is_over: whether nothing can be told any more.
-        is_silent: whether that is because no answer came in time; else the keeper ended.
+        is_over: Whether nothing can be sent any more.
+        is_silent: Whether the reason is that no answer came in time; else the daemon ended.
 
     Raises:
-        PeerFailed: nobody listens there.
+        PeerFailed: No daemon listens there.
     """
 
     def __init__(self, path: str, left_seconds: Callable[[], float] = no_deadline) -> None:
@@ -292,10 +291,10 @@ class DaemonConnection:
         _CONVERSATIONS.add(self)
 
     def tell(self, verb: str, **message: Any) -> None:
-        """Send a request and leave its answer for later.
+        """Send a request; its answer is read later.
 
         Raises:
-            PeerFailed: the keeper is gone.
+            PeerFailed: The daemon is gone.
         """
         try:
             self._connection.settimeout(self._silence_seconds)
@@ -306,11 +305,11 @@ class DaemonConnection:
         self._unread += 1
 
     def hear(self) -> dict[str, Any]:
-        """Read every answer that is due and return the last.
+        """Read all outstanding answers and return the last.
 
         Raises:
-            PeerFailed: the keeper is gone.
-            ResilientError: the first answer that is a failure, as an error of its kind.
+            PeerFailed: The daemon is gone.
+            ResilientError: The first answer that is a failure, as an error of its kind.
         """
         answer: dict[str, Any] = {}
         failed: ResilientError | None = None
@@ -326,20 +325,20 @@ class DaemonConnection:
         """Send a request and return its answer.
 
         Raises:
-            PeerFailed: the keeper is gone.
-            ResilientError: this answer or one before it is a failure.
+            PeerFailed: The daemon is gone.
+            ResilientError: This answer or an earlier one is a failure.
         """
         self.tell(verb, **message)
         return self.hear()
 
     def require_there(self) -> None:
-        """Look whether the keeper is there, and wait for nothing. One that is stuck is there.
+        """Check without waiting that the daemon's process exists; a stuck daemon passes.
 
         Raises:
-            PeerFailed: it is gone.
+            PeerFailed: It is gone.
         """
         try:
-            # Asked for nothing else: what there is to read is nothing, or the end.
+            # No request is outstanding, so there is nothing to read but the end of the connection.
             if not self._there.poll(0) or self._connection.recv(1, socket.MSG_PEEK):
                 return
         except OSError as error:
@@ -347,25 +346,25 @@ class DaemonConnection:
         raise self._gone(_CLOSED)
 
     def leave_to_parent(self) -> None:
-        """In a process that was forked: let go of the connection, which goes on in the parent.
+        """Close this process's copy of the connection after a fork; the parent continues with it.
 
-        Whoever keeps it open, a worker that loads data too, would be taken for the rank.
+        Any process that keeps it open, also a data-loading worker, would count as the rank.
         """
         self.is_over = True
         self._connection.close()
 
     @property
     def peer_pid(self) -> int:
-        """The process that listens at the socket, as this one sees it; 0 if it does not.
+        """Process that listens at the socket, as this one sees it; 0 if it is not visible.
 
-        From SO_PEERCRED, see unix(7): who called listen().
+        From SO_PEERCRED, see unix(7): the process that called listen().
         """
         size = struct.calcsize(_CREDENTIALS)
         said = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         return int(struct.unpack(_CREDENTIALS, said)[0])
 
     def close(self) -> None:
-        """Leave, and wake a thread that listens."""
+        """Disconnect, and wake a thread that listens."""
         self.is_over = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -389,7 +388,8 @@ class DaemonConnection:
             try:
                 return self._lines.receive()
             except TimeoutError:
-                # Where this process did not run, suspended as the keeper was, nobody was silent.
+                # Time in which this process itself was suspended does not count as silence of the
+                # daemon.
                 looked_seconds = time.monotonic() - began_seconds
                 silent_seconds += min(looked_seconds, 2 * _LOOK_SECONDS)
                 if silent_seconds >= self._silence_seconds:
@@ -401,7 +401,7 @@ class DaemonConnection:
         return silence_seconds_max(self._left_seconds())
 
     def _gone(self, why: str) -> PeerFailed:
-        # A late answer would be taken for that of another question.
+        # A late answer would be taken for the answer to another request.
         self.close()
         self._unread = 0
         return PeerFailed(f"the keeper is gone: {why}")
@@ -415,21 +415,21 @@ def _unix_socket() -> socket.socket:
 
 
 def silence_seconds_max(left_seconds: float) -> float:
-    """Return how long to wait for a silent keeper, so that what it was to do can be done after all.
+    """Return how long to wait for a silent daemon, so that its work can still be done otherwise.
 
     Args:
-        left_seconds: until this process must be gone; infinite if nobody says so.
+        left_seconds: Seconds until this process must be gone; infinite without a stop request.
     """
     return max(min(left_seconds * _SILENT_SHARE, SILENCE_SECONDS), _SILENCE_SECONDS_MIN)
 
 
 def tell_once(path: str, verb: str, **message: Any) -> None:
-    """Tell the keeper what needs no answer, on a way of its own; one that is gone is passed over.
+    """Send a request without answer over a connection of its own; ignore a daemon that is gone.
 
     Args:
-        path: of its socket.
-        verb: what it shall do.
-        message: what it must know for that.
+        path: Path of its socket.
+        verb: Request.
+        message: Fields of the request.
     """
     with suppress(PeerFailed):
         talk = DaemonConnection(path)

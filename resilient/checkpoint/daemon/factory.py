@@ -1,9 +1,4 @@
-"""Daemon or thread executor; promotion by the daemon.
-
-A near tier that the keeper saves to: it promotes what it persisted, and the trainer the rest.
-
-Who persists: the keeper of this host, or a thread where there is none.
-"""
+"""Choice of the save executor (saver daemon or thread), and promotion by the daemon."""
 
 from __future__ import annotations
 
@@ -23,14 +18,15 @@ if TYPE_CHECKING:
 
 
 class DaemonPromoter:
-    """Has the keeper finish what it persisted, and does the rest itself.
+    """Promoter that lets the daemon finish its own saves, and promotes the others itself.
 
-    What the trainers persist without a keeper they promote too: a keeper that was bypassed or is
-    gone owes nothing.
+    Trainers also promote the saves that they persist without a daemon. A daemon that was bypassed
+    or is gone owes nothing.
 
     Args:
-        own: promotes in this process.
-        finish: asks the keeper; returns False if the last save was not its, or it is gone.
+        own: Promoter in this process.
+        finish: Callback to the daemon; returns False if the last save was not the daemon's, or the
+            daemon is gone.
     """
 
     def __init__(self, own: Promoter, finish: Callable[[float], bool]) -> None:
@@ -38,7 +34,7 @@ class DaemonPromoter:
         self._finish = finish
 
     def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
-        """Note which life this is; the keeper hears of it with the first save.
+        """Record the generation; the daemon learns of it with the first save.
 
         Crash: nothing changed.
         """
@@ -47,7 +43,7 @@ class DaemonPromoter:
     def plan(
         self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
-        """Return what follows on what this process persisted.
+        """Return the actions after a commit by this process.
 
         Crash: nothing changed.
         """
@@ -56,35 +52,35 @@ class DaemonPromoter:
     def committed(
         self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
-        """Promote what this process persisted.
+        """Promote a checkpoint that this process persisted.
 
-        Crash: either tier is consistent; what is not promoted yet is near.
+        Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
         self._own.committed(desk, checkpoint, orders)
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
-        """Take what the keeper committed for the newest.
+        """Record the daemon's commit as newest.
 
         Crash: nothing changed.
         """
         self._own.note(checkpoint, keep)
 
     def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
-        """Return when what was committed last is durable, whoever brings it there.
+        """Return when the last commit is durable, by either promoter.
 
-        Crash: either tier is consistent; what is not promoted yet is near.
+        Crash: either tier is consistent; checkpoints not promoted yet are near.
 
         Raises:
-            Fenced: a newer life began.
-            SaveFailed: the near tier alone has it.
+            Fenced: A newer generation exists.
+            SaveFailed: Only the near tier has it.
         """
         if not self._finish(within_seconds):
             self._own.finish(desk, within_seconds)
 
     def close(self) -> None:
-        """Let go of the thread.
+        """Stop the thread.
 
-        Crash: either tier is consistent; what is not promoted yet is near.
+        Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
         self._own.close()
 
@@ -92,7 +88,7 @@ class DaemonPromoter:
 def use_daemon_promotion(
     desk: CheckpointContext, persister: SaveExecutor
 ) -> tuple[CheckpointContext, SaveExecutor]:
-    """Return both, so that the keeper promotes what it persists, if that is who persists.
+    """Return context and executor, such that a saver daemon promotes its own saves.
 
     Crash: nothing changes.
     """
@@ -107,16 +103,16 @@ def make_save_executor(
     storage_options: Mapping[str, Any],
     host_bytes_max: int | None = None,
 ) -> SaveExecutor:
-    """Return who persists jobs for ``url``: the keeper if there is one, else a thread.
+    """Return the save executor for ``url``: the saver daemon if there is one, else a thread.
 
     Args:
-        keeper: where it is; it has a bound of its own.
-        url: of the repository.
-        storage_options: the way there.
-        host_bytes_max: how much memory the thread may take.
+        keeper: Address of the daemon, which has its own memory limit.
+        url: Repository.
+        storage_options: Access to the repository.
+        host_bytes_max: Memory limit of the thread.
 
     Raises:
-        ConfigError: that is no number of bytes.
+        ConfigError: The limit is not a number of bytes.
     """
     thread = ThreadSaveExecutor(MemoryBudget(host_bytes_max))
     if keeper is None:

@@ -1,8 +1,6 @@
-"""Shared-memory pool of a host, and a rank's lease on it.
+"""Shared-memory pool of a host's saver daemon, and a rank's lease on it.
 
-A rank's share of its host's keeper: memory that lasts from save to save, by name.
-
-The shared memory that one keeper gives to the ranks of its host, and its bound.
+A lease keeps memory by name from save to save.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ if TYPE_CHECKING:
     from resilient.storage.shared_memory import SharedFolder
 
 _PAGE_BYTES = 4096
-# A name that no file of a checkpoint can have.
+# No file of a checkpoint can have this name.
 _SLOT = "slot/"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuota:
-    """What a rank may take of the keeper's memory.
+    """Limit on a rank's share of the daemon's memory.
 
     Attributes:
-        host_bytes_max: bound for all ranks of the host; 0 for none.
-        ranks: that share it.
-        is_auto: whether the bound is the machine's and not the user's.
+        host_bytes_max: Limit for all ranks of the host; 0 for none.
+        ranks: Number of ranks that share it.
+        is_auto: Whether the limit comes from the machine and not from the user.
     """
 
     host_bytes_max: int = 0
@@ -48,14 +46,14 @@ class MemoryQuota:
 
     @property
     def size_bytes(self) -> int:
-        """What is this rank's."""
+        """Share of this rank, in bytes."""
         return self.host_bytes_max // self.ranks
 
     def has_room(self, needed_bytes: int) -> bool:
-        """Say whether so much can be staged at once.
+        """Return whether ``needed_bytes`` can be staged at once.
 
-        What the machine by itself gives a keeper is no wish of the user's: as long as the
-        trainer has memory of its own for it, it is staged there.
+        An automatic limit is no wish of the user. So while the trainer has enough memory of its
+        own, the bytes are staged there.
         """
         if not self.size_bytes or needed_bytes <= self.size_bytes:
             return True
@@ -63,13 +61,13 @@ class MemoryQuota:
         return left_bytes is not None and left_bytes > needed_bytes + SPARE_BYTES
 
     def spare_bytes(self, used_bytes: int) -> int | None:
-        """Return how much this rank's save may take for a while beside what is staged.
+        """Return how much this rank's save may use temporarily, in addition to staged bytes.
 
         Args:
-            used_bytes: what this rank has staged.
+            used_bytes: Bytes that this rank has staged.
 
         Returns:
-            None if nothing bounds it.
+            None for no limit.
         """
         if not self.size_bytes:
             return None
@@ -78,7 +76,7 @@ class MemoryQuota:
         return max(self.size_bytes - used_bytes, free_bytes, 0)
 
     def refuse(self, needed_bytes: int) -> ResilientError:
-        """Return the error that says that the host's bound is smaller than what is needed of it."""
+        """Return the error for a host limit below the needed bytes."""
         if self.is_auto:
             return StoreFull(
                 f"{needed_bytes} bytes are needed and this host's keeper has {self.host_bytes_max}",
@@ -101,14 +99,14 @@ class MemoryQuota:
 
 
 class LeasedBuffers:
-    """Shared memory that the keeper has reserved for this rank, mapped here.
+    """Shared memory that the daemon has reserved for this rank, mapped in this process.
 
     Args:
-        ask: asks the keeper.
+        ask: Function that sends a request to the daemon.
 
     Attributes:
-        make_room: has something else of this rank go if that is enough, in bytes; says whether it
-            went.
+        make_room: Callback that releases other memory of this rank if that is enough, in bytes;
+            returns whether it did.
     """
 
     def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
@@ -119,38 +117,38 @@ class LeasedBuffers:
         self.share = MemoryQuota()
 
     def get(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory for a file, the same as last time where it is long enough.
+        """Return memory for a file, the same as last time if it is long enough.
 
         Raises:
-            ConfigError: the bound is too small.
-            ResilientError: there is none.
+            ConfigError: The limit is too small.
+            ResilientError: There is none.
         """
         held = self._held.get(name)
         if held is None or len(held) < size_bytes:
-            # Whatever becomes of it, the keeper no longer has what there was.
+            # The daemon drops the old memory in any case, whatever the new request returns.
             self._held.pop(name, None)
             held = self._held[name] = self._reserve(name, size_bytes, is_new=held is None)
         return held[:size_bytes]
 
     def path_of(self, name: str) -> Path:
-        """Return where memory lies that was got by this name; other processes may read it there."""
+        """Return the path of memory requested by this name; other processes may read it there."""
         return Path(self._paths[name])
 
     @property
     def size_bytes(self) -> int:
-        """How much this rank has of it."""
+        """Bytes that this rank has leased."""
         return sum(map(len, self._held.values()))
 
     def release_all(self) -> None:
-        """Give all of it back.
+        """Give all memory back.
 
         Raises:
-            ResilientError: the keeper is gone.
+            ResilientError: The daemon is gone.
         """
         self._release([*self._held])
 
     def with_memory(self, file: StagedFile) -> StagedFile:
-        """Return a file in shared memory: it lies there, or is copied now."""
+        """Return a file in shared memory; it is copied now if it is not there yet."""
         held = self._held.get(file.name)
         data = memoryview(file.data)
         if held is not None and held.obj is data.obj:
@@ -160,10 +158,10 @@ class LeasedBuffers:
         return StagedFile(file.name, target, file.tensors)
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether files of these names and lengths fit together; let go of all others.
+        """Return whether files of these lengths fit together; release the memory of all others.
 
         Args:
-            sizes: bytes by name.
+            sizes: Bytes by name.
         """
         lengths = {name: len(self._held.get(name, b"")) for name in sizes}
         fits = self.share.has_room(sum(max(_rounded(sizes[one]), lengths[one]) for one in sizes))
@@ -171,10 +169,10 @@ class LeasedBuffers:
         return fits
 
     def slots(self, files: Sequence[FileContent]) -> dict[str, memoryview]:
-        """Return the memory through which these files are streamed, by name of the slot.
+        """Return the memory through which these files are streamed, by slot name.
 
         Raises:
-            ConfigError: there is no room for one of them.
+            ConfigError: There is no memory for a single slot.
         """
         if not files:
             return {}
@@ -188,11 +186,11 @@ class LeasedBuffers:
 
     @property
     def spare_bytes(self) -> int | None:
-        """How much a save may take beside what is staged; None if nothing bounds it."""
+        """Bytes that a save may use in addition to staged ones; None for no limit."""
         return self.share.spare_bytes(self.size_bytes)
 
     def forget(self) -> None:
-        """Never write there again: the keeper may only be asleep, and read."""
+        """Never write to the memory again, because a suspended daemon may still read it."""
         self._held = {}
 
     def _release(self, names: Sequence[str]) -> None:
@@ -202,7 +200,7 @@ class LeasedBuffers:
                 self._held.pop(name, None)
 
     def _reserve(self, name: str, size_bytes: int, *, is_new: bool) -> memoryview:
-        # What grows by a few bytes from save to save shall not ask each time.
+        # A file that grows by a few bytes from save to save must not need a request each time.
         is_roomy = not is_new
         while True:
             wanted_bytes = size_bytes + size_bytes // 2 if is_roomy else size_bytes
@@ -232,7 +230,7 @@ UNBOUNDED = MemoryQuota()
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """One shared file: where it is, how much it holds, and the keeper's own view of it."""
+    """Shared file: path, size, and the daemon's own view of it."""
 
     path: Path
     size_bytes: int
@@ -240,14 +238,14 @@ class SharedBuffer:
 
 
 class SharedMemoryPool:
-    """Gives shared memory away, at most ``host_bytes_max`` at once, and takes it back.
+    """Lends shared memory, at most ``host_bytes_max`` at once, and takes it back.
 
     Args:
-        folder: where it lies.
-        share: the bound for all ranks of this host, and how they share it.
+        folder: Folder of the shared files.
+        share: Limit for all ranks of this host, and number of these ranks.
 
     Attributes:
-        share: of each rank.
+        share: As given.
     """
 
     def __init__(self, folder: SharedFolder, share: MemoryQuota = UNBOUNDED) -> None:
@@ -261,8 +259,8 @@ class SharedMemoryPool:
         """Return a new segment.
 
         Raises:
-            ConfigError: it would exceed a bound that the user set.
-            StoreFull: it would exceed the machine's, or the machine has not that much left.
+            ConfigError: It would exceed a limit that the user set.
+            StoreFull: It would exceed an automatic limit, or the machine has not enough memory.
         """
         with self._lock:
             needed_bytes = self._used_bytes + size_bytes
@@ -273,21 +271,21 @@ class SharedMemoryPool:
         return SharedBuffer(path, size_bytes, map_file(path, size_bytes, writable=False))
 
     def missing_bytes(self, size_bytes: int) -> int:
-        """Return how much must be given back before so much can be taken; at most all of it."""
+        """Return the bytes to free before ``size_bytes`` can be taken; at most ``size_bytes``."""
         with self._lock:
             over_bytes = self._used_bytes + size_bytes - self.share.host_bytes_max
-        # Without a bound, or within it, it is the machine that has no more.
+        # Without a limit, or within it, the machine itself has no more memory.
         return over_bytes if 0 < self.share.host_bytes_max and over_bytes > 0 else size_bytes
 
     def give_back(self, segment: SharedBuffer) -> None:
-        """Let a segment go; whoever has it mapped may go on to read."""
+        """Release a segment; processes that have it mapped may still read it."""
         with self._lock:
             self._folder.free(segment.path)
             self._used_bytes -= segment.size_bytes
 
     @contextmanager
     def saving(self, url: str) -> Iterator[None]:
-        """Inside, every keeper of this host sees that a save to ``url`` is in flight."""
+        """Mark for every daemon of this host that a save to ``url`` is in flight in the block."""
         with self._lock:
             self._saving[url] += 1
             self._folder.mark(_mark(url))
@@ -300,7 +298,7 @@ class SharedMemoryPool:
                     self._folder.unmark(_mark(url))
 
     def is_saved_elsewhere(self, url: str) -> bool:
-        """Say whether another keeper of this host, of an agent that died, still saves there."""
+        """Return whether a daemon of this host whose agent died still saves there."""
         return self._folder.is_marked_elsewhere(_mark(url))
 
 

@@ -1,8 +1,6 @@
-"""Messages: hello, save job.
+"""Messages between a rank and the saver daemon: hello, save job, tiers.
 
-Who saves by way of the keeper: what a rank says of itself, and where its saves go.
-
-A Job as JSON, with its bytes left where they lie in shared memory.
+A save job is JSON; its bytes stay in shared memory.
 """
 
 from __future__ import annotations
@@ -45,19 +43,19 @@ PROTOCOL_VERSION = 8
 
 @dataclass(frozen=True, slots=True)
 class DaemonAddress:
-    """Where this host's keeper is, and what it must know of us.
+    """Address of this host's saver daemon, and what the daemon must know of the rank.
 
     Attributes:
-        path: of its socket.
-        host: this host's name as the others reach it; of rank 0 it is where the board is.
-        url: of the repository, for the keeper to open.
-        near_url: of the near repository; empty for none.
-        tiering: how that is used.
-        events: file that the keeper's events are appended to; empty for none.
-        storage_options: how to reach the repository; goes over the socket that only this user
-            may open, and is never shown.
-        left_seconds: until this rank's process must be gone, at any moment: a keeper that is
-            silent is not waited for longer than a share of it.
+        path: Path of its socket.
+        host: Name by which other hosts reach this host; for rank 0 the key-value store is there.
+        url: Repository, for the daemon to open.
+        near_url: Near repository; empty for none.
+        tiering: Options of the near repository.
+        events: File to which the daemon appends its events; empty for none.
+        storage_options: Access to the repository. They pass over a socket that only this user may
+            open, and are never shown.
+        left_seconds: Callback for the seconds until this rank's process must be gone. A silent
+            daemon is waited for only for a share of them.
     """
 
     path: str
@@ -72,7 +70,7 @@ class DaemonAddress:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """Who sits here, as it said when it came."""
+    """Identity and options of a rank, from its hello message."""
 
     url: str
     store: Store
@@ -86,7 +84,7 @@ class SessionInfo:
 
 
 def hello_message(address: DaemonAddress, desk: CheckpointContext) -> dict[str, Any]:
-    """Return what a rank says of itself when it comes.
+    """Return the hello message of a rank.
 
     Crash: nothing changes.
     """
@@ -106,18 +104,18 @@ def hello_message(address: DaemonAddress, desk: CheckpointContext) -> dict[str, 
 
 
 def anywhere(url: str) -> str:
-    """Return a URL that leads to the same from the keeper's working folder."""
+    """Return a URL that is also valid in the daemon's working folder."""
     return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
 
 
 def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
-    """Return who says hello.
+    """Parse a hello message.
 
     Crash: nothing was stored.
 
     Raises:
-        UsageError: it speaks another version.
-        ConfigError: a repository cannot be opened.
+        UsageError: The rank speaks another protocol version.
+        ConfigError: A repository cannot be opened.
     """
     if asked["version"] != PROTOCOL_VERSION:
         raise UsageError(f"version {asked['version']} and this keeper's {PROTOCOL_VERSION}")
@@ -137,12 +135,12 @@ def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
 
 
 def _signing(secret: str) -> SigningPolicy:
-    """Return what the rank signs with; the key came over a socket that only this user may open."""
+    """Return the rank's signing policy; its key came over a socket that only this user may open."""
     return SigningPolicy(SigningKey(bytes.fromhex(secret))) if secret else SigningPolicy()
 
 
 def tiers_to_json(desk: CheckpointContext) -> dict[str, Any]:
-    """Return what the keeper must know of the places of this life's ranks.
+    """Return what the daemon must know about the places of this attempt's ranks.
 
     Crash: nothing changes.
     """
@@ -155,11 +153,11 @@ def tiers_to_json(desk: CheckpointContext) -> dict[str, Any]:
 
 
 class SessionTiers:
-    """The two tiers of one guest, for as long as it saves.
+    """Both tiers of one rank, while it saves.
 
     Args:
-        guest: whose; it has a near tier.
-        near: that.
+        guest: Rank; it has a near tier.
+        near: Near tier.
     """
 
     def __init__(self, guest: SessionInfo, near: Store) -> None:
@@ -169,7 +167,7 @@ class SessionTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a promotion is on its way."""
+        """Whether a promotion is in progress."""
         promoter = self._desk.promoter if self._desk else None
         return isinstance(promoter, TierPromoter) and promoter.is_busy
 
@@ -180,15 +178,15 @@ class SessionTiers:
         mine: int,
         parent: CheckpointId | None,
     ) -> CheckpointContext:
-        """Return a desk that saves near and promotes.
+        """Return a context that saves near and promotes.
 
         Crash: nothing was stored.
 
         Args:
-            desk: at the durable repository.
-            asked: what ``tiers_to_json`` said.
-            mine: number of the life.
-            parent: what it began from.
+            desk: Context at the durable repository.
+            asked: Result of ``tiers_to_json``.
+            mine: Generation number.
+            parent: Checkpoint from which the generation began.
         """
         before = self._desk
         if before is not None:
@@ -205,20 +203,20 @@ class SessionTiers:
         return tiered
 
     def finish(self, within_seconds: float) -> None:
-        """Bring what was committed last to the durable tier.
+        """Bring the last commit to the durable tier.
 
         Crash: the near tier has it.
 
         Raises:
-            Fenced: a newer life began.
-            SaveFailed: the near tier alone has it.
+            Fenced: A newer generation exists.
+            SaveFailed: Only the near tier has it.
         """
         desk = self._desk
         if desk and desk.promoter and desk.leads:
             desk.promoter.finish(desk, within_seconds)
 
     def close(self) -> None:
-        """Let go, once what is on its way has arrived.
+        """Wait for a promotion in progress, then release resources.
 
         Crash: either tier is consistent.
         """
@@ -235,18 +233,18 @@ def _peers(tiers: TieredStore, peers: list[Any], clock: Clock) -> Iterator[PeerS
 
 
 NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
-"""What is raised by reading what none of us has written."""
+"""Errors of parsing a message that no rank of this library has written."""
 
 
 def encode_job(job: SaveJob, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a JSON-able value of everything of ``job`` but its bytes.
+    """Return a JSON-able value of everything in ``job`` but its bytes.
 
-    The names of files and slots stand for shared files that both sides know by these names.
+    The names of files and slots identify shared files that both sides know by these names.
 
     Args:
-        job: what is handed over.
-        rank: who does.
-        slots: what its streamed files come through.
+        job: Job to hand over.
+        rank: Rank that hands it over.
+        slots: Names of the slots for its streamed files.
     """
     tensors = tuple(tensor for file in job.content for tensor in file.tensors)
     about = job.about.checkpoint
@@ -276,17 +274,17 @@ def decode_job(
     rank: int,
     within_seconds: float,
 ) -> tuple[SaveJob, FileStream]:
-    """Return the job that ``to_json`` described, and what its streamed files come through.
+    """Return the job that ``encode_job`` described, and the stream of its streamed files.
 
     Args:
-        value: as it came over the socket; nothing of it is trusted.
-        memory_of: gives the shared memory of a file or a slot by name and length; raises for a
-            stranger.
-        rank: who hands over.
-        within_seconds: how long a streamed file may take to come.
+        value: Value from the socket; nothing in it is trusted.
+        memory_of: Function from name and length to the shared memory of a file or slot; raises for
+            an unknown name.
+        rank: Rank that hands the job over.
+        within_seconds: Deadline for a streamed file to arrive.
 
     Raises:
-        UsageError: the value is no job.
+        UsageError: The value is not a job.
     """
     try:
         return _job(value, memory_of, rank, within_seconds)

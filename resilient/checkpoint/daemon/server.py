@@ -1,17 +1,14 @@
-"""The saver daemon process.
-
-Persisting lets training go first: it may take the cores that training leaves.
-
-Only a process steps back. A thread of the trainer that the kernel keeps waiting may hold the
-interpreter's lock, and then training waits with it.
-
-The keeper: a process per host that owns staged bytes and persists them, whatever happens.
+"""Saver daemon: a process per host that owns staged bytes and persists them.
 
 ``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. It serves a
-Unix-domain socket with one JSON object per line; the bytes lie in shared memory. It lives until
-its standard input ends: the agent closes it to say goodbye, and the kernel closes it when the agent
-dies, however it dies. Then what ranks hold, once they are gone too, and the saves in flight have
-``--linger-seconds`` to land; nothing is left.
+Unix-domain socket with one JSON object per line; the bytes are in shared memory. The daemon lives
+until its standard input ends. The agent closes it to stop the daemon, and the kernel closes it when
+the agent dies in any way. Then the cached steps of ended ranks and the saves in flight have
+``--linger-seconds`` to be committed; nothing is left afterwards.
+
+The daemon lowers its own priority, so that it takes the cores that training leaves. Only a process
+may do that. A thread of the trainer that the kernel keeps waiting may hold the interpreter's lock,
+and then training waits too.
 """
 
 from __future__ import annotations
@@ -43,11 +40,11 @@ _NICENESS = 10
 
 
 def lower_own_priority() -> None:
-    """Let other processes go first; for a process that does nothing but persist."""
+    """Let other processes run first; for a process that only persists."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    # A session of its own may count as a user of its own, with a fair share however nice. One that
-    # is shared is the trainers' too, and whoever else's works there: it stays as it is.
+    # A session of its own may count as a separate scheduling group, with a fair share whatever its
+    # niceness. A shared session also holds the trainers and other programs, so it stays unchanged.
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(_NICENESS))
@@ -55,7 +52,7 @@ def lower_own_priority() -> None:
 
 _TICK_SECONDS = 0.05
 _SLICE_SECONDS = 0.5
-# A group's signals are for the trainers: they may still want to hand over their last save.
+# A group's signals are meant for the trainers, which may still hand over their last save.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -63,13 +60,13 @@ class SaverDaemon:
     """Serves the ranks of one host.
 
     Args:
-        path: of the socket.
-        room: the shared memory of this host.
-        board: the board that ranks may use if this is the coordinator's host.
-        clock: time.
+        path: Path of the socket.
+        room: Shared memory of this host.
+        board: Key-value store that ranks may use if this is the coordinator's host.
+        clock: Time source.
 
     Raises:
-        OSError: it cannot listen at ``path``.
+        OSError: It cannot listen at ``path``.
     """
 
     def __init__(
@@ -86,15 +83,16 @@ class SaverDaemon:
         threading.Thread(target=self._accept, name="keeper", daemon=True).start()
 
     def settle(self, within_seconds: float) -> bool:
-        """Wait until nothing is held, saved or promoted any more; say whether that came in time.
+        """Wait until nothing is cached, saved or promoted; return whether that came in time.
 
-        An agent that was killed goes before its ranks, and what they hold lands once they are gone.
+        An agent that was killed ends before its ranks, whose cached steps are committed once they
+        are gone.
         """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         self._hurry("")
         with ExitStack() as marks:
             for url in {one.url for one in self._holding()}:
-                # The next agent's keeper is to wait for that too.
+                # The next agent's daemon must wait for these saves too.
                 marks.enter_context(self._room.saving(url))
             while self._is_at_work():
                 if self._clock.monotonic_seconds() > deadline_seconds:
@@ -103,13 +101,13 @@ class SaverDaemon:
         return True
 
     def _is_at_work(self) -> bool:
-        # What is held no more is saved by then, so the order counts.
+        # The order counts: a step that is no longer cached is in a save by then.
         return bool(
             self._holding() or self._busy("") or any(one.is_promoting for one in self._seats)
         )
 
     def close(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -135,7 +133,7 @@ class SaverDaemon:
                         StepCacheSession(self._room, self._settled), in_place_of=seat
                     )
                 answer = self._answer(seat, asked)
-                # A rank that died told more than it waited for, and all that it told counts.
+                # A rank that died sent more than it waited for, and all that it sent counts.
                 with suppress(OSError):
                     lines.send(answer)
         except MalformedMessage as error:
@@ -174,7 +172,7 @@ class SaverDaemon:
         return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
 
     def _welcome(self, seat: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer all that a new life wants to know first: one question, not three."""
+        """Answer all questions of a new attempt at once: one request, not three."""
         answer = seat.answer(asked)
         if "failure" in answer:
             return answer
@@ -182,10 +180,10 @@ class SaverDaemon:
         return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
 
     def _is_busy_for_a_slice(self, guest: RankSession) -> bool:
-        """Say whether saves to where ``guest`` saves are in flight here, after waiting a little.
+        """Wait a little; return whether saves to the repository of ``guest`` are in flight here.
 
-        What an older life holds lands once its ranks are gone. One that is still there may write,
-        so after the wait nothing of what it holds is believed.
+        Cached steps of an older attempt are committed once its ranks are gone. A rank that still
+        exists may write, so after the wait its cached steps are discarded.
         """
         deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
         self._hurry(guest.url)
@@ -201,17 +199,17 @@ class SaverDaemon:
         return bool(self._busy(url)) or self._room.is_saved_elsewhere(url)
 
     def _holding_before(self, guest: RankSession) -> list[StepCacheSession]:
-        """Return the seats of older lives whose ranks still hold steps."""
+        """Return the sessions of older attempts whose ranks still cache steps."""
         return [one for one in self._holding() if one.url == guest.url and one.scope != guest.scope]
 
     def _holding(self) -> list[StepCacheSession]:
-        """Return the seats whose ranks are there and may hold a step."""
+        """Return the sessions whose ranks are connected and may cache a step."""
         with self._lock:
             seats = [one for one in self._seats if isinstance(one, StepCacheSession)]
         return [one for one in seats if one.is_holding]
 
     def _settled(self, holding: StepCacheSession) -> bool:
-        """Return when all ranks of a life have left and none of their saves is in flight here.
+        """Wait until all ranks of an attempt have left and none of their saves is in flight here.
 
         Returns:
             Whether they have: a rank that does not leave in time may still write.
@@ -247,7 +245,7 @@ class SaverDaemon:
             }
 
     def _vacate(self) -> None:
-        """Give back the memory of past lives: a new one begins to stage."""
+        """Release the memory of past attempts, because a new one begins to stage."""
         with self._lock:
             past = [one for one in self._seats if one.is_left and not one.is_busy]
             self._seats = [one for one in self._seats if one not in past or one.is_promoting]
@@ -256,14 +254,14 @@ class SaverDaemon:
 
 
 def main(arguments: list[str]) -> int:
-    """Keep until standard input ends, then let the saves in flight land; 0 if all did."""
+    """Serve until standard input ends, then finish the saves in flight; 0 if all succeeded."""
     given = _parser().parse_args(arguments)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     lower_own_priority()
     sweep(given.shared)
     folder = SharedFolder(given.shared)
-    # Listening on all interfaces it has no name of its own: the ranks know one.
+    # It listens on all interfaces, so it has no host name of its own; the ranks know one.
     board = KVStoreServer(given.listen, given.listen)
     share = MemoryQuota(given.host_bytes_max, given.ranks, given.auto)
     keeper = SaverDaemon(given.socket, SharedMemoryPool(folder, share), board, SystemClock())
@@ -302,5 +300,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: a save past its deadline must not hold this process back.
+    # Not sys.exit: a save past its deadline must not keep this process alive.
     os._exit(_run(sys.argv[1:]))

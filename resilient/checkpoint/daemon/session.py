@@ -1,21 +1,16 @@
-"""One rank's session in the daemon; landing of in-memory steps.
+"""Session of one rank in the saver daemon, and the commit of its cached steps.
 
-One rank's place at the keeper: its memory, its job in flight, the verdict.
+Once a hand-over is acknowledged, the rank's death changes nothing. The session has the bytes, its
+own connection to the key-value store, and a thread that persists. At the announcement of a job it
+registers a failure notice in the key-value store. If the rank dies before the hand-over, its peers
+fail at once. Memory is writable only for the one process for which it was reserved, so a stale
+process never overwrites what a newer one staged.
 
-From the moment a hand-over is acknowledged the rank's death changes nothing: the seat has the
-bytes, a connection of its own to the board, and a thread that persists. A rank that announced a
-job and died before it handed it over has left a will on the board, so its peers fail at once.
-Memory is only ever writable for the one process that it was reserved for: a stale process can
-never scribble over what a newer one staged.
-
-A rank's place at the keeper for steps that only memory holds, and how the last one lands.
-
-A held step costs a copy: nothing is written, nothing is agreed on, and the keeper does not hear of
-it. Each rank has two slots and swaps them, so while one is overwritten the other is whole. When the
-ranks are gone, for whatever reason, their seats read what the slots say, settle on the newest step
-that all of them hold whole, and save it as the trainers would have: under the number of the life
-that made it, with its segment of the ledger, behind the fence. So the next life finds a checkpoint
-like any other.
+A cached step costs only a copy: nothing is written or agreed on, and the daemon is not informed.
+Each rank has two slots and swaps them, so one is whole while the other is overwritten. When the
+ranks are gone, for any reason, their sessions read the slots. They agree on the newest step that
+all slots hold whole, and save it as the trainers would have: under their generation number, with
+its ledger segment, behind the fence. So the next attempt finds an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -61,16 +56,16 @@ class RankSession:
     """Answers one rank, request by request; used by the thread of its connection.
 
     Args:
-        room: the memory of this host.
-        vacate: called before this rank's first bytes: what past ranks held may go.
+        room: Shared memory of this host.
+        vacate: Callback before this rank's first bytes, when memory of past ranks may be released.
 
     Attributes:
-        verbs: what it does for the rank.
-        url: the repository that this rank saves to; empty before it said so.
-        scope: of the life that the rank belongs to; empty before it said so.
-        is_left: whether the rank is gone.
-        held: files of the newest checkpoint that was committed from here and not staged over.
-        pacer: the pace of its saves; whoever waits for one may hasten it.
+        verbs: Handler of each request.
+        url: Repository to which this rank saves; empty before its hello.
+        scope: Scope of the attempt of the rank; empty before its hello.
+        is_left: Whether the rank is gone.
+        held: Files of the newest checkpoint committed from here that were not staged over.
+        pacer: Throttle of its saves; it can be hurried.
     """
 
     def __init__(self, room: SharedMemoryPool, vacate: Callable[[], None]) -> None:
@@ -108,11 +103,11 @@ class RankSession:
 
     @property
     def is_promoting(self) -> bool:
-        """Whether something of its near tier is on its way to the durable one."""
+        """Whether a promotion of its near tier is in progress."""
         return self._onwards is not None and self._onwards.is_busy
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the rank asks and return what to send back; never raises."""
+        """Execute a request and return the answer; never raises."""
         verb = self.verbs.get(str(asked.get("verb")))
         if verb is None:
             return RankFailure(UsageError.code, f"no verb {asked.get('verb')!r:.40}").to_json()
@@ -120,7 +115,7 @@ class RankSession:
         return done.to_json() if isinstance(done, RankFailure) else done
 
     def leave(self) -> None:
-        """The rank is gone: let go of what no job in flight needs."""
+        """Release everything that no job in flight needs, because the rank is gone."""
         with self._lock:
             self.is_left = True
             self.pacer.leave()
@@ -130,7 +125,7 @@ class RankSession:
                 self._let_go()
 
     def forget(self) -> None:
-        """Give all memory back; only of a seat that is left and not busy."""
+        """Release all memory; only for a session whose rank is gone and that is not busy."""
         with self._lock:
             self.held = {}
             self._give_back()
@@ -161,12 +156,12 @@ class RankSession:
             held = self._segments.pop(str(name), None)
             if held is not None:
                 self._room.give_back(held)
-        # What was kept for the next life may be among it.
+        # The memory kept for the next attempt may be among it.
         self.held = {}
         return {}
 
     def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Take note of a job to come; from here on this rank's silence is a failure."""
+        """Record the announcement of a job; from here on this rank's silence is a failure."""
         self._refuse_if_busy()
         self._vacate()
         self.held = {}
@@ -201,7 +196,7 @@ class RankSession:
         self._start(lambda: self._run(desk, job), stream)
 
     def _finish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Start to bring what was committed last to the durable tier; ``wait`` tells the end."""
+        """Start to promote the last commit; ``wait`` reports the end."""
         self._refuse_if_busy()
         onwards, within_seconds = self._onwards, float(asked["within_seconds"])
 
@@ -218,7 +213,7 @@ class RankSession:
         threading.Thread(target=work, name="persist", daemon=True).start()
 
     def _wait(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what the verdict is, or that there is none yet and which file is to come next."""
+        """Return the result, or that it is pending and which file is requested next."""
         stream = self._stream
         if asked.get("is_urgent"):
             self.pacer.hurry()
@@ -254,14 +249,14 @@ class RankSession:
             self._verdict = verdict
             if self.is_left:
                 self._let_go()
-            # Last: whoever hears of the end may ask for what is held.
+            # Last: a caller that learns of the end may ask for the held files.
             self._is_idle.set()
             if self._stream is not None:
                 self._stream.close()
 
     def _let_go(self) -> None:
         if self._onwards is not None:
-            # A promotion may take long, and nobody here waits for it.
+            # A promotion may take long, and no caller here waits for it.
             threading.Thread(target=self._onwards.close, name="onwards", daemon=True).start()
         if self._board is not None:
             self._board.close()
@@ -290,7 +285,7 @@ class RankSession:
 
 
 def emitter_of(guest: SessionInfo, context: Mapping[str, Any]) -> Emitter:
-    """Return where the events of a rank's saves go.
+    """Return the emitter for the events of a rank's saves.
 
     Crash: nothing was stored.
     """
@@ -300,21 +295,23 @@ def emitter_of(guest: SessionInfo, context: Mapping[str, Any]) -> Emitter:
 
 
 def register_disconnect_failure(board: SocketKVStore, comms: ControlGroup, topic: str) -> None:
-    """Let the peers hear at once if this rank dies before it hands over.
+    """Register a failure notice, so that peers learn at once if this rank dies before hand-over.
+
+    The key-value store publishes the notice on disconnect (a "last will" in MQTT terms).
 
     Crash: nothing was stored.
     """
     value: dict[str, Any] = is_gone().to_json()
     who: int | str = comms.world.rank
     if comms.world.is_coordinator:
-        # Nobody would rule: so this is the ruling.
+        # Without the coordinator there is no decision, so its notice is the decision.
         who, value = "ruling", value | {"rank": 0}
     for agreement in (space_topic(topic), topic):
         board.will(comms.key(agreement, who), json.dumps(value).encode())
 
 
 def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuffer]) -> SaveJob:
-    """Return a job whose copies fit in what the rank's share has left, if it does not say more."""
+    """Return a job whose copies fit into the rest of the rank's share, unless it has a limit."""
     if job.copies_bytes_max is not None:
         return job
     used_bytes = sum(one.size_bytes for one in segments.values())
@@ -324,7 +321,7 @@ def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuff
 def _held_of(
     receipt: Receipt, job: SaveJob, segments: Mapping[str, SharedBuffer]
 ) -> dict[str, StagedFileRecord]:
-    """Return the files that were stored as they lie here; of the others a part is missing."""
+    """Return the files that were stored as they are here; reduced files are left out."""
     staged = {file.name: len(file.data) for file in job.files}
     return {
         job.about.checkpoint.key(file.name): StagedFileRecord(
@@ -336,17 +333,17 @@ def _held_of(
 
 
 LAND_SECONDS = 10.0
-"""How long the keepers of other hosts may take to say what they hold: their ranks end too."""
+"""Deadline for the daemons of other hosts to report their cached steps; their ranks end too."""
 _TOPIC = "hold/land"
 
 
 class StepCacheSession(RankSession):
-    """Answers one rank that holds steps; used by the thread of its connection.
+    """Answers one rank that caches steps; used by the thread of its connection.
 
     Args:
-        room: the memory of this host.
-        settled: returns when the ranks of a life have left this host and its saves have ended,
-            or that they have not.
+        room: Shared memory of this host.
+        settled: Function that waits until the ranks of an attempt have left this host and its
+            saves have ended; returns whether they have.
     """
 
     def __init__(self, room: SharedMemoryPool, settled: Callable[[StepCacheSession], bool]) -> None:
@@ -363,23 +360,23 @@ class StepCacheSession(RankSession):
 
     @property
     def is_holding(self) -> bool:
-        """Whether the rank is there and may hold a step."""
+        """Whether the rank is connected and may cache a step."""
         return not self._is_ending and not self.is_left
 
     def leave(self) -> None:
-        """The rank is gone: let the newest step land that all ranks hold, if it is worth it."""
+        """Commit the newest step that all ranks cached, if it is worth it: the rank is gone."""
         self._end_it(is_gone=True)
         super().leave()
 
     def give_up(self) -> None:
-        """Hold nothing any more: a newer life is here, and this rank may still write."""
+        """Discard the cached steps: a newer attempt is here, and this rank may still write."""
         self._end_it(is_gone=False)
 
     def _end_it(self, *, is_gone: bool) -> None:
         with self._lock:
             if self._is_ending or self._board is None:
                 return
-            # In this order: whoever sees that nothing is held any more sees that it is saved.
+            # The order counts: an observer that sees no cached step any more must see the save.
             self._is_idle.clear()
             self._is_ending = True
         threading.Thread(
@@ -387,7 +384,7 @@ class StepCacheSession(RankSession):
         ).start()
 
     def _land(self, *, is_gone: bool) -> None:
-        """Agree on a step with the keepers' other seats, and save it."""
+        """Agree on a step with the other daemons' sessions, and save it."""
         if is_gone:
             self._whole = self._read()
         if self._whole and not self._settled(self):
@@ -403,7 +400,7 @@ class StepCacheSession(RankSession):
             self._end(started)
 
     def _read(self) -> dict[int, StoredStep]:
-        """Return what the slots hold whole, now that nobody writes there any more."""
+        """Return the steps that the slots hold whole; their writer is gone."""
         found = {slot: read_step_slot(partial(self._slate, slot)) for slot in range(SLOTS)}
         return {slot: one for slot, one in found.items() if one is not None}
 
@@ -412,7 +409,7 @@ class StepCacheSession(RankSession):
         return memoryview(b"") if segment is None else segment.memory
 
     def _choose(self) -> int | None:
-        """Return the slot of the step that all ranks hold and that is worth to land. Collective."""
+        """Return the slot of the step to commit, which all ranks hold, or None. Collective."""
         guest, comms = self._at_work()
         shown = {one.checkpoint.folder: one.after for one in self._whole.values()}
         ruling = agree(
@@ -433,7 +430,7 @@ class StepCacheSession(RankSession):
         self._begin_to_save({"job": job, "context": whole.context, "tiers": {}})
 
     def _keep_only(self, slot: int) -> None:
-        """Give all other memory back; files get the names that they have in a save."""
+        """Release all other memory; the files get their names in a save."""
         prefix = f"{slot}/"
         for name in [one for one in self._segments if not one.startswith(prefix)]:
             self._room.give_back(self._segments.pop(name))
@@ -449,7 +446,7 @@ class StepCacheSession(RankSession):
             self._tell_lost(self._verdict)
 
     def _tell_lost(self, why: Any) -> None:
-        """Say that what was held is lost, if it is for a failure; from the coordinator."""
+        """Emit from the coordinator that the cached step is lost, if a failure is the reason."""
         guest, held = self._guest, list(self._whole.values())
         if isinstance(why, RankFailure) and held and guest and guest.world.is_coordinator:
             newest = max(held, key=lambda one: one.checkpoint)
@@ -458,16 +455,17 @@ class StepCacheSession(RankSession):
 
 
 def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
-    """Return which of the held steps lands: the newest that all ranks hold and that can.
+    """Return the cached step to commit: the newest that all ranks hold and that is valid.
 
-    It must be newer than what its own life has committed, no newer life may have begun to commit,
-    and what its ledger goes on from must be there: a save may have failed since an older one.
+    It must be newer than all commits of its own attempt, and no newer attempt may have begun to
+    commit. The checkpoint that its ledger continues must exist, because a save may have failed
+    after an older step.
 
     Crash: reads only.
 
     Args:
-        store: the repository.
-        held: of each rank, by folder what the step's ledger goes on from, as that rank knows.
+        store: Repository.
+        held: For each rank, by folder of the step, the checkpoint that its ledger continues.
     """
     common = set.intersection(*(set(one) for one in held))
     steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)

@@ -1,4 +1,4 @@
-"""A rank's side of held steps: two slots of the keeper's memory, swapped from step to step."""
+"""Client side of the step cache: two slots in the daemon's memory, swapped from step to step."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from resilient.format.safetensors_file import StagedFile
 
 
-# No file of a slot is called so.
+# No file of a slot has this name.
 _PAGE = "page"
 
 
 class StepCacheClient:
-    """Says which slot holds which step whole, in the keeper's memory. One thread at a time.
+    """Records which slot of the daemon's memory holds which step whole. One thread at a time.
 
-    The keeper is asked for memory alone: a step that is laid out as the one before costs it
-    nothing, and does not wait for it.
+    The daemon is asked only for memory. A step with the layout of the previous one needs no
+    request, and so does not wait for the daemon.
 
     Args:
-        address: of the keeper.
-        board: where the keepers meet.
-        desk: who this rank is, and where what it holds would land.
+        address: Address of the daemon.
+        board: Address of the daemons' key-value store.
+        desk: Context: rank, and the repository for a cached step that is committed.
 
     Raises:
-        ResilientError: the keeper is gone, or speaks another version.
+        ResilientError: The daemon is gone, or speaks another version.
     """
 
     def __init__(self, address: DaemonAddress, board: Address, desk: CheckpointContext) -> None:
@@ -54,74 +54,74 @@ class StepCacheClient:
         self._slates = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
     def void(self, slot: int) -> None:
-        """Say that a slot holds nothing, before anything is copied there.
+        """Mark a slot as empty, before anything is copied there.
 
         Crash: the other slot is whole.
 
         Raises:
-            ResilientError: the keeper is gone.
+            ResilientError: The daemon is gone.
         """
         with self._using:
             self._talk.require_there()
             self._slates[slot].void()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
-        """Return shared memory for a file in a slot, mostly the same again.
+        """Return shared memory for a file in a slot, usually the same again.
 
         Raises:
-            ConfigError: a save took the memory that there was.
-            ResilientError: there is none.
+            ConfigError: A save took the available memory.
+            ResilientError: There is none.
         """
         with self._using:
             return self._leased.get(f"{slot}/{name}", size_bytes)
 
     def page(self, size_bytes: int) -> tuple[Path, memoryview]:
-        """Return memory of zeros that the ranks of this host may read, and where it lies.
+        """Return zeroed memory that the ranks of this host may read, and its path.
 
-        It stays this rank's, whatever becomes of the keeper, and is nothing that is held.
+        It stays this rank's even if the daemon ends, and is no part of a cached step.
 
         Raises:
-            ResilientError: there is none.
+            ResilientError: There is none.
         """
         with self._using:
             memory = self._leased.get(_PAGE, size_bytes)
             return self._leased.path_of(_PAGE), memory
 
     def hold(self, slot: int, job: SaveJob) -> None:
-        """Say that a slot holds all bytes of ``job``; nobody begins it before we are gone.
+        """Mark a slot as holding all bytes of ``job``; it is persisted only after the rank is gone.
 
-        Crash: the step is held, or the slot holds nothing.
+        Crash: the step is cached, or the slot is empty.
 
         Raises:
-            ResilientError: there is no memory for it.
+            ResilientError: There is no memory for it.
         """
         for file in job.files:
             self._bring(slot, file)
         self._slates[slot].say(job)
 
     def drop(self) -> None:
-        """Hold nothing any more.
+        """Empty all slots.
 
-        Crash: what is held may land.
+        Crash: a cached step may still be committed.
         """
         for slate in self._slates:
             slate.void()
 
     def release(self, needed_bytes: int) -> bool:
-        """Hold nothing from now on, and give the memory back, if that is enough for somebody.
+        """Stop caching and give the memory back, if it is enough for the caller's need.
 
-        Crash: nothing is held, or what is held may land.
+        Crash: nothing is cached, or a cached step may still be committed.
 
         Args:
-            needed_bytes: what somebody needs.
+            needed_bytes: Bytes that the caller needs.
 
         Returns:
-            Whether it was given back, just now.
+            Whether the memory was given back now.
 
         Raises:
-            ResilientError: the keeper is gone.
+            ResilientError: The daemon is gone.
         """
-        # A save may want the memory while a step is still being said.
+        # A save may request the memory while a step is still being marked.
         with self._using:
             if self._is_released or self._leased.size_bytes < needed_bytes:
                 return False
@@ -131,7 +131,7 @@ class StepCacheClient:
         return True
 
     def close(self) -> None:
-        """Leave; what is held lands if it is newer than what is saved."""
+        """Disconnect; the daemon commits a cached step that is newer than the last save."""
         self._slates = []
         self._leased.forget()
         self._talk.close()
@@ -154,12 +154,12 @@ class StepCacheClient:
 
 
 def holder_for(persister: SaveExecutor, desk: CheckpointContext) -> StepCacheClient | str:
-    """Return what holds steps for this rank, or why there is nothing.
+    """Return the step cache client of this rank, or the reason why there is none.
 
     Crash: nothing was stored.
 
     Raises:
-        ResilientError: the keeper is gone.
+        ResilientError: The daemon is gone.
     """
     if not isinstance(persister, DaemonSaveExecutor) or persister.board is None:
         return "this host has no keeper (start with `resilient train`)"

@@ -1,29 +1,24 @@
-"""What a shared-memory slot holds, crash-consistent.
+"""Step slot: crash-consistent content of a shared-memory slot of the step cache.
 
-What a slot holds, as JSON: a message that is said at each step, and notes that are not.
+One process writes, the rank. One reads, the daemon, and only once that process is gone::
 
-A note is what mostly stays from step to step: where the tensors of one file lie, which checkpoints
-may be referred to, what of the run's configuration is plain. The message names each by its place.
-The rows of the ledger are named by number and length; the head of the segment proves them.
-
-The job of a held step streams nothing, keeps nothing from rotation and has no topic yet: a save
-that nobody has begun.
-
-What one slot holds, said in shared memory: nobody listens, and nobody is woken.
-
-One process writes, the rank. One reads, the keeper, and only once that process is gone::
-
-    said    word | proof | message       word: 0 where nothing is whole, else the message's length
-    notes   what the message names and mostly stays
+    said    word | proof | message       word: 0 if nothing is whole, else the message's length
+    notes   values that the message names and that rarely change
     rows    of the ledger, one a line; each turn adds those that are new in this slot
 
-The word is the first store of ``void`` and the last of ``say``, and between the two all others
-are made, those to the files of the slot as well. A process that dies, however it dies, stops
-between two of its stores: all before that one are in memory that outlives it, and the kernel
-closes its socket after the last of its threads has stopped. The keeper looks once it hears of that.
-So it finds either the word 0, or a message with all that it names. Nothing is taken on trust: the
-proof is the SHA-256 of the message and of the digests of its notes, the head of the ledger proves
-the rows, and where one of them does not fit the slot is void.
+The word is the first store of ``void`` and the last of ``say``. All other stores happen between the
+two, also those to the files of the slot. A process that dies, in any way, stops between two of its
+stores. All stores before that one are in memory that outlives it, and the kernel closes its socket
+after the last of its threads has stopped. The daemon reads only after that. So it finds either the
+word 0, or a message with everything that it names. Nothing is trusted: the proof is the SHA-256 of
+the message and of the digests of its notes, and the ledger's head proves the rows. If one of them
+does not match, the slot is void.
+
+The message is JSON, written at each step. A note holds what rarely changes from step to step: the
+layout of one file, the dedup bases, the plain values of the configuration. The message names each
+note by its place. It names the ledger's rows by number and length; the head of the segment proves
+them. The job of a cached step streams nothing, protects no checkpoint from retention and has no
+topic yet, because no save of it has begun.
 """
 
 from __future__ import annotations
@@ -54,15 +49,15 @@ if TYPE_CHECKING:
     _Wanted = Mapping[str, _Note]
 
 BASES, CONFIG = "/bases", "/config"
-"""Names of notes, as no file is called."""
+"""Names of notes, which no file has."""
 _AS_SAID = ("run_id", "created_at", "world", "software", "data", "metrics")
 _PLAIN = frozenset({int, float, bool, type(None)})
-# Faster than json.dumps, which makes an encoder each time that it is asked to refuse NaN.
+# Faster than json.dumps, which creates an encoder for each call that refuses NaN.
 _text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class NoteOffset(NamedTuple):
-    """Where a note lies among those of its slot."""
+    """Place of a note in the notes of its slot."""
 
     start: int
     size_bytes: int
@@ -70,17 +65,17 @@ class NoteOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A step that a slot holds whole.
+    """Step that a slot holds whole.
 
     Attributes:
-        checkpoint: what it becomes if it lands.
-        after: the folder of the checkpoint that its ledger goes on from; empty if it begins one.
-        context: of its events.
-        said: the message.
-        layouts: where the tensors of each file lie, as text.
-        bases: which checkpoints may be referred to, as text.
-        config: what of the configuration the message does not say, as text.
-        segment: of the ledger; None where another rank keeps it.
+        checkpoint: Checkpoint that it becomes if it is committed.
+        after: Folder of the checkpoint that its ledger continues; empty if it begins a ledger.
+        context: Context of its events.
+        said: Message.
+        layouts: Tensor layout of each file, as text.
+        bases: Dedup bases, as text.
+        config: Plain part of the configuration, which is not in the message, as text.
+        segment: Ledger segment; None if another rank keeps it.
     """
 
     checkpoint: CheckpointId
@@ -93,10 +88,10 @@ class StoredStep:
     segment: Segment | None
 
     def job(self, rank: int, topic: str) -> dict[str, Any]:
-        """Return the job as ``handover.to_json`` does.
+        """Return the job in the form of ``messages.encode_job``.
 
         Raises:
-            IntegrityError: what was said is no manifest.
+            IntegrityError: The message is not a manifest.
         """
         said = self.said
         parts = [
@@ -145,13 +140,13 @@ class StoredStep:
 
 
 class PlainConfigCache:
-    """The plain values of a mapping, which are mostly the same each time it is made.
+    """Cache of the plain values of a mapping, which rarely change from one call to the next.
 
-    Only what cannot change is known again: texts that are equal, and whatever else is the very
-    object, for 1, 1.0 and True are equal. The rest is ``loose``, and said each time.
+    Only immutable values are recognized: equal texts, and otherwise the identical object, because
+    1, 1.0 and True are equal. All other values are ``loose``, and written each time.
 
     Attributes:
-        note: of what is plain, under an object of its own each time it changes.
+        note: Note of the plain values, under a new object each time they change.
     """
 
     def __init__(self) -> None:
@@ -162,7 +157,7 @@ class PlainConfigCache:
         self.note: tuple[object, Callable[[Any], bytes]] = (self, lambda _: b"{}")
 
     def loose(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is not plain; ``note`` is of all else."""
+        """Return the values that are not plain; ``note`` covers all others."""
         if not self._knows(fields):
             self._names, values = [*fields], [*fields.values()]
             is_text = [type(one) is str for one in values]
@@ -189,8 +184,8 @@ class PlainConfigCache:
 
 
 def note_of_layout(tensors: Iterable[TensorEntry]) -> bytes:
-    """Return where tensors lie, as the receipt of a rank says it."""
-    # By hand: at nearly every step one of the files is laid out otherwise.
+    """Return the layout of tensors, in the form of a rank's receipt."""
+    # Formatted by hand for speed: at nearly every step the layout of one file changes.
     return f"[{','.join(map(_tensor, tensors))}]".encode()
 
 
@@ -208,7 +203,7 @@ def _tensor(one: TensorEntry) -> str:
 
 
 def note_of_bases(bases: Iterable[DedupBase]) -> bytes:
-    """Return which checkpoints may be referred to."""
+    """Return the dedup bases as a note."""
     return _text([one.to_json() for one in bases]).encode()
 
 
@@ -219,17 +214,17 @@ def message_of(
     rows_bytes: int,
     context: str,
 ) -> bytes:
-    """Return what is said at a step.
+    """Return the message of a step.
 
     Args:
-        job: what the slot holds.
-        spots: its notes: the layouts by name of the file, ``BASES`` and ``CONFIG``.
-        config: what of its configuration is not in that note.
-        rows_bytes: length of the rows of its ledger, as they lie there.
-        context: of its events, as JSON.
+        job: Job that the slot holds.
+        spots: Places of its notes: the layouts by file name, ``BASES`` and ``CONFIG``.
+        config: Part of its configuration that is not in that note.
+        rows_bytes: Stored length of its ledger rows.
+        context: Context of its events, as JSON.
 
     Raises:
-        ValueError: something of it cannot be said in JSON.
+        ValueError: A value has no JSON form.
     """
     about, segment = job.about, job.segment
     said = {
@@ -259,12 +254,12 @@ def message_of(
 
 
 def context_of(context: Mapping[str, Any]) -> str:
-    """Return the context of events for ``message_of``: it is the same all the time."""
+    """Return the context of events for ``message_of``; it never changes."""
     return _text(dict(context))
 
 
 def spots_of(said: Mapping[str, Any]) -> list[NoteOffset]:
-    """Return where the notes lie that a message names, in the order of ``message_of``."""
+    """Return the places of the notes that a message names, in the order of ``message_of``."""
     layouts = [NoteOffset(start, size_bytes) for _, _, start, size_bytes in said["files"]]
     return [*layouts, NoteOffset(*said["bases"]), NoteOffset(*said["config"])]
 
@@ -272,16 +267,16 @@ def spots_of(said: Mapping[str, Any]) -> list[NoteOffset]:
 def whole_of(
     said: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
 ) -> StoredStep:
-    """Return the step that a message and its notes say.
+    """Return the step that a message and its notes describe.
 
     Args:
-        said: the message.
-        notes: that it names, in the order of ``spots_of``.
-        rows_of: gives so many bytes of the ledger's rows.
+        said: Message.
+        notes: Notes that it names, in the order of ``spots_of``.
+        rows_of: Function that returns the given number of bytes of ledger rows.
 
     Raises:
-        IntegrityError: these are not the rows of its ledger.
-        ValueError: it says nothing; or whatever else of ``handover.NONSENSE``.
+        IntegrityError: The rows are not those of its ledger.
+        ValueError: The message is not valid; other errors of ``messages.NONSENSE`` are possible.
     """
     checkpoint = _named(said["checkpoint"])
     segment = _segment(said["segment"], checkpoint, rows_of) if said["segment"] else None
@@ -294,7 +289,7 @@ def whole_of(
 
 
 def _said_of(segment: Segment, rows_bytes: int) -> dict[str, Any]:
-    """Return a segment but for its rows and its checkpoint."""
+    """Return a segment without its rows and its checkpoint."""
     return {
         "run_id": segment.run_id,
         "previous": segment.previous,
@@ -339,7 +334,7 @@ def _place(place: LedgerPosition) -> list[int]:
 
 
 SLOTS = 2
-"""One is whole while the other is overwritten."""
+"""Number of slots: one is whole while the other is overwritten."""
 _WORD_BYTES = 8
 _HEAD_BYTES = _WORD_BYTES + hashlib.sha256().digest_size
 _VOID = bytes(_WORD_BYTES)
@@ -347,12 +342,12 @@ _SPARE_BYTES = 64
 
 
 class StepSlot:
-    """Writes what a slot holds. One thread at a time.
+    """Writer of a slot. One thread at a time.
 
     Args:
-        reserve: gives so much memory by a name, zeros where it is new; what it gave before by that
+        reserve: Function from name and size to memory, zeroed if new; earlier memory of the same
             name may be gone then.
-        context: of all events, as JSON.
+        context: Context of all events, as JSON.
     """
 
     def __init__(self, reserve: Callable[[str, int], memoryview], context: str) -> None:
@@ -364,7 +359,7 @@ class StepSlot:
         self._plain = PlainConfigCache()
 
     def void(self) -> None:
-        """Say that nothing is whole here.
+        """Mark the slot as empty.
 
         Crash: the slot holds what it held, or nothing.
         """
@@ -372,13 +367,13 @@ class StepSlot:
             self._said[:_WORD_BYTES] = _VOID
 
     def say(self, job: SaveJob) -> None:
-        """Say that the slot holds all bytes of ``job``.
+        """Mark the slot as holding all bytes of ``job``.
 
         Crash: the slot holds nothing until the last store, and then the job.
 
         Raises:
-            ResilientError: there is no memory for that.
-            ValueError: something of it cannot be said in JSON.
+            ResilientError: There is no memory for it.
+            ValueError: A value has no JSON form.
         """
         self.void()
         loose = self._plain.loose(job.about.config)
@@ -395,12 +390,12 @@ class StepSlot:
         self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
 
     def _roomier(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory for what got longer, and will again; the slot is void."""
+        """Return more memory for a value that grew and will grow again; the slot is void."""
         return self._reserve(name, size_bytes + size_bytes // 2)
 
 
 class _Put(NamedTuple):
-    """A note that lies there: what it is of, its digest, and how much there is room for."""
+    """Stored note: its value, place and digest, and the reserved length."""
 
     value: object
     spot: NoteOffset
@@ -409,7 +404,7 @@ class _Put(NamedTuple):
 
 
 class _Notes:
-    """Puts down what is not what it was: where it was if it fits, else behind all others."""
+    """Writes notes that changed: at their old place if they fit, else behind all others."""
 
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve
@@ -418,7 +413,7 @@ class _Notes:
         self._known: dict[str, _Put] = {}
 
     def put(self, wanted: _Wanted) -> dict[str, NoteOffset]:
-        """Return where the notes of these values lie, by name."""
+        """Return the places of the notes of these values, by name."""
         new = self._differing(wanted)
         behind = [self._behind(name, note) for name, note in new.items()]
         if self._used + sum(behind) > len(self._memory):
@@ -430,7 +425,7 @@ class _Notes:
         return {name: self._known[name].spot for name in wanted}
 
     def digests(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yield the SHA-256 of the notes of these names."""
+        """Yield the SHA-256 of the notes with these names."""
         return (self._known[name].digest for name in names)
 
     def _put(self, name: str, value: object, note: bytes) -> None:
@@ -445,7 +440,7 @@ class _Notes:
         self._known[name] = _Put(value, NoteOffset(start, len(note)), digest, room_bytes)
 
     def _behind(self, name: str, note: bytes) -> int:
-        """Return how many bytes a note takes behind all others: none if it fits where it was."""
+        """Return how many bytes a note takes behind all others: 0 if it fits at its old place."""
         fits = name in self._known and len(note) <= self._known[name].room_bytes
         return 0 if fits else _room_bytes(note)
 
@@ -459,7 +454,7 @@ class _Notes:
 
 
 class _Rows:
-    """Adds the rows of a segment that are not there yet; begins again where another does."""
+    """Appends the rows of a segment that are not stored yet; restarts for another segment."""
 
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve
@@ -469,7 +464,7 @@ class _Rows:
         self._of: tuple[Any, ...] = ()
 
     def put(self, segment: Segment) -> int:
-        """Return how many bytes the rows of a segment take."""
+        """Store the rows of a segment and return their length in bytes."""
         if not self._goes_on(segment):
             self._used = self._count = 0
         data = _lines(segment.rows[self._count :])
@@ -485,7 +480,7 @@ class _Rows:
         return end
 
     def _goes_on(self, segment: Segment) -> bool:
-        """Say whether the rows that are there are the first of the segment's."""
+        """Return whether the stored rows are the first ones of the segment."""
         count = self._count
         return (
             self._of == _beginning(segment)
@@ -495,17 +490,17 @@ class _Rows:
 
 
 def slate_name(slot: int, name: str) -> str:
-    """Return what memory of a slot's slate is reserved as; no file of a slot is called so."""
+    """Return the name under which a slot's own memory is reserved; no file of a slot has it."""
     return f"slate/{slot}/{name}"
 
 
 def read_step_slot(memory_of: Callable[[str], memoryview]) -> StoredStep | None:
-    """Return what a slot holds whole, None for nothing; its writer is gone.
+    """Return the step that a slot holds whole, None for none; its writer is gone.
 
     Crash: reads only.
 
     Args:
-        memory_of: gives what was reserved by a name, empty if nothing was.
+        memory_of: Function from a name to its reserved memory; empty if there is none.
     """
     try:
         return _read(*(_copies(memory_of(name)) for name in ("said", "notes", "rows")))
@@ -517,7 +512,7 @@ _Copy = Callable[[int, int], bytes]
 
 
 def _copies(memory: memoryview) -> _Copy:
-    """Return what copies bytes of shared memory, so that what is proved is what is read."""
+    """Return a function that copies bytes of shared memory, so that verified bytes are used."""
 
     def copy(start: int, stop: int) -> bytes:
         if not 0 <= start <= stop <= len(memory):
@@ -528,10 +523,11 @@ def _copies(memory: memoryview) -> _Copy:
 
 
 def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
-    """Return what is said.
+    """Return the step in the message.
 
     Raises:
-        IntegrityError: nothing is, or it does not prove itself; or whatever of ``NONSENSE``.
+        IntegrityError: There is none, or it fails verification; other errors of ``NONSENSE`` are
+            possible.
     """
     size_bytes = int.from_bytes(said_at(0, _WORD_BYTES), "little")
     if not size_bytes:
@@ -550,7 +546,7 @@ def _proof(message: bytes, digests: Iterable[bytes]) -> bytes:
 
 
 def _room_bytes(note: bytes) -> int:
-    """Return how much is kept for a note: the numbers in it get longer."""
+    """Return the reserved length of a note, because the numbers in it get longer."""
     return len(note) + len(note) // 8 + _SPARE_BYTES
 
 

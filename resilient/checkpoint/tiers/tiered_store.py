@@ -212,7 +212,7 @@ class TieredStore:
         return [one for one in order if (one.url, key) not in self._doubted]
 
     def _counts(self, source: Store, key: str) -> bool:
-        """Return whether a near copy of ``key`` counts: its place knows the generation that wrote it."""
+        """Return whether a near copy of ``key`` counts: its place knows the writing generation."""
         number = _generation_of(key)
         if not number or (source.url, number) in self._shared_lives:
             return number > 0
