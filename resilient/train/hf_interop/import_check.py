@@ -35,11 +35,11 @@ _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """A folder that the judge calls resumable.
+    """Folder that the verification calls resumable.
 
     Attributes:
         found: Its files.
-        lost: What a resume loses, in words.
+        lost: Losses of a resume, in words.
         odd: Findings of ``ckpt verify`` without a known loss.
     """
 
@@ -164,7 +164,7 @@ def require_same_objects(
 
 
 def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
-    """Compare weights with a model; tensors on other ranks are compared at the resume."""
+    """Compare weights with a model; flat shards and pipelines are compared at the resume."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return
     expected = {

@@ -1,17 +1,12 @@
-"""HF checkpoint -> ours.
+"""Import of a Transformers checkpoint as the first checkpoint of one of our repositories.
 
-A checkpoint of Transformers as the parts of one of ours.
+One rank writes it there completely before anything is trained. Every rank then resumes from it as
+from any other checkpoint, in any layout, and the source folder is no longer needed. A repository
+that is not empty continues only if its run began from that very checkpoint; else the request is
+refused.
 
-The names by which a model's tensors are saved, as they follow from the model alone.
-
-Go on with a run of Transformers: its checkpoint becomes the first of a repository of ours.
-
-It is written there whole, by one rank, before anything is trained, and every rank resumes from
-it as from any other, in whatever layout. So what was taken over survives whatever comes, and the
-folder it came from is not needed any more. A repository that holds something already is gone on
-with if its run began from that very checkpoint; else the request is refused.
-
-Import without a training script: the names of a model from its configuration alone.
+The names of a model's tensors follow from the model alone. Without a training script, the model
+is built from its configuration.
 """
 
 from __future__ import annotations
@@ -79,7 +74,7 @@ if TYPE_CHECKING:
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 _FLAGS = ("should_training_stop", "should_epoch_stop")
 _LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum")
-"""What an optimizer keeps in the shape of its parameter."""
+"""Optimizer state in the shape of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +84,20 @@ class RawState:
     state: Mapping[str, Any]
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return it."""
+        """Return the given state."""
         return self.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take nothing back: it is only saved."""
+        """Do nothing: the state is only saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreshState:
-    """State of an optimizer and of a schedule that made no step, where a folder has lost both.
+    """Initial state of an optimizer and a schedule, for a folder that lost one of them.
 
     Attributes:
-        optimizer: By name of the parameters.
-        scheduler: Of the same groups.
+        optimizer: State by parameter name.
+        scheduler: State for the same groups.
     """
 
     optimizer: Mapping[str, Any]
@@ -112,17 +107,17 @@ class FreshState:
 def parts_of(
     found: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
 ) -> dict[str, Part]:
-    """Return everything that a checkpoint of ours holds, in the order in which it is loaded.
+    """Return all parts of our checkpoint, in loading order.
 
     Args:
-        found: what Transformers saved.
-        naming: of the model that is to go on.
-        best: what this checkpoint will be called here; named as the best if it holds the best.
-        fresh: Optimizer and schedule as new, for a folder that lost one of both.
+        found: Checkpoint saved by Transformers.
+        naming: Names of the model that will continue.
+        best: Name of the new checkpoint, recorded as the best if it holds the best model.
+        fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
-        IncompatibleCheckpoint: it holds no optimizer, or that of another model.
-        IntegrityError: a file is damaged, or its files are of several checkpoints.
+        IncompatibleCheckpoint: It holds no optimizer, or that of another model.
+        IntegrityError: A file is damaged, or its files are of several checkpoints.
     """
     weights = naming.complete(found.weights())
     state = found.state
@@ -139,7 +134,7 @@ def parts_of(
     parts = {name: Part(RawState(one)) for name, one in whole.items()}
     parts |= documents_of(found)
     for rank in range(found.ranks):
-        # Each rank finds its own by its name, whoever wrote it.
+        # Each rank finds its part by name, no matter which rank wrote it.
         parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
         random = found.random_state(rank)
         if random is not None:
@@ -164,10 +159,10 @@ def _progress(
     weights: Mapping[str, torch.Tensor],
     fresh: FreshState | None,
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the optimizer and the schedule; as in Transformers both are new if one is lost.
+    """Return optimizer and schedule; as in Transformers both start anew if one is lost.
 
     Raises:
-        IncompatibleCheckpoint: one is lost, and nothing makes new ones.
+        IncompatibleCheckpoint: One is lost, and there is no initial state.
     """
     if fresh is not None and not found.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
@@ -178,10 +173,10 @@ def _progress(
 def named_optimizer(
     found: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return the optimizer's state by name, and which of its groups hold a parameter.
+    """Return the optimizer's state by name, and the numbers of its groups with parameters.
 
     Raises:
-        IncompatibleCheckpoint: it is not of these parameters, or not of these shapes.
+        IncompatibleCheckpoint: Its parameters or shapes are not the model's.
     """
     plain = found.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
@@ -214,8 +209,8 @@ def _by_name(
     naming: Naming,
     weights: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return what FSDP or DeepSpeed saved by name; whose groups those are shows at the resume."""
-    # A tensor with several names is trained under one of them here, and maybe another there.
+    """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
+    # A tensor with several names may be trained under different names here and there.
     trained = {name for names in naming.trained for name in names}
     ours = {
         name: next((one for one in names if one in trained), name)
@@ -240,7 +235,7 @@ def _by_name(
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
     own = [frozenset(names) for names in naming.trained]
-    # In the order of this model's groups, as what a schedule keeps by group must be.
+    # In the order of this model's groups, as required for a schedule's values by group.
     kept = [places[one] for one in own] if set(own) == set(places) else list(places.values())
     return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
 
@@ -250,7 +245,7 @@ def _require_fit(
     state: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise if moments have not the shape of their parameter."""
+    """Raise if moments do not have the shape of their parameter."""
     for name, one in state.items():
         for kind in _LIKE_WEIGHT:
             moment = one.get(kind)
@@ -264,7 +259,7 @@ def _require_fit(
 
 
 def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """Return a scheduler's state with the numbers of the groups that are there."""
+    """Return a scheduler's state reduced to the kept groups."""
     return {
         name: [value[nth] for nth in kept]
         if name in _BY_GROUP and isinstance(value, list) and len(value) > max(kept, default=-1)
@@ -274,13 +269,13 @@ def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, A
 
 
 def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
-    """Return which run goes on here, and where in its data it was."""
+    """Return the origin of the run and its position in the data."""
     return {
         "trainer": "transformers",
         "folder": found.folder.name,
         "digest": found.digest,
         "state_digest": found.state_digest,
-        # The import finds its place in the data by the epoch, Transformers by the step.
+        # The import locates its position in the data by the epoch, Transformers by the step.
         "epoch": float(epoch_of(found.state) or 0.0),
         "batch": int(found.state.get("train_batch_size") or 0),
         "ranks": found.ranks,
@@ -289,7 +284,7 @@ def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
 
 
 def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that we know, of which one names a checkpoint without its folder."""
+    """Return the known fields, with the best checkpoint's name without its folder."""
     known = {one.name for one in fields(TrainerState)}
     taken = {name: value for name, value in state.items() if name in known}
     best = taken.get("best_global_step")
@@ -305,13 +300,13 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
             states[name if nth == 1 else f"{name}_{nth}"] = taken
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
     control = {name: bool(flags.get(name)) for name in _FLAGS}
-    # Transformers clears the flag as it begins to train: a save on SIGTERM has set it.
+    # A save on SIGTERM sets this flag, and Transformers clears it when training starts.
     control["should_training_stop"] = control["should_training_stop"] and _has_ended(state)
     return {**states, "TrainerControl": control}
 
 
 def _has_ended(state: Mapping[str, Any]) -> bool:
-    """Say whether early stopping ended the run, by the state of its callback."""
+    """Return whether early stopping ended the run, by the state of its callback."""
     counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
     for saved in (state.get("stateful_callbacks") or {}).values():
         for one in saved if isinstance(saved, list) else [saved]:
@@ -322,7 +317,7 @@ def _has_ended(state: Mapping[str, Any]) -> bool:
 
 
 def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums of the losses, as far as they were logged; the others are not recorded."""
+    """Return the sums of the logged losses; losses not logged are not recorded."""
     summed, steps, last = 0.0, 0, {}
     for entry in state["log_history"]:
         if "loss" in entry:
@@ -355,7 +350,7 @@ class Naming:
     base: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return all tensors of the model, of which a file holds those that it needs."""
+        """Return all tensors of the model, completed from those in a file."""
         if not self.adapter:
             return tie(tensors, self.tied)
         return {**self.base, **{self.adapter.get(key, key): one for key, one in tensors.items()}}
@@ -365,12 +360,12 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
     """Return the names of a model's tensors and of an optimizer's parameters.
 
     Args:
-        model: the plain module; it may be on the meta device.
+        model: The plain module; it may be on the meta device.
         groups: ``param_groups`` of the optimizer.
 
     Raises:
-        KeyError: a group holds a parameter that is not the model's.
-        ConfigError: the base of an adapter is in flat shards.
+        KeyError: A group holds a parameter that is not the model's.
+        ConfigError: The base of an adapter is in flat shards.
     """
     names: dict[int, str] = {}
     firsts: dict[int, str] = {}
@@ -384,7 +379,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
     is_flat = (
         find_redirect(model) is not None and len(held) == 1 and names.keys().isdisjoint(held[0])
     )
-    if not is_flat:  # else vectors hold all that is trained
+    if not is_flat:  # else flat vectors hold all trained parameters
         trained = tuple(tuple(names[number] for number in numbers) for numbers in held)
     naming = Naming(trained, tied_names(model))
     if not is_adapted(model):
@@ -399,7 +394,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names under which each parameter is known that has several."""
+    """Return the names of each parameter that has several."""
     known: defaultdict[int, list[str]] = defaultdict(list)
     for one in named_in(model):
         known[one.number].append(one.name)
@@ -409,7 +404,7 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 def tie(
     tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors with those added that are another one's under a second name."""
+    """Return the tensors completed by the other names of tied tensors."""
     whole = dict(tensors)
     for names in tied:
         held = next((tensors[name] for name in names if name in tensors), None)
@@ -432,21 +427,21 @@ class HFCheckpointImported(Event):
     lost: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Say from where, what it is called here, and what of it could not be taken."""
+        """Format the source, the new name and the losses."""
         lost = f", without {', '.join(self.lost)}" if self.lost else ""
         return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
 
 
 @dataclass(frozen=True, slots=True)
 class ImportLossReported(Event):
-    """A checkpoint of another trainer was imported, and a part of it was lost before."""
+    """A checkpoint of another trainer was imported, and a part of it had been lost before."""
 
     level: ClassVar[Level] = Level.WARNING
     folder: str
     lost: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the losses and the command that says more."""
+        """Format the losses and the command that gives details."""
         return (
             f"training continues from `{self.folder}` with loss of {'; '.join(self.lost)}; "
             f"strict_resume refuses that; resilient ckpt verify {shell_quote(self.folder)} says more"
@@ -462,7 +457,7 @@ class ImportOddityReported(Event):
     odd: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the contradictions and the command that says more."""
+        """Format the contradictions and the command that gives details."""
         return (
             f"training continues from `{self.folder}` although {'; '.join(self.odd)}; "
             f"resilient ckpt verify {shell_quote(self.folder)} says more"
@@ -470,27 +465,27 @@ class ImportOddityReported(Event):
 
 
 def foreign_folder(reference: str) -> str:
-    """Return the folder that a reference names, ``""`` if it names a checkpoint of ours."""
+    """Return the folder that a reference names; ``""`` for a checkpoint of ours."""
     return reference if is_transformers_folder(reference) else ""
 
 
 def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
-    """Bring the checkpoint of Transformers that is asked for into the repository. Collective.
+    """Import the requested Transformers checkpoint into the repository. Collective.
 
     Args:
-        hooks: the trainer; its model and optimizer say the names of what is saved by position.
+        hooks: Trainer; its model and optimizer give the names of state saved by position.
         reference: Reference that this attempt begins from, as the resume policy settled it.
-        more: parts that Transformers knows nothing of; they begin as they are.
-        topic: of this training.
+        more: Parts unknown to Transformers; they begin unchanged.
+        topic: Name of this training.
 
     Returns:
-        The digest of what was asked for, for :func:`require_origin`; empty if it was nothing of
-        Transformers.
+        Digests of the requested folder, for :func:`require_origin`; empty if no Transformers
+        checkpoint was requested.
 
     Raises:
-        IntegrityError: the folder is damaged.
-        IncompatibleCheckpoint: it is of another model, or holds only a model.
-        NoIntactCheckpoint: no folder was named, and each one of the run is damaged or incomplete.
+        IntegrityError: The folder is damaged.
+        IncompatibleCheckpoint: It is of another model, or holds only a model.
+        NoIntactCheckpoint: No folder was named, and all of the run's are damaged or incomplete.
     """
     session = hooks.session
     if reference == "never":
@@ -507,15 +502,15 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
 
 
 def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: str) -> None:
-    """Raise unless what was resumed began from the checkpoint that was asked for.
+    """Raise unless the resumed run began from the requested checkpoint.
 
     Args:
-        origin: Origin that the resumed checkpoint tells.
-        digest: As :func:`take_over` returned it.
-        repository: Its place.
+        origin: Origin recorded in the resumed checkpoint.
+        digest: Result of :func:`import_hf_run`.
+        repository: URL of the repository.
 
     Raises:
-        ConfigError: the repository held a run that began elsewhere.
+        ConfigError: The repository held a run that began elsewhere.
     """
     if digest and not _is_origin(origin or {}, *digest.split(":")):
         raise ConfigError(
@@ -527,7 +522,7 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
 
 
 def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> bool:
-    """Say whether a run began from a folder; an older origin has the digest of its state alone."""
+    """Return whether a run began from a folder; an older origin has only the state's digest."""
     if "state_digest" not in origin:
         return origin.get("digest") == state_digest
     return origin["state_digest"] == state_digest and digest in ("", origin["digest"])
@@ -535,13 +530,13 @@ def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """Everything that an import commits, checked and in memory.
+    """All data that an import commits, checked and in memory.
 
     Attributes:
         source: The folder.
-        parts: What the checkpoint will hold; its own name is not known yet.
-        best: What the best model's checkpoint will hold, and its step; None without one.
-        lost: What is lost, in words.
+        parts: Parts of the checkpoint; its own name is not known yet.
+        best: Step and parts of the best model's checkpoint; None without one.
+        lost: Losses in words.
         odd: Findings of ``ckpt verify`` without a known loss.
     """
 
@@ -552,14 +547,15 @@ class Import:
     odd: tuple[str, ...] = ()
 
     def commit(self, spine: CheckpointEngine) -> CheckpointId:
-        """Claim a generation and write the checkpoint, behind that of the best model.
+        """Claim a generation and write the checkpoint, after that of the best model.
 
-        Crash: it is committed whole, or not at all. The best model alone may be left, which the
-        next import passes over.
+        Crash: the checkpoint is committed completely, or not at all. The best model alone may
+        remain;
+        the next import ignores it.
 
         Raises:
-            IntegrityError: the folder changed since it was read; nothing was claimed.
-            SaveFailed: it could not be made durable.
+            IntegrityError: The folder changed since it was read; nothing was claimed.
+            SaveFailed: The checkpoint could not be made durable.
         """
         found, parts = self.source, dict(self.parts)
         found.source.require_unchanged()
@@ -600,20 +596,21 @@ def prepare_import(
     strict: bool = False,
     fresh: FreshState | None = None,
 ) -> Import:
-    """Read a checkpoint of Transformers and check that it can be loaded; nothing is committed.
+    """Read a Transformers checkpoint and check that it can be loaded; nothing is committed.
 
     Args:
-        folder: what Transformers saved.
-        naming: of the model that is to go on.
+        folder: Folder saved by Transformers.
+        naming: Names of the model that will continue.
         model: The model that will load it; None if it cannot be compared.
         strict: Whether any loss is refused.
-        fresh: Optimizer and schedule as new, for a folder that lost one of both.
+        fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
-        NothingToResume: the folder holds no checkpoint.
-        IntegrityError: the judge calls it not resumable.
-        IncompatibleCheckpoint: it is of another model, or ``strict`` refuses what is lost.
-        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: another tool signs nothing.
+        NothingToResume: The folder holds no checkpoint.
+        IntegrityError: The verdict is "not resumable".
+        IncompatibleCheckpoint: It is of another model, or ``strict`` refuses its losses.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: folders of other tools are never
+            signed.
     """
     _refuse_unsigned(os.fspath(folder))
     source = open_source(os.fspath(folder), strict=strict)
@@ -633,9 +630,9 @@ def prepare_import(
 def best_of(
     source: ImportSource, naming: Naming, model: nn.Module | None
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
-    """Return the best model of a run, if it lies beside the folder, and all that is lost.
+    """Return the best model of a run, if it is beside the folder, and all losses.
 
-    Only the folder ``checkpoint-<best step>`` beside it is opened, wherever its path leads.
+    Only the folder ``checkpoint-<best step>`` beside it is opened, whatever path was recorded.
     """
     found, lost = source.found, source.lost
     step = found.state.get("best_global_step")
@@ -657,7 +654,7 @@ def best_of(
 
 
 def holds_run(spine: CheckpointEngine) -> bool:
-    """Say whether a repository holds more than the best model of an import that was killed."""
+    """Return whether a repository holds more than a killed import's best model."""
     held = spine.committed()
     if not held:
         return spine.holds_run()
@@ -665,10 +662,10 @@ def holds_run(spine: CheckpointEngine) -> bool:
 
 
 def _refuse_unsigned(folder: str) -> None:
-    """Refuse a folder of another tool where a signature is required.
+    """Refuse a folder of another tool if a signature is required.
 
     Raises:
-        SignatureRefused: it is required.
+        SignatureRefused: A signature is required.
     """
     if read_flag(os.environ, REQUIRE_SIGNATURE):
         raise SignatureRefused(
@@ -681,12 +678,12 @@ def _refuse_unsigned(folder: str) -> None:
 
 
 def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
-    """Write the newest intact checkpoint of Transformers in the output folder to the repository.
+    """Write the newest intact Transformers checkpoint of the output folder to the repository.
 
-    A repository that holds a run is left as it is.
+    A repository that holds a run is left unchanged.
 
     Raises:
-        NoIntactCheckpoint: there are checkpoints of Transformers, and none of them is intact.
+        NoIntactCheckpoint: There are Transformers checkpoints, and none of them is intact.
     """
     session = hooks.session
     plan = plan_takeover(session.args.output_dir)
@@ -735,7 +732,7 @@ def _take_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], t
 
 
 def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str) -> str:
-    """Write a folder to the repository, unless that holds a run; return what tells the folder."""
+    """Write a folder to the repository, unless it holds a run; return the folder's digests."""
     session = hooks.session
     spine = session.checkpointer_alone(topic)
     try:
@@ -763,13 +760,13 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
 
 
 def _digests(folder: str, *, is_whole: bool) -> str:
-    """Return what tells a folder; a restart compares its state alone and reads no weights."""
+    """Return a folder's digests; a restart compares only the state and reads no weights."""
     found = TransformersCheckpoint(folder)
     return f"{found.state_digest}:{found.digest if is_whole else ''}"
 
 
 def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
-    """Raise unless the data and the optimizer of the run take what would be committed."""
+    """Raise unless the run's data and optimizer fit the parts to be committed."""
     if hooks.train_sampler is not None:
         require_place(parts, hooks.train_sampler.cursor)
     require_same_optimizer(parts, hooks.create_optimizer().param_groups)
@@ -777,7 +774,7 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
 
 
 def _compared(hooks: TrainerHooks) -> dict[str, Part]:
-    """Return the objects that a resume compares with what was saved, as far as they lie here."""
+    """Return the objects that a resume compares with the saved ones, if they are on this rank."""
     model, live = hooks.model, {}
     is_plain = all(type(one) in PLAIN and not hasattr(one, "ds_id") for one in model.parameters())
     if is_plain and not hooks.args.deepspeed and find_redirect(model) is None:
@@ -788,10 +785,10 @@ def _compared(hooks: TrainerHooks) -> dict[str, Part]:
 
 
 def _fresh(hooks: TrainerHooks) -> FreshState:
-    """Return the state of the run's optimizer and schedule, which made no step yet."""
+    """Return the initial state of the run's optimizer and schedule."""
     naming = _naming(hooks)
     groups = hooks.create_optimizer().param_groups
-    # The groups of ZeRO 3 are empty in the optimizer: its engine holds their parameters.
+    # With ZeRO 3 the optimizer's groups are empty: its engine holds their parameters.
     filled = [group for group in groups if group["params"]] or groups
     options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
     held = [
@@ -806,9 +803,9 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
 def _naming(hooks: TrainerHooks) -> Naming:
     """Return the names of a trainer's tensors."""
     groups = hooks.create_optimizer().param_groups
-    # An optimizer of a stage has that stage's alone in its groups, one of ZeRO 3 has none there.
+    # A pipeline stage's optimizer has only its own parameters, and ZeRO 3's has none.
     if pipeline_of(hooks.model) is None and any(group["params"] for group in groups):
-        # Whoever partitions the parameters keeps its own in the groups.
+        # A strategy that partitions parameters keeps its own tensors in the groups.
         with suppress(KeyError):
             return naming_of(hooks.model, groups)
     names = hooks.get_decay_parameter_names(hooks.model)
@@ -824,7 +821,7 @@ class ImportedFolder:
 
     Attributes:
         checkpoint: Its name in the repository.
-        lost: What is lost, in words.
+        lost: Losses in words.
     """
 
     checkpoint: CheckpointId
@@ -838,22 +835,22 @@ def import_folder(
     strict: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ImportedFolder:
-    """Write a checkpoint of Transformers to an empty repository as one of ours.
+    """Write a Transformers checkpoint to an empty repository as one of ours.
 
-    Its model must be one that Transformers builds from ``config.json``, with no parameter frozen:
-    the optimizer's state goes by position, and only the model says whose is whose.
+    Transformers must be able to build its model from ``config.json``, with no parameter frozen.
+    The optimizer's state is by position, and only the model maps positions to names.
 
     Args:
-        folder: what Transformers saved.
-        url: the repository.
+        folder: Folder saved by Transformers.
+        url: URL of the repository.
         strict: Whether any loss is refused.
-        storage_options: how to reach it; by default those of the environment.
+        storage_options: Access options; by default those of the environment.
 
     Raises:
-        ConfigError: the repository is in use, or the model cannot be built.
-        NothingToResume: the folder holds no checkpoint.
-        IntegrityError: the folder is damaged.
-        IncompatibleCheckpoint: the optimizer is not of this model, or there is none.
+        ConfigError: The repository is in use, or the model cannot be built.
+        NothingToResume: The folder holds no checkpoint.
+        IntegrityError: The folder is damaged.
+        IncompatibleCheckpoint: The optimizer is not of this model, or there is none.
     """
     model = model_from_config(os.fspath(folder))
     naming = naming_of(model, parameter_groups(model, 1.0))
@@ -871,7 +868,7 @@ def import_folder(
 
 
 def naming_from_config(folder: str) -> Naming:
-    """Return the names of the model that ``config.json`` describes; no memory, no network."""
+    """Return the names of the model in ``config.json``; needs no memory and no network."""
     model = model_from_config(folder)
     return naming_of(model, parameter_groups(model, 1.0))
 
@@ -880,8 +877,8 @@ def model_from_config(folder: str) -> nn.Module:
     """Return the model that ``config.json`` describes, without memory for its weights.
 
     Raises:
-        ConfigError: there is no such file, or nothing that Transformers builds from it.
-        NothingToResume: the folder holds no checkpoint.
+        ConfigError: There is no such file, or Transformers cannot build a model from it.
+        NothingToResume: The folder holds no checkpoint.
     """
     found = TransformersCheckpoint(folder)
     hint = _HINT.format(folder=folder)

@@ -1,22 +1,17 @@
-"""Rebuild lost state.
+"""Rebuilding of checkpoints that lost state: known facts, their sources, and the losses.
 
-A new, honest state for weights that lost theirs: what is known, from where, and what is lost.
+Nothing is changed in place. Intact data is written to a new folder in the form of Transformers,
+from which its Trainer and ours continue as far as possible. ``rebuilt.json`` beside it lists the
+losses.
 
-Nothing is changed in place: what reads whole is written to a new folder as Transformers keeps it,
-which its Trainer and ours go on from as far as that is possible. ``rebuilt.json`` beside it says
-what was not there any more.
+For checkpoints of ours that ``resilient ckpt repair`` cannot repair, intact parts are extracted.
+The manifest must exist: all data is verified against it.
 
-What is whole of a checkpoint of ours, in a folder that a Trainer, theirs or ours, goes on from.
-
-For a checkpoint that ``resilient ckpt repair`` cannot make whole. Its manifest must be there: it
-is what everything is proved against.
-
-Random states that were lost, made again from what defines them: the seed and the step.
-
-With canonical reduction all random numbers are seeded anew after the passes of each step, so where
-nothing was drawn from then until the save, the state is a function of seed, step and the number of
-micro-batches. Whether it is so for a lost file, nobody has to guess: the manifest has its digest.
-Other runs draw on from step to step, and what they drew is nowhere else.
+Lost random states are recomputed from the seed and the step. With canonical reduction all random
+numbers are reseeded after the passes of each step. Without draws between then and the save, the
+state is a function of the seed, the step and the number of micro-batches. The digest in the
+manifest shows whether this holds for a lost file. Other runs draw on from step to step, so their
+states cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -96,13 +91,13 @@ CONSEQUENCES = {
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """What a rebuilt checkpoint is made of.
+    """Content of a rebuilt checkpoint.
 
     Attributes:
-        folder: where it is.
-        step: the optimizer steps that were made.
-        known: what -> where that is from.
-        lost: what -> what follows from that.
+        folder: Path of the folder.
+        step: Number of finished optimizer steps.
+        known: Source of each recovered item.
+        lost: Consequence of each lost item.
     """
 
     folder: str
@@ -112,27 +107,27 @@ class RebuildPlan:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a resume continues the optimizer and the schedule, and not the weights alone."""
+        """Whether a resume continues the optimizer and the schedule, not only the weights."""
         return not {"optimizer", "scheduler"} & set(self.lost)
 
 
 def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
-    """Write a checkpoint of Transformers whose ``trainer_state.json`` is lost as one that has one.
+    """Rebuild a Transformers checkpoint whose ``trainer_state.json`` is lost.
 
-    The step is that of the schedule, the optimizer and the folder's name, which must agree. What a
-    sibling folder (another ``checkpoint-<step>`` beside it) knows of the run is taken from there:
-    the length of an epoch, and the history up to this step.
+    The step comes from the schedule, the optimizer and the folder's name, which must agree. The
+    length of an epoch and the history up to this step come from a sibling folder, another
+    ``checkpoint-<step>`` beside it.
 
     Crash: a folder beside ``out``, named ``.<name>.partial``; the source is only read.
 
     Args:
-        source: its folder.
-        out: where to, best ``.../checkpoint-<step>``; must not be there yet.
+        source: Folder of the checkpoint.
+        out: Target folder, best ``.../checkpoint-<step>``; it must not exist.
 
     Raises:
-        ConfigError: ``out`` is there, the state is whole, or nothing says the step.
-        IncompatibleCheckpoint: there are no weights.
-        IntegrityError: the weights are damaged, or files are of several steps.
+        ConfigError: ``out`` exists, the state is intact, or the step is unknown.
+        IncompatibleCheckpoint: There are no weights.
+        IntegrityError: The weights are damaged, or files are of several steps.
     """
     files, target = TransformersFiles(source), Path(out)
     require_new(target)
@@ -159,7 +154,7 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
 
 
 def is_weights_folder(path: str | Path) -> bool:
-    """Say whether a path is a folder with the weights of a model, and none of ours."""
+    """Return whether a path is a folder with a model's weights, and not one of ours."""
     folder = Path(path)
     names = (WEIGHTS, INDEX, ADAPTER_WEIGHTS)
     return not (folder / "manifest.json").exists() and any(
@@ -168,10 +163,10 @@ def is_weights_folder(path: str | Path) -> bool:
 
 
 def require_new(target: Path) -> None:
-    """Raise if a folder is there.
+    """Require that a folder does not exist.
 
     Raises:
-        ConfigError: says so.
+        ConfigError: The folder exists.
     """
     if target.exists():
         raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
@@ -180,12 +175,12 @@ def require_new(target: Path) -> None:
 def write_rebuilt(
     target: Path, made: RebuildPlan, state: TrainerState, fill: Callable[[Path], None]
 ) -> RebuildPlan:
-    """Write a folder: what ``fill`` puts into it, the state, and the report of what is lost."""
+    """Write a folder with the files of ``fill``, the state, and the report of the losses."""
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     fill(draft)
-    # A save of Transformers looks this callback up, and raises where its state is missing.
+    # A save of Transformers looks up this callback, and raises if its state is missing.
     callbacks = {"TrainerControl": TrainerControl().state(), **state.stateful_callbacks}
     state = replace(state, stateful_callbacks=callbacks)
     state.save_to_json(draft / STATE)
@@ -207,7 +202,7 @@ def _require_lost(files: TransformersFiles) -> None:
 
 
 def _require_finished(folder: Path) -> None:
-    """Refuse a save that never ended: nothing tells if its files are whole.
+    """Refuse a save that never finished: its files may be incomplete.
 
     Raises:
         IntegrityError: The folder holds the mark of such a save, or is a staging folder.
@@ -227,9 +222,9 @@ def _step(found: TransformersCheckpoint) -> int:
 
 
 def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the content of files that read whole, and what is lost with the names of the others.
+    """Return the content of intact files, and the lost items with the names of their files.
 
-    A file that never was is lost too, but the scaler's: only fp16 has one.
+    A file that never existed is also lost, except the scaler's: only fp16 has one.
     """
     names = {"optimizer": [OPTIMIZER], "scheduler": [SCHEDULER], "scaler": [SCALER]}
     names["random state"] = [one.name for one in files.folder.glob("rng_state*.pth")]
@@ -250,18 +245,18 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
 
 
 def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the step, and what says it.
+    """Return the step and its sources.
 
     Raises:
-        ConfigError: nothing does.
-        IntegrityError: what says it disagrees.
+        ConfigError: No source gives the step.
+        IntegrityError: The sources disagree.
     """
     said: dict[str, int] = {}
     if named := LAST.fullmatch(files.folder.name):
         said["the folder's name"] = int(named[1])
     if SCHEDULER in whole:
         counted = schedule_of(whole[SCHEDULER])
-        # A schedule that goes by a metric counts evaluations.
+        # A schedule driven by a metric counts evaluations.
         if counted is not None and counted.step is not None:
             said[SCHEDULER] = counted.step
     if made := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
@@ -272,7 +267,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
             hint="rename it to checkpoint-STEP",
         )
     step = max(said.values())
-    # With fp16 some steps are skipped, by the optimizer and the schedule alike.
+    # With fp16 the optimizer and the schedule both skip some steps.
     skips = SCALER in whole and said.get("the folder's name") == step
     if len(set(said.values())) > 1 and not skips:
         shown = ", ".join(f"{name} {number}" for name, number in said.items())
@@ -285,7 +280,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
 
 
 def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
-    """Return a basic state, what of it a sibling said, and what nothing says."""
+    """Return a basic state, the items taken from a sibling, and the unknown items."""
     sibling = _nearest_sibling(folder, step)
     if sibling is None:
         return TrainerState(global_step=step), {}, ["place in the data", "history"]
@@ -318,7 +313,7 @@ def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
 
 
 def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
-    """Return the whole checkpoint beside a folder that knows most of the same run."""
+    """Return the intact sibling checkpoint that knows most about the same run."""
     found = list(_whole(one for one in folder.absolute().parent.glob("checkpoint-*")))
     later = [one for one in found if one.step >= step]
     if later:
@@ -336,7 +331,7 @@ def _whole(folders: Iterable[Path]) -> Iterable[TransformersCheckpoint]:
             yield found
 
 
-# Part -> what is lost with it.
+# Part -> item that is lost with it.
 _LOSSES = {
     "optimizer": "optimizer",
     "scheduler": "scheduler",
@@ -353,21 +348,21 @@ def rebuild_checkpoint(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RebuildPlan:
-    """Write what proves whole of a checkpoint, with a state that says the rest is lost.
+    """Write the intact parts of a checkpoint, with a state that marks the others as lost.
 
     Crash: a folder beside ``out``, named ``.<name>.partial``; the repository is only read.
 
     Args:
-        url: the repository.
-        out: where to, best ``.../checkpoint-<step>``; must not be there yet.
-        ref: which checkpoint, as for ``resilient ckpt``.
-        storage_options: how to reach the repository; by default those of the environment.
+        url: URL of the repository.
+        out: Target folder, best ``.../checkpoint-<step>``; it must not exist.
+        ref: Checkpoint reference, as for ``resilient ckpt``.
+        storage_options: Access options of the repository; by default those of the environment.
 
     Raises:
-        ConfigError: ``out`` is there, or all of the checkpoint is whole.
-        IntegrityError: its manifest or its weights are damaged.
+        ConfigError: ``out`` exists, or the whole checkpoint is intact.
+        IntegrityError: The manifest or the weights are damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
-        IncompatibleCheckpoint: it holds no model.
+        IncompatibleCheckpoint: It holds no model.
     """
     target = Path(out)
     require_new(target)
@@ -394,7 +389,7 @@ def rebuild_checkpoint(
         lost.add("best model")
     source = f"{manifest.checkpoint} of {url}"
     known = dict.fromkeys(("weights", "step", "place in the data"), source)
-    # The state says it as their Trainer counts, also where the manifest says nothing.
+    # The state gives the position by Transformers' count, even if the manifest has none.
     if "global_batch" not in manifest.data and "trainer_state" not in parts:
         known.pop("place in the data")
         lost.add("place in the data")
@@ -406,7 +401,7 @@ def rebuild_checkpoint(
 def _read(
     url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
 ) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
-    """Return the parts that prove whole, and the names of the others."""
+    """Return the parts that verify as intact, and the names of the others."""
     spine = open_engine(url, storage_options=storage_options)
     whole: dict[str, Mapping[str, Any]] = {}
     hurt = set()
@@ -424,13 +419,13 @@ def _read(
 def _weights(
     store: Store, manifest: Manifest, signed: Mapping[str, str] | None
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model whose document is lost, each byte of them proved.
+    """Return the tensors of a model whose document is lost, with every byte verified.
 
-    A weight that is tied has one name: that it has others stood in the document.
+    A tied weight has one name: its other names were in the document.
 
     Raises:
-        IncompatibleCheckpoint: there are none.
-        IntegrityError: one of them is damaged, or is not what was signed.
+        IncompatibleCheckpoint: There are none.
+        IntegrityError: A tensor is damaged, or differs from the signed one.
     """
     wanted = [one for one in manifest.tensors if one.part == "model"]
     if not wanted:
@@ -443,7 +438,7 @@ def _weights(
 
 
 def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[TrainerState, int]:
-    """Return the state as far as it is known, and how many ranks' random state is whole."""
+    """Return the state as far as it is known, and the number of ranks with random states."""
     names = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     ranks = len(names) if all(name in parts for name in names) else 0
     state = TrainerState()
@@ -456,7 +451,7 @@ def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[
         each = data["global_batch"] // int(manifest.config.get("gradient_accumulation_steps", 1))
         batches = math.ceil(data["dataset_size"] / each)
         state.epoch = data["epoch"] + math.ceil(data["samples"] / each) / batches
-        # Transformers' folder tells the number of ranks by their random states.
+        # Transformers counts a folder's ranks by their random states.
         state.train_batch_size = each // max(1, ranks)
     return state, ranks
 
@@ -477,14 +472,14 @@ def _fill(draft: Path, parts: Mapping[str, Mapping[str, Any]], ranks: int) -> No
 
 _PART = "rng_state"
 _DEVICES_MAX = 17
-"""Devices that one process sees, and none."""
+"""Numbers of devices that one process may see, including none."""
 
 
 class DerivedSource:
-    """A place of files that were made from something else, by their keys.
+    """Store of files that were derived from other data, by their keys.
 
     Attributes:
-        url: what from, for people.
+        url: Description of the source, for people.
     """
 
     def __init__(self, url: str, files: Mapping[str, bytes]) -> None:
@@ -495,7 +490,7 @@ class DerivedSource:
         """Return a file.
 
         Raises:
-            KeyNotFound: it was not made.
+            KeyNotFound: The file was not derived.
         """
         try:
             return self._files[key]
@@ -503,10 +498,10 @@ class DerivedSource:
             raise KeyNotFound(f"no `{key}` follows from {self.url}", key=key) from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return some bytes of a file.
+        """Return a range of a file.
 
         Raises:
-            KeyNotFound: it was not made.
+            KeyNotFound: The file was not derived.
         """
         return self.get(key)[start : start + length]
 
@@ -514,16 +509,16 @@ class DerivedSource:
 def random_states_of(
     url: str, manifest: Manifest, *, storage_options: Mapping[str, Any] | None = None
 ) -> Store | None:
-    """Return a place with the random states that seed and step define; None if they do not.
+    """Return a store with the random states that follow from seed and step; None if they do not.
 
-    What it holds is to be proved like any other copy. This process's own states are as before.
+    Its files must be verified like any other copy. This process's own states are restored.
 
     Crash: reads only.
 
     Args:
-        url: the repository.
-        manifest: of the checkpoint.
-        storage_options: how to reach the repository.
+        url: URL of the repository.
+        manifest: Manifest of the checkpoint.
+        storage_options: Access options of the repository.
     """
     config, step = manifest.config, manifest.checkpoint.step
     batch, micro = (
@@ -546,7 +541,7 @@ def random_states_of(
 
 
 def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None) -> int:
-    """Return the seed of the run; a part of the checkpoint outranks its arguments."""
+    """Return the seed of the run; a part of the checkpoint takes precedence over its arguments."""
     spine = open_engine(url, storage_options=storage_options)
     try:
         with suppress(IntegrityError, KeyNotFound):
@@ -557,9 +552,9 @@ def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | Non
 
 
 class _Seeded:
-    """The random state of this process, and that of so many devices of CUDA seeded alike.
+    """Random state of this process, and that of ``devices`` CUDA devices seeded alike.
 
-    A generator of CUDA is its seed and how far it was drawn, so no device is needed to say both.
+    A CUDA generator is its seed and its offset, so no device is needed to represent it.
     """
 
     def __init__(self, devices: int) -> None:
@@ -575,13 +570,14 @@ class _Seeded:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nobody loads it."""
+        """Do nothing: the state is only saved."""
 
 
 def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
-    """Return the file of a rank's random state as it is now in this process.
+    """Return the file of a rank's random state, from this process's current state.
 
-    How many devices a rank saw is said nowhere: it is the number with which it is as committed.
+    The number of a rank's devices is not recorded. It is the number whose file matches the
+    committed digest.
     """
     name = rank_part_file(_PART, rank)
     entry = next((one for one in manifest.files if one.name == name), None)
