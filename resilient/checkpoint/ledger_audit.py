@@ -195,8 +195,10 @@ class Coverage:
         if epoch == place.epoch:
             seen = "twice" if start < place.samples else "never"
             low, high = sorted((start, place.samples))
-            raise LedgerGap(f"{what} begins at sample {start} of epoch {epoch} where {place.samples} "
-                      f"comes next: samples {low} to {high} were trained {seen}")  # fmt: skip
+            raise LedgerGap(
+                f"{what} begins at sample {start} of epoch {epoch} where {place.samples} "
+                f"comes next: samples {low} to {high} were trained {seen}"
+            )
         raise LedgerGap(
             f"{what} is at epoch {epoch}, sample {start}, and the record before it ends at "
             f"epoch {place.epoch}, sample {place.samples}"

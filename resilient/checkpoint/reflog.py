@@ -116,7 +116,8 @@ class Reflog:
                     f"the record of life {number} at {self._url} cannot be read, so it is unknown "
                     "what there is to undo",
                     key="",
-                    hint=f"resilient ckpt rollback REF {shell_quote(self._url)} goes anywhere by name",
+                    hint=f"resilient ckpt rollback REF {shell_quote(self._url)} goes anywhere "
+                    "by name",
                 )
             if life.cause == ROLLBACK:
                 open_moves.append(number)

@@ -163,7 +163,8 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
         raise UsageError(
             f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and nothing that "
             "means a checkpoint already, like `latest` or a number",
-            hint=f"resilient ckpt tag {checkpoint} {shell_quote(_near(name))} {shell_quote(store.url)}",
+            hint=f"resilient ckpt tag {checkpoint} {shell_quote(_near(name))} "
+            f"{shell_quote(store.url)}",
         )
     _require_committed(store, checkpoint)
     tag = Tag(name, checkpoint, clock.now_iso(), socket.gethostname(), uuid.uuid4().hex)

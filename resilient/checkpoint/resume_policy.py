@@ -169,7 +169,7 @@ def settle_wish(
     if not decision.reference:
         raise NoIntactCheckpoint(
             f"cannot obey `--resume {wish}` at {store.url}: {decision.reason}. Nothing was changed",
-            hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey it all the same, start "
-            "the command anew",
+            hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey it all the same, "
+            "start the command anew",
         )
     return decision

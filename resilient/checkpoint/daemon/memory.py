@@ -125,7 +125,7 @@ class LeasedBuffers:
         """
         held = self._held.get(name)
         if held is None or len(held) < size_bytes:
-            # The daemon drops the old memory in any case, whatever the new request returns.
+            # Whether the new request succeeds or not, the daemon no longer has what there was.
             self._held.pop(name, None)
             held = self._held[name] = self._reserve(name, size_bytes, is_new=held is None)
         return held[:size_bytes]
