@@ -124,7 +124,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this micro-batch is the last of its step.
+        """True if this micro-batch is the last of its step.
 
         Raises:
             ConfigError: The reduction is canonical, so a step has no such micro-batch.
@@ -155,12 +155,12 @@ class Accelerator:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the first of all ranks."""
+        """True if this is the first of all ranks."""
         return self.process_index == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its host."""
+        """True if this is the first rank of its host."""
         return self.local_process_index == 0
 
     @property

@@ -82,7 +82,7 @@ class BrokenLossEpisodes:
 
     @property
     def is_broken(self) -> bool:
-        """Whether losses are NaN or infinite now; a spike passes."""
+        """True if losses are NaN or infinite now; a spike passes."""
         return {self._kind, self._kind_of_steps} & {"nan", "inf"} != set()
 
     def log(self, step: int, loss: float, grad_norm: float) -> list[LossDivergenceDetected]:

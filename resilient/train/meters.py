@@ -120,8 +120,7 @@ class Meters:
         """Start the reduction of this step's loss over ranks in the background. Collective.
 
         Nothing more may be added to the step. ``means`` waits for the sum; once it has the sum,
-        every
-        rank has called this method.
+        every rank has called this method.
 
         Args:
             near: Sum over all ranks of one host; the same object on all of them.

@@ -331,8 +331,8 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
 
     SIGTERM and SIGINT always; SIGUSR1 and SIGUSR2 unless the script handles them.
 
-    The interpreter writes the signal number to the gate's descriptor from the C handler, so the
-    watch thread receives it even while the main thread is inside a collective.
+    The interpreter writes the signal number to the gate's descriptor from the C handler.
+    The watch thread therefore receives it even while the main thread is inside a collective.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -42,7 +42,7 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
         trainer.precision.zero_grad(run.optimizer)
         trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         told = go_back(trainer, run, broken.reason)
-        # The rest is what the loop itself does after a save or a resume.
+        # The loop itself does the same after a save or a resume.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(told)  # noqa: SLF001
         trainer._save_step(run)  # noqa: SLF001
@@ -62,7 +62,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
 
     Raises:
         NumbersBroken: There is no checkpoint, or the rollback limit is reached.
-        SaveFailed: The save in flight failed, and the arguments say that this stops training.
+        SaveFailed: The save in flight failed, and ``on_save_failure`` stops training.
     """
     session, state, limit = trainer.session, trainer.state, trainer.args.rollback_limit
     callbacks = trainer.callback_handler

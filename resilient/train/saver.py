@@ -318,20 +318,20 @@ class Saver(MindingSaver):
 
     @property
     def has_saved(self) -> bool:
-        """Whether this attempt saved a checkpoint or began from one."""
+        """True if this attempt saved a checkpoint or began from one."""
         return self._saved is not None
 
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
         """Begin another attempt from the newest checkpoint that all ranks can verify. Collective.
 
-        Waits for the save in flight, in every tier. A failed save is skipped if the arguments say
-        that training continues without it. The next save takes place even if the previous attempt
-        saved its step.
+        Waits for the save in flight, in every tier. A failed save is skipped if ``on_save_failure``
+        lets training continue. The next save takes place even if the previous attempt saved its
+        step.
 
         Crash: committed checkpoints are unchanged.
 
         Raises:
-            SaveFailed: The save in flight failed, and the arguments say that this stops training.
+            SaveFailed: The save in flight failed, and ``on_save_failure`` stops training.
         """
         try:
             self.wait()
@@ -352,7 +352,7 @@ class Saver(MindingSaver):
         """Save this step; return False if it is already saved. Collective.
 
         Raises:
-            SaveFailed: The previous save failed, and the arguments say that this stops training.
+            SaveFailed: The previous save failed, and ``on_save_failure`` stops training.
         """
         step = self._state.global_step
         if step == self._saved_step:
@@ -464,7 +464,7 @@ class Saver(MindingSaver):
         """Wait for the save in flight, as the next save would, and record its duration.
 
         Raises:
-            SaveFailed: The save failed, and the arguments say that this stops training.
+            SaveFailed: The save failed, and ``on_save_failure`` stops training.
         """
         persister = self._checkpointer.in_flight
         if persister is None:
@@ -477,7 +477,7 @@ class Saver(MindingSaver):
             self.took.landed(persister.took_seconds, persister.rested_seconds)
 
     def _go_on_without(self, error: SaveFailed) -> None:
-        """Continue after a failed save, unless the arguments say that it stops training."""
+        """Continue after a failed save, unless ``on_save_failure`` stops training."""
         if self._args.on_save_failure == "stop":
             raise error
         self.ledger.reopen()

@@ -102,7 +102,7 @@ class Session:
 
     @property
     def computes_together(self) -> bool:
-        """Whether a forward pass needs all ranks, so all must run equally many passes."""
+        """True if a forward pass needs all ranks, so all must run equally many passes."""
         together = self.args.parallelism in ("fsdp", "deepspeed")
         return self.world.size > 1 and (together or self._together > 1)
 

@@ -362,8 +362,7 @@ class TrainerControl:
         """Return the flags that outlive a step.
 
         After an interrupted evaluation, the evaluate flag and the save that follows are included.
-        All
-        other flags are handled before a checkpoint is saved.
+        All other flags are handled before a checkpoint is saved.
         """
         flags = {
             "should_training_stop": self.should_training_stop,

@@ -435,10 +435,9 @@ class Trainer(TrainerBase):
             resume_from_checkpoint: None or True resumes the checkpoint that the launcher names, by
                 default the newest one that all ranks can verify. If the repository is empty, the
                 newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in ``output_dir`` is
-                imported. Without such a folder, None starts at step 0 and True raises.
-                False always starts at step 0, with a new optimizer and scheduler and a new model
-                from ``model_init``. A checkpoint's name, or its path in the repository, selects
-                that
+                imported. Without such a folder, None starts at step 0 and True raises. False always
+                starts at step 0, with a new optimizer and scheduler and a new model from
+                ``model_init``. A checkpoint's name, or its path in the repository, selects that
                 checkpoint. A name without a generation (``checkpoint-120``) selects the newest
                 checkpoint of that step. A folder saved by Hugging Face's Trainer is imported, and
                 training continues from it.

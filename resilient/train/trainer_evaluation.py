@@ -83,8 +83,7 @@ class TrainerPrediction(TrainerHooks):
 
         Args:
             eval_dataset: A dataset, a dict of datasets (metrics ``<prefix>_<name>_*``), or a name
-                in
-                the trainer's own dict (metrics ``<prefix>_*``).
+                in the trainer's own dict (metrics ``<prefix>_*``).
             ignore_keys: Model outputs that are not predictions; None: those that its config names.
             metric_key_prefix: Prefix of every metric's name.
         """

@@ -238,7 +238,7 @@ class LossHooks(PreparingHooks):
 
     @property
     def has_own_training_step(self) -> bool:
-        """Whether ``training_step`` is overridden."""
+        """True if ``training_step`` is overridden."""
         return type(self).training_step is not LossHooks.training_step
 
     def _with_count(self, inputs: Any) -> Any:
@@ -286,7 +286,7 @@ class LossHooks(PreparingHooks):
 
     @property
     def knows_flos(self) -> bool:
-        """Whether ``floating_point_ops`` has a value for this model."""
+        """True if ``floating_point_ops`` has a value for this model."""
         is_own = type(self).floating_point_ops is not LossHooks.floating_point_ops
         return is_own or self._counts_parameters
 
@@ -323,7 +323,7 @@ class LossHooks(PreparingHooks):
 
     @property
     def _counts_labels(self) -> bool:
-        """Whether a loss is divided by the labels of the whole step."""
+        """True if a loss is divided by the labels of the whole step."""
         return (
             self.model_accepts_loss_kwargs
             or self.compute_loss_func is not None
@@ -502,12 +502,12 @@ class WrappingHooks:
 
     @property
     def is_fsdp_enabled(self) -> bool:
-        """Whether FSDP is selected."""
+        """True if FSDP is selected."""
         return self.args.parallelism == "fsdp"
 
     @property
     def is_deepspeed_enabled(self) -> bool:
-        """Whether DeepSpeed is selected."""
+        """True if DeepSpeed is selected."""
         return self.args.parallelism == "deepspeed"
 
     def _wrap_model(self, model: nn.Module, training: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - the field's signature
@@ -719,7 +719,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
 
     @property
     def _evaluates_in_step(self) -> bool:
-        """Whether all ranks must run the same number of batches."""
+        """True if all ranks must run the same number of batches."""
         return self.session.computes_together or self.args.batch_eval_metrics
 
     @cached_property

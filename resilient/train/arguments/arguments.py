@@ -120,12 +120,12 @@ class DerivedArguments(
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes the files written once: models, states, metrics."""
+        """True if this process writes the files written once: models, states, metrics."""
         return self._world.is_coordinator
 
     @property
     def should_log(self) -> bool:
-        """Whether this process shows logs."""
+        """True if this process shows logs."""
         return self.local_process_index == 0 if self.log_on_each_node else self.process_index == 0
 
     def get_process_log_level(self) -> int:

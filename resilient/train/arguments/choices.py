@@ -1,6 +1,6 @@
 """Accepted names of arguments with choices, and suggestions for misspelt names (pure).
 
-The names include those not supported here yet; ``validation`` says which are.
+The names include those not supported here yet; ``validation`` lists them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ To enable an argument once its feature exists:
 * for one name among several (an optimizer, a schedule, a tracker): delete it from
   :data:`NAMES_NOT_YET`;
 * if the default should become the field's: change the default in ``fields.py`` too;
-* say in ``resume_rules.py`` what a resume does with it, if its rule there is not enough, and
+* adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and
   update the rows of ``docs/parity.md``.
 
 Arguments that depend on another need no line: those that begin with ``hub_`` do nothing without

@@ -277,10 +277,10 @@ class _Life:
 class CadenceCallback(TrainerCallback):
     """Save requests after ``save_every`` seconds of training, or at the interval with best payoff.
 
-    The schedule is planned after the first measured steps of an attempt, and at the end of the
-    step after each save, when training has waited for the whole copy. The slowest rank's steps
-    count, and the time between failures known to rank 0. The plan is not saved: a resumed attempt
-    plans again, and the choice of saved steps changes no bit of training.
+    The schedule is planned after the first measured steps of an attempt. It is planned again at the
+    end of the step after each save, when training has waited for the whole copy. The slowest rank's
+    steps count, and the time between failures known to rank 0. The plan is not saved: a resumed
+    attempt plans again, and the choice of saved steps changes no bit of training.
 
     Args:
         session: Ranks, clock and repository.

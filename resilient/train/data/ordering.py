@@ -204,8 +204,7 @@ class LengthGrouped(Sampling):
 
         Transformers' recipe: the longest sample of all comes first, so that a lack of memory shows
         at once. The group size stays that of the run's first attempt. A run with Transformers'
-        draws
-        has drawn the random order at the epoch's start.
+        draws has drawn the random order at the epoch's start.
         """
         lengths, group = self.lengths, cursor.group
         several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))

@@ -112,7 +112,7 @@ class StreamTail(NamedTuple):
     drop_last: bool
 
     def complete(self, samples: list[Any], size: int) -> list[Any]:
-        """Complete a round by repeating its own samples: the stream's beginning is gone.
+        """Complete a round by repeating its own samples: the stream cannot be reread.
 
         A single rank takes the remaining samples.
         """

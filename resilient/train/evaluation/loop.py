@@ -60,7 +60,7 @@ class OutputJoin:
 
     @property
     def by_pickle(self) -> bool:
-        """Whether batches stay separate until the end."""
+        """True if batches stay separate until the end."""
         return self.objects or not self.concat
 
 
@@ -86,7 +86,7 @@ class OutputColumn:
     def spill(self) -> None:
         """Move the kept values off the device; tensors are gathered with other ranks. Collective.
 
-        Every rank must spill all of its columns as often as the others, whatever it keeps.
+        Every rank must spill all of its columns as often as the others, even if it keeps none.
         """
         held, self._held = self._held, []
         if self._joining.by_pickle:
@@ -255,7 +255,7 @@ class EvalShard:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether this rank has no batch, and runs the first one only for its shapes."""
+        """True if this rank has no batch, and runs the first one only for its shapes."""
         return self.world.rank >= self.batches
 
     def mine(self) -> list[list[int]]:

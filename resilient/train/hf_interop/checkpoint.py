@@ -206,7 +206,7 @@ class TransformersFiles:
 
     @property
     def has_progress(self) -> bool:
-        """Whether optimizer and schedule are both present; Transformers takes both or none."""
+        """True if optimizer and schedule are both present; Transformers takes both or none."""
         if self.engine is not None:
             return True
         has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(

@@ -159,7 +159,7 @@ def _progress(
     weights: Mapping[str, torch.Tensor],
     fresh: FreshState | None,
 ) -> dict[str, Mapping[str, Any]]:
-    """Return optimizer and schedule; as in Transformers both start anew if one is lost.
+    """Return optimizer and schedule; as in Transformers both restart if one is lost.
 
     Raises:
         IncompatibleCheckpoint: One is lost, and there is no initial state.
@@ -335,13 +335,13 @@ def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What a checkpoint by position lacks.
+    """Names that a checkpoint by position lacks.
 
     Attributes:
-        trained: names of the parameters of each of the optimizer's groups, in its order.
-        tied: names of one and the same tensor, of which a file of weights holds only one.
-        adapter: names in a file of PEFT's -> those of the model; empty without an adapter.
-        base: the tensors of an adapted model, of which such a file holds only a few.
+        trained: Names of the parameters of each of the optimizer's groups, in its order.
+        tied: Names of one and the same tensor, of which a weight file holds only one.
+        adapter: Names in a file of PEFT's -> the model's names; empty without an adapter.
+        base: Tensors of an adapted model, of which such a file holds only a few.
     """
 
     trained: tuple[tuple[str, ...], ...]
@@ -510,7 +510,7 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
         repository: URL of the repository.
 
     Raises:
-        ConfigError: The repository held a run that began elsewhere.
+        ConfigError: The repository held a run that began from another checkpoint.
     """
     if digest and not _is_origin(origin or {}, *digest.split(":")):
         raise ConfigError(
@@ -550,8 +550,7 @@ class Import:
         """Claim a generation and write the checkpoint, after that of the best model.
 
         Crash: the checkpoint is committed completely, or not at all. The best model alone may
-        remain;
-        the next import ignores it.
+        remain; the next import ignores it.
 
         Raises:
             IntegrityError: The folder changed since it was read; nothing was claimed.
@@ -632,7 +631,7 @@ def best_of(
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
     """Return the best model of a run, if it is beside the folder, and all losses.
 
-    Only the folder ``checkpoint-<best step>`` beside it is opened, whatever path was recorded.
+    Only the folder ``checkpoint-<best step>`` beside it is opened, for any recorded path.
     """
     found, lost = source.found, source.lost
     step = found.state.get("best_global_step")

@@ -167,7 +167,7 @@ class ZeroFolder:
 
     @property
     def has_loss_scale(self) -> bool:
-        """Whether training used fp16: the engine owns the loss scale, which starts anew."""
+        """True if training used fp16: the engine owns the loss scale, which restarts."""
         return any(one.get("dynamic_loss_scale") for one in self._parts)
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -107,7 +107,7 @@ class RebuildPlan:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a resume continues the optimizer and the schedule, not only the weights."""
+        """True if a resume continues the optimizer and the schedule, not only the weights."""
         return not {"optimizer", "scheduler"} & set(self.lost)
 
 
