@@ -354,8 +354,8 @@ class CheckpointEngine:
     def warm(self, parts: Mapping[str, Part]) -> None:
         """Allocate the memory for a save of these parts in the background.
 
-        Call it after the first step; otherwise the first save waits for the allocation. Errors
-        appear in ``save``.
+        Call it after the first step; otherwise the first save waits for the allocation. It raises
+        for the same state as ``save``.
 
         Crash: nothing was stored.
 
