@@ -1,1 +1,1 @@
-"""Trainer with the names that the field already knows."""
+"""Trainer with the names of Hugging Face's Trainer."""

@@ -129,7 +129,7 @@ class _Before:
         run.watch.forget()
         run.meters.rewind(self.loss)
         run.counter.rewind(self.counts)
-        # Last: the next attempt draws its samples and dropout like this one.
+        # Last: the next try draws its samples and dropout like this one.
         RandomState().load_state_dict(self.random)
 
 

@@ -411,7 +411,7 @@ def _name_at(path: str, repository: str) -> str:
 def default_callbacks(
     args: TrainingArguments, more: Iterable[TrainerCallback | type[TrainerCallback]]
 ) -> list[TrainerCallback | type[TrainerCallback]]:
-    """Return the built-in callbacks around those of the user, in the field's order."""
+    """Return the built-in callbacks around those of the user, in Transformers' order."""
     wants_bar = not args.disable_tqdm if args.disable_tqdm is not None else sys.stderr.isatty()
     return [
         DefaultFlowCallback,

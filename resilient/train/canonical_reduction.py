@@ -237,7 +237,7 @@ def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> st
         batch = _first_batch(trainer, run)
         if batch is None:
             return ""
-        # Only accelerators have kernels that add in whatever order their threads arrive.
+        # Only accelerators have kernels whose order of addition depends on thread timing.
         times = 1 if trainer.session.device.type == "cpu" else 2
         digests = [_pass(trainer, run, batch, seed) for _ in range(times)]
     finally:

@@ -60,7 +60,7 @@ class CallbacksGone(Event):
     names: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the callbacks."""
+        """Format the callbacks' names."""
         return (
             f"the checkpoint holds the state of callbacks that this run does not have: "
             f"{', '.join(self.names)}; give them to the Trainer to go on as before"
@@ -75,7 +75,7 @@ class SpecialTokensAligned(Event):
     tokens: Mapping[str, int]
 
     def line(self) -> str:
-        """Name the tokens."""
+        """Format the tokens."""
         shown = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
         return f"the model's configuration takes special tokens of the processing class: {shown}"
 
@@ -87,7 +87,7 @@ class ColumnsUnused(Event):
     columns: tuple[str, ...]
 
     def line(self) -> str:
-        """Name the columns."""
+        """Format the columns."""
         return f"not given to the model, its forward does not take them: {', '.join(self.columns)}"
 
 

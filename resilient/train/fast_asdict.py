@@ -67,7 +67,7 @@ class CachedAsdict:
 
 
 def _copy(value: Any) -> Any:
-    """Return what ``asdict`` makes of a value; most are lists and dicts of plain ones, or empty."""
+    """Return a value copied like ``asdict``; most are empty, or lists and dicts of plain values."""
     kind = type(value)
     if kind is list and _PLAIN.issuperset(map(type, value)):
         return value.copy()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECENT = 128
 LOSSES_TO_LEARN = 16
-_SIGMA = 1.4826  # a normal distribution's deviation by its median one
+_SIGMA = 1.4826  # standard deviation of a normal distribution / its median deviation
 _LEAST_SHARE = 0.01
 _ENDS = "what training makes from here on is broken too, unless it comes back by itself"
 _HINT = '`rollback_on`="nan" or "spike" goes back and leaves the data out'

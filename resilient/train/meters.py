@@ -79,7 +79,7 @@ class Meters:
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or the field's replacement for a NaN or infinite loss.
+        """Return the loss, or Transformers' replacement for a NaN or infinite loss.
 
         On an accelerator this does not wait for the loss value.
         """

@@ -157,7 +157,7 @@ class TrainingRun:
         return iter(self.loader) if self.rounds_left() else iter(())
 
     def wait_for_copy(self, timing: Callable[..., AbstractContextManager[None]]) -> None:
-        """Wait until the state that a save is still copying may change; report a long wait."""
+        """Wait until a save has copied the state that the update changes; report a long wait."""
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
         if self.saver.will_hold():
@@ -167,7 +167,7 @@ class TrainingRun:
 
     def may_begin(self, step: int) -> bool:
         """Return whether to begin a step: the agent run continues, and the gate agrees."""
-        # All ranks know the first condition alike, whatever each received at the gate.
+        # All ranks agree on the first condition, independent of their gates.
         self.ends_here = 0 < self.until_step < step
         return not self.ends_here and self.gate.enter(step + self.turns_ahead)
 

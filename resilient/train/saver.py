@@ -118,7 +118,7 @@ def choose_tier(
 ) -> SaveDestination:
     """Return the safest tier that a save reaches in time.
 
-    Without measurements this is the safest tier: a failed attempt loses nothing. Else the p95
+    Without measurements this is the safest tier: a failed save loses nothing. Else the p95
     decides. If no tier is reached by the p95, the fastest save so far decides, for the same reason.
 
     Args:
@@ -287,7 +287,8 @@ class Saver(MindingSaver):
         """Return the reference that this attempt resumes from, given the user's choice. Collective.
 
         Raises:
-            NoIntactCheckpoint: A checkpoint of this run was lost, or may be, though it is listed.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong
+                to this run.
         """
         return self._checkpointer.settle(wish, is_first=is_first)
 
@@ -374,7 +375,7 @@ class Saver(MindingSaver):
         self._saved_step = -1
 
     def before_update(self) -> None:
-        """Wait until the state that the last save is still copying may change.
+        """Wait until the last save has copied the state that the next update changes.
 
         Before the second step, when optimizers have their state, also allocate memory for the first
         save.
@@ -558,7 +559,7 @@ class HoldingSaver(Saver):
             self._let_go(drops=True)
 
     def before_update(self) -> None:
-        """Wait until the state that a save or the step cache is still copying may change."""
+        """Wait until saves and the step cache have copied the state that the next update changes."""
         if self._holding is not None:
             self._holding.before_update()
         super().before_update()

@@ -366,7 +366,7 @@ def allow_tf32(device: torch.device, *, wanted: bool) -> None:
             f"on `{device}`: leave it out"
         )
     if has:
-        backends: Any = torch.backends  # the stubs of torch do not know it
+        backends: Any = torch.backends  # missing in torch's stubs
         backends.fp32_precision = "tf32" if wanted else "ieee"
 
 

@@ -173,7 +173,7 @@ _LOGGED = LogHistoryField()
 
 @dataclass
 class TrainerState:
-    """Contents of ``trainer_state.json``, with the field's names.
+    """Contents of ``trainer_state.json``, with Transformers' names.
 
     ``best_model_checkpoint`` is ``checkpoint-<best_global_step>`` without a generation; the part
     ``best`` of a checkpoint names the exact checkpoint.

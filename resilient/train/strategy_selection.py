@@ -294,7 +294,7 @@ def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
     ranks = session.world.size
     beside = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
     if ranks % beside:
-        beside = ranks  # hosts differ, and no layout would fit them all
+        beside = ranks  # hosts differ, so no layout fits all of them
     size = torch.tensor(_memory_bytes(session.device, beside), device=session.device)
     if ranks > 1:
         dist.all_reduce(size, dist.ReduceOp.MIN)

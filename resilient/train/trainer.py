@@ -633,7 +633,7 @@ class Trainer(TrainerBase):
             self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: TrainingRun) -> None:
-        """Run what the control flags request, in the field's order: log, evaluate, best, save."""
+        """Log, evaluate, pick the best and save as the control flags request, in this order."""
         control = self.control
         if control.should_log:
             control.should_log = False

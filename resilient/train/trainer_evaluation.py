@@ -309,7 +309,7 @@ def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
 def speeds(
     prefix: str, took_seconds: float, samples: int, steps: int, tokens: int = 0
 ) -> dict[str, float]:
-    """Return the duration and the speeds of an operation, with the field's names."""
+    """Return the duration and the speeds of an operation, with Transformers' names."""
     per_second = 1 / took_seconds if took_seconds > 0 else 0.0
     said = {
         f"{prefix}_runtime": took_seconds,

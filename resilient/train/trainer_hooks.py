@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class PreparingHooks:
-    """Preparation of batches in :class:`resilient.Trainer`, with the field's names."""
+    """Preparation of batches in :class:`resilient.Trainer`, with Transformers' names."""
 
     model: nn.Module
     args: TrainingArguments
@@ -110,7 +110,7 @@ class PreparingHooks:
 
 
 class LossHooks(PreparingHooks):
-    """Computation of losses in :class:`resilient.Trainer`, with the field's names.
+    """Computation of losses in :class:`resilient.Trainer`, with Transformers' names.
 
     Attributes:
         compute_loss_func: ``(outputs, labels, num_items_in_batch) -> loss``, or None.
@@ -339,7 +339,7 @@ class LossHooks(PreparingHooks):
 
 
 class MakingHooks:
-    """Creation of optimizer and schedule, overridable by the field's names.
+    """Creation of optimizer and schedule, overridable by Transformers' names.
 
     An override of ``create_optimizer`` or ``create_scheduler`` sets the object on the trainer or
     returns it; the methods here do both.
@@ -526,7 +526,7 @@ class WrappingHooks:
 
 
 class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
-    """Overridable methods of :class:`resilient.Trainer`, with the field's names."""
+    """Overridable methods of :class:`resilient.Trainer`, with Transformers' names."""
 
     train_dataset: Any
     eval_dataset: Any

@@ -1,7 +1,7 @@
 """TrainingArguments, and the properties derived from arguments and the launcher.
 
 The derived properties give this process's rank, device and log level. Names and defaults of
-arguments are the field's.
+arguments are those of Transformers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DerivedArguments(
     OptimizationArguments,
     BasicArguments,
 ):
-    """The field's derived properties; launcher variables identify this process."""
+    """Derived properties as in Transformers; launcher variables identify this process."""
 
     @property
     def _world(self) -> World:

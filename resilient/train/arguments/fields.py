@@ -31,7 +31,7 @@ def made_by(factory: Callable[[], Any], help: str) -> Any:  # noqa: A002 - as ab
 
 @dataclass
 class SavingArguments:
-    """Checkpoint arguments with the field's names."""
+    """Checkpoint arguments with Transformers' names."""
 
     save_strategy: str = option("steps", "when to save: no, steps, epoch, best")
     save_steps: float = option(500, "steps between checkpoints; below 1 a ratio of all steps")

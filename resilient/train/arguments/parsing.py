@@ -127,7 +127,7 @@ def _yaml(text: str) -> Any:
 
 
 def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
-    """Return the first line that begins with each key, at whatever level it appears."""
+    """Return the first line that begins with each key, at any level."""
     found: dict[str, int] = {}
     for key in values:
         begins: Callable[[str], Any] = re.compile(

@@ -1,6 +1,6 @@
 """Validation of arguments, and the tables of unsupported arguments and names (pure).
 
-Every argument of the field is a field of ``TrainingArguments``. An argument whose feature is
+Every argument of Transformers is a field of ``TrainingArguments``. An argument whose feature is
 missing accepts the values that turn it off and refuses all others: no value is ever silently
 ignored.
 
@@ -9,7 +9,7 @@ To enable an argument once its feature exists:
 * for the whole argument: delete its line in :data:`NOT_YET`;
 * for one name among several (an optimizer, a schedule, a tracker): delete it from
   :data:`NAMES_NOT_YET`;
-* if the default should become the field's: change the default in ``fields.py`` too;
+* if the default should become Transformers': change the default in ``fields.py`` too;
 * adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and
   update the rows of ``docs/parity.md``.
 
@@ -40,7 +40,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "use_liger_kernel": (False,),
 }
 
-# Argument -> names of the field that are refused until they are supported.
+# Argument -> names of Transformers that are refused until they are supported.
 NAMES_NOT_YET: dict[str, set[str]] = {
     "report_to": {
         "azure_ml",
@@ -172,7 +172,7 @@ def _check_choices(args: TrainingArguments) -> None:
 
 
 def _check_support(args: TrainingArguments) -> None:
-    """Refuse values that the field has and this library does not support, yet or ever."""
+    """Refuse values of Transformers that this library does not support, yet or ever."""
     for name, nothing in NOT_YET.items():
         value = getattr(args, name)
         if value not in nothing:

@@ -56,7 +56,7 @@ def resumable_loader(
     Args:
         args: Arguments; the loader's batches must agree with them.
         loader: Result of ``get_train_dataloader``. A loader whose ``batch_sampler`` is the run's
-            stays unchanged, whatever its class.
+            stays unchanged, of any class.
         sampler: Sampler of the run; it takes the order of a loader rebuilt around it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sampler, position in the data and train loader, for one position of the whole job.
+"""Resumable sampler, the whole job's position in the data, and the train loader.
 
 The order of an epoch is a function of (seed, epoch). It is cut into rounds: one micro-batch for
 each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the

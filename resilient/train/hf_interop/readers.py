@@ -473,5 +473,5 @@ def _tensor(held: memoryview, slot: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"{end - start} bytes are no {dtype} of shape {shape}")
     if start == end:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-    # A copy has torch's usual alignment, whatever the offset in the file.
+    # A copy has torch's usual alignment, for any offset in the file.
     return torch.frombuffer(held[start:end], dtype=TORCH_DTYPES[dtype]).view(shape).clone()

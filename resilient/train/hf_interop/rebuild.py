@@ -379,7 +379,7 @@ def rebuild_checkpoint(
             f"--out {shell_quote(target)}",
         )
     if "optimizer" not in parts:
-        parts.pop("scheduler", None)  # its groups are the optimizer's
+        parts.pop("scheduler", None)  # its groups refer to the optimizer's
         hurt.add("scheduler")
     state, ranks = _state(manifest, parts)
     lost = {_LOSSES[one] for one in hurt if one in _LOSSES}
@@ -561,7 +561,7 @@ class _Seeded:
         self._devices = devices
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both."""
+        """Return the random states of the process and of the devices."""
         state = RandomState().state_dict()
         if self._devices:
             data = struct.pack("<Qq", torch.initial_seed() & 0xFFFFFFFFFFFFFFFF, 0)

@@ -214,7 +214,7 @@ class Precision:
             self.scaler.unscale_(optimizer)
         gradients = [one.grad for one in parameters if one.grad is not None]
         norm = total_norm(gradients)
-        if hasattr(norm, "full_tensor"):  # of sharded gradients; one number for all ranks
+        if hasattr(norm, "full_tensor"):  # sharded gradients: one number for all ranks
             norm = norm.full_tensor()
         if max_norm > 0 and not _is_surely_within(norm, max_norm):
             clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
