@@ -559,7 +559,7 @@ class HoldingSaver(Saver):
             self._let_go(drops=True)
 
     def before_update(self) -> None:
-        """Wait until saves and the step cache have copied the state that the next update changes."""
+        """Wait until saves and the step cache have copied the state the next update changes."""
         if self._holding is not None:
             self._holding.before_update()
         super().before_update()
