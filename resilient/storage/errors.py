@@ -1,9 +1,4 @@
-"""Errno and client exceptions -> StoreError kinds.
-
-What an errno means to someone who stores objects.
-
-What the libraries behind fsspec raise, and what that is to a user of a store.
-"""
+"""Mapping of errnos and client exceptions to kinds of StoreError."""
 
 from __future__ import annotations
 
@@ -17,8 +12,8 @@ from resilient.errors import StoreDenied, StoreError, StoreFull, StoreUnavailabl
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-# A network file system or an object store that comes back by itself. EIO is not among them: the
-# device has lost something, and only a person can say what.
+# A network file system or an object store can recover from these by itself. EIO is not included:
+# the device lost data, and only a person can find out which.
 _PASSING = (
     errno.EAGAIN,
     errno.EBUSY,
@@ -48,7 +43,7 @@ _KINDS: dict[int, type[StoreError]] = {
 
 
 def kind_of(error: OSError) -> type[StoreError]:
-    """Return the class of error that ``error`` is to a user of a store."""
+    """Return the kind of StoreError for an OSError."""
     if isinstance(error, TimeoutError | ConnectionError):
         return StoreUnavailable
     if isinstance(error, PermissionError):
@@ -76,7 +71,7 @@ _OWN_ERRORS = {
     "ssh": ("paramiko.ssh_exception:SSHException",),
 }
 
-# Damaged or cut short on the way there: the same request again is the cure.
+# The data was damaged or cut short in transit: the same request again solves it.
 _BY_CODE: dict[str, type[StoreError]] = {
     "BadDigest": StoreUnavailable,
     "IncompleteBody": StoreUnavailable,
@@ -99,11 +94,11 @@ _BY_STATUS: dict[int, type[StoreError]] = {
     504: StoreUnavailable,
     507: StoreFull,
 }
-# Looked up by name along the class's ancestors, so that no package has to be installed.
+# Names are looked up along the class's ancestors, so no package has to be installed.
 _BY_NAME: dict[str, type[StoreError]] = {
-    "ConnectionError": StoreUnavailable,  # botocore's own: nobody there
+    "ConnectionError": StoreUnavailable,  # botocore's own: no connection
     "HTTPClientError": StoreUnavailable,  # botocore: reset, timed out
-    "ResponseParserError": StoreUnavailable,  # botocore: half an answer
+    "ResponseParserError": StoreUnavailable,  # botocore: incomplete response
     "NoCredentialsError": StoreDenied,
     "PartialCredentialsError": StoreDenied,
     "CredentialRetrievalError": StoreDenied,
@@ -115,7 +110,7 @@ _BY_NAME: dict[str, type[StoreError]] = {
     "TransportError": StoreUnavailable,  # google and httpx
     "SSHException": StoreUnavailable,
     "error_temp": StoreUnavailable,  # ftplib
-    "EOFError": StoreUnavailable,  # a connection that ended in mid-answer
+    "EOFError": StoreUnavailable,  # a connection that ended in the middle of a response
 }
 _NO_ANSWER = (StoreUnavailable, StoreDenied)
 _DEPTH_MAX = 5
@@ -126,9 +121,10 @@ TRUST_HINT = "name the PEM file of the authority that signed it: storage option 
 
 
 def is_untrusted(text: str) -> bool:
-    """Say whether a message of ``ssl`` or rustls is about a certificate that nobody vouches for.
+    """Return whether a message of ``ssl`` or rustls reports an untrusted certificate.
 
-    Asking again does not help, and for want of an answer it would look like a server that is away.
+    A retry does not help. Without this check, an untrusted certificate looks like a server that is
+    down.
     """
     return _UNTRUSTED.search(text) is not None
 
@@ -144,7 +140,7 @@ def errors_of(protocol: str) -> tuple[type[Exception], ...]:
 
 
 def kind_of_foreign(error: BaseException) -> type[StoreError]:
-    """Return the class of error that ``error`` is: by code, by status, by errno, by name."""
+    """Classify ``error`` by S3 code, HTTP status, errno and class name, in this order."""
     found: type[StoreError] | None = _answered(code_of(error), status_of(error))
     if found is None and any(is_untrusted(str(one)) for one in _chain(error)):
         return StoreDenied
@@ -157,7 +153,7 @@ def kind_of_foreign(error: BaseException) -> type[StoreError]:
 
 
 def kind_of_answer(code: str, status: int) -> type[StoreError]:
-    """Return the class of error that a server's answer is, by its S3 code and HTTP status."""
+    """Classify a server's response by its S3 code and HTTP status."""
     return _answered(code, status) or StoreError
 
 
@@ -166,10 +162,10 @@ def _answered(code: str, status: int) -> type[StoreError] | None:
 
 
 def is_missing(error: BaseException) -> bool:
-    """Say whether ``error`` means that there is no object, and not that there is no bucket."""
+    """Return whether ``error`` means a missing object, as opposed to a missing bucket."""
     if code_of(error) == "NoSuchBucket":
         return False
-    # HTTP's filesystem says so too when it reached nobody, or was refused.
+    # The HTTP filesystem also raises FileNotFoundError if the server was unreachable or refused.
     if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _NO_ANSWER:
         return False
     absent = FileNotFoundError | IsADirectoryError | NotADirectoryError
@@ -180,7 +176,7 @@ def status_of(error: BaseException) -> int:
     """Return the HTTP status in ``error`` or its causes, or 0."""
     for one in _chain(error):
         answer = _answer(one).get("ResponseMetadata", {}).get("HTTPStatusCode")
-        # Of what has a status, aiohttp warns whoever asks for its old name.
+        # aiohttp warns on access to ``code``, the old name of ``status``.
         names = ("status_code", "status" if hasattr(one, "status") else "code")
         for status in (answer, *(getattr(one, name, None) for name in names)):
             if isinstance(status, int) and 400 <= status < 600:  # noqa: PLR2004 - HTTP's range

@@ -1,12 +1,8 @@
-"""Read-only folders of other tools, local or fsspec.
+"""Read-only folders of other tools, local or fsspec: any names, sizes and ranges of bytes.
 
-Folders that others wrote, read only: any names, sizes, ranges of bytes.
-
-A Store knows the names of our own keys; a checkpoint of another tool has files like ``.metadata``
-and whatever its users thought of. Only what a listing named can be read, so no name that is found
-inside a file can lead outside.
-
-Folders at any URL of fsspec, read only, with requests for ranges.
+A Store accepts only keys of the repository format. A checkpoint of another tool has files such as
+``.metadata`` and names chosen by its users. Only listed names can be read, so a name found inside a
+file cannot lead outside.
 """
 
 from __future__ import annotations
@@ -46,22 +42,22 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 FILES_MAX = 200_000
-"""Files of one folder; a checkpoint of 10,000 ranks has about as many."""
+"""Maximum number of files of a folder; a checkpoint of 10,000 ranks has about as many."""
 DEPTH_MAX = 16
-"""Folders in folders."""
+"""Maximum depth of nested folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryListing:
-    """What is in a folder.
+    """Contents of a folder.
 
     Attributes:
-        sizes: bytes of each file, by its name relative to the folder, with ``/`` between parts.
-        outside: symbolic links that lead out of the folder, and what is no plain file; not read.
-        kinds: what each of those is.
-        changed: when each file was written last, in seconds since 1970, where that is told.
-        is_whole: whether it has no more than is listed.
-        is_file: whether it is one file that was named itself.
+        sizes: Bytes of each file, by its name relative to the folder, with ``/`` between parts.
+        outside: Unread entries: symbolic links that lead out of the folder, and special files.
+        kinds: Kind of each unread entry.
+        changed: Last write time of each file, in seconds since 1970, if known.
+        is_whole: Whether the listing is complete.
+        is_file: Whether the listing is a single file that was named itself.
     """
 
     sizes: Mapping[str, int]
@@ -72,11 +68,11 @@ class DirectoryListing:
     changed: Mapping[str, float] = field(default_factory=dict)
 
     def is_there(self, name: str) -> bool:
-        """Say whether there is something under a name, be it a file or not."""
+        """Return whether an entry with this name exists, be it a file or not."""
         return name in self.sizes or name in self.outside
 
     def why_unread(self, name: str) -> str:
-        """Return why a name that is no file of it has no bytes here."""
+        """Return why a name that is no listed file cannot be read."""
         if leads_out(name):
             return "it is outside of the folder, and was not looked at"
         if name not in self.outside:
@@ -85,43 +81,43 @@ class DirectoryListing:
 
 
 def leads_out(path: str) -> bool:
-    """Say whether a name that was found in a file leads out of the folder, on any system."""
+    """Return whether a name found in a file leads out of the folder, on any system."""
     parts = path.replace("\\", "/").split("/")
     return path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0]
 
 
 class Folder(Protocol):
-    """A folder, or one file as a folder with this file alone."""
+    """A folder, or a single file presented as a folder with only this file."""
 
     url: str
 
     def list(self) -> DirectoryListing:
-        """Return what is there now.
+        """Return the current contents.
 
         Raises:
-            KeyNotFound: there is nothing at all.
-            StoreError: it could not be asked.
+            KeyNotFound: Nothing is there.
+            StoreError: The folder could not be listed.
         """
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end.
 
         Raises:
-            KeyNotFound: no such file.
-            StoreError: it could not be read.
+            KeyNotFound: There is no such file.
+            StoreError: The file could not be read.
         """
 
 
 def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> Folder:
-    """Return the folder, or the one file, at a path or URL; nothing is written, ever.
+    """Open the folder, or the single file, at a path or URL; nothing is ever written.
 
     Args:
-        url: a path, or any URL that fsspec knows.
-        storage_options: as for :func:`resilient.storage.open.open_store`.
+        url: A path, or any URL that fsspec knows.
+        storage_options: Options as for :func:`resilient.storage.open.open_store`.
 
     Raises:
-        ConfigError: the URL is empty or malformed, or the package for it is not installed.
-        StoreError: a server that is asked at once refused, or did not answer.
+        ConfigError: The URL is empty or malformed, or its package is not installed.
+        StoreError: A server that is contacted at once refused or did not answer.
     """
     if not url.strip():
         raise ConfigError("cannot open a folder: its path or URL is empty")
@@ -136,24 +132,24 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
     """Open a plain file of a folder that the user named, to read its bytes.
 
     Links inside the folder are followed. A link that leads out, a pipe, a socket and a device are
-    refused and never read: a reader of ``/dev/zero`` or of a pipe without a writer never ends.
+    rejected and never read: a read of ``/dev/zero`` or of a pipe without a writer never ends.
 
     Args:
-        root: the folder.
-        path: the file, below ``root``.
+        root: The folder.
+        path: The file, below ``root``.
         bytes_max: Largest size that is accepted; None accepts any.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        OSError: the file cannot be opened.
-        StoreDenied: the path is no plain file inside the folder, or the file is too large.
+        FileNotFoundError: There is no such file.
+        OSError: The file cannot be opened.
+        StoreDenied: The path is no plain file inside the folder, or the file is too large.
     """
     real = os.path.realpath(path)
     why = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
     why = why or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
     if why:
         raise _refused(root, path, why, real)
-    # O_NONBLOCK: opening a pipe that took the file's place waits for a writer.
+    # O_NONBLOCK: the open of a pipe that took the file's place would wait for a writer.
     handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     why = _why_unread(os.fstat(handle), bytes_max)
     if why:
@@ -182,8 +178,8 @@ def _refused(root: Path, path: Path, why: str, real: str) -> StoreDenied:
 class LocalFolder:
     """A folder of this machine's file systems.
 
-    Symbolic links to files inside it are followed; links to elsewhere, links to folders, pipes
-    and devices are reported and never opened.
+    Symbolic links to files inside the folder are followed. Links to the outside, links to folders,
+    pipes and devices are reported and never opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,7 +190,7 @@ class LocalFolder:
         self._real = Path(os.path.realpath(self._root))
 
     def list(self) -> DirectoryListing:
-        """Return what is there now."""
+        """Return the current contents."""
         sizes: dict[str, int] = {}
         outside: dict[str, str] = {}
         changed: dict[str, float] = {}
@@ -223,7 +219,7 @@ class LocalFolder:
         try:
             if self._stat(name) is None:
                 raise KeyNotFound(f"`{name}` is no file inside {self.url}", key=name)
-            # A pipe that takes the file's place meanwhile must not hold us.
+            # O_NONBLOCK: a pipe that takes the file's place meanwhile must not block this process.
             handle = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 return _read_all(handle, start, length)
@@ -235,7 +231,7 @@ class LocalFolder:
             raise self._error(name, error) from error
 
     def _stat(self, name: str) -> os.stat_result | None:
-        """Return what is told of a plain file inside the root, None of anything else."""
+        """Return the status of a plain file inside the root, None for anything else."""
         path = self._root / name
         if not self._single and not _is_inside(self._real, os.path.realpath(path)):
             return None
@@ -248,7 +244,7 @@ class LocalFolder:
         return found if stat.S_ISREG(found.st_mode) else None
 
     def _kind(self, name: str) -> str:
-        """Return what it is that is no plain file inside the root; links are not followed."""
+        """Return the kind of an entry that is no plain file inside the root; follow no links."""
         try:
             mode = (self._root / name).lstat().st_mode
         except OSError:
@@ -273,7 +269,7 @@ def _read_all(handle: int, start: int, length: int) -> bytes:
 
 
 def _names_below(root: Path) -> Iterator[str]:
-    """Yield what is below a folder and no folder itself, links to folders among it."""
+    """Yield the names below a folder, except folders; links to folders are included."""
     waiting = [("", 0)]
     while waiting:
         prefix, depth = waiting.pop()
@@ -283,7 +279,7 @@ def _names_below(root: Path) -> Iterator[str]:
         except FileNotFoundError:
             if not prefix:
                 raise
-            continue  # whoever keeps a few has let it go meanwhile
+            continue  # the folder was deleted meanwhile, for example by retention
         for entry in found:
             name = f"{prefix}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
@@ -293,20 +289,20 @@ def _names_below(root: Path) -> Iterator[str]:
 
 
 _WHOLE_BYTES_MAX = 64 << 20
-"""What is held of a file whose server sends no parts of it."""
+"""Maximum size of a file that is kept in memory because its server sends no ranges."""
 _CHANGED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
-"""What s3fs, adlfs, the local one, gcsfs, sftp and memory call the moment of the last write."""
+"""Name of the last write time in s3fs, adlfs, the local filesystem, gcsfs, sftp and memory."""
 _ONE_FILE_ONLY = ("http", "https")
 
 
 class FsspecFolder:
-    """A prefix, or one object, of a service that fsspec knows.
+    """A prefix, or a single object, of a service that fsspec knows.
 
-    Over ``http`` only single files: a web server's page of links is no listing.
+    ``http`` supports only single files: a web server's page of links is no listing.
 
     Raises:
-        ConfigError: the URL is malformed, or the package for it is not installed.
-        StoreError: a server that is asked at once refused, or did not answer.
+        ConfigError: The URL is malformed, or its package is not installed.
+        StoreError: A server that is contacted at once refused or did not answer.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
@@ -320,7 +316,7 @@ class FsspecFolder:
         self._wholes: dict[str, bytes | None] = {}
 
     def list(self) -> DirectoryListing:
-        """Return what is there now."""
+        """Return the current contents."""
         with self._errors(""):
             if self._protocol in _ONE_FILE_ONLY:
                 found = {self._root: self._filesystem.info(self._root)}
@@ -358,10 +354,10 @@ class FsspecFolder:
             return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
 
     def _whole(self, name: str, path: str) -> bytes | None:
-        """Return a file of a web server that sends no parts of it; None of one that does.
+        """Return the whole file if its web server sends no ranges; None if the server does.
 
         Raises:
-            ConfigError: it is too large to be held.
+            ConfigError: The file is too large to keep in memory.
         """
         if name not in self._wholes:
             if knows_ranges(self._filesystem, path):
@@ -386,7 +382,7 @@ class FsspecFolder:
         try:
             yield
         except ResilientError:
-            # A ConfigError is a ValueError too, and file systems raise that of their own.
+            # A ConfigError is also a ValueError, which file systems raise as their own error.
             raise
         except self._caught as error:
             where = f"`{name[:200]}` in {self.url}" if name else self.url
@@ -403,7 +399,7 @@ class FsspecFolder:
 
 
 def _changed(info: Mapping[str, Any]) -> float | None:
-    """Return when a file was written, as far as its file system says it and in its own words."""
+    """Return when a file was written, if its file system reports it."""
     for name in _CHANGED:
         match info.get(name):
             case datetime() as at:

@@ -1,12 +1,9 @@
-"""URL -> fsspec filesystem; the only module that imports fsspec.
+"""fsspec filesystem of a URL, with deadlines; the only module that imports fsspec.
 
-A deadline for every request of s3fs, which has none for a server that does not say "go on".
-
-botocore sends ``Expect: 100-continue`` with each body, and aiohttp waits for that answer without
-any timeout: a server that takes the connection and is silent holds a put for ever (seen with
-aiobotocore 3 and aiohttp 3; the read timeout begins to count only after the body is sent).
-
-A URL to the filesystem of fsspec that serves it; the only module that imports fsspec.
+s3fs has no deadline for a server that never answers ``100 Continue``. botocore sends ``Expect:
+100-continue`` with each body, and aiohttp waits for the answer without a timeout. A server that
+accepts the connection and stays silent blocks a put forever. This was seen with aiobotocore 3 and
+aiohttp 3; the read timeout starts only after the body is sent.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def bound_requests(filesystem: Any, within_seconds: float) -> None:
-    """Let each request of ``filesystem`` raise ``TimeoutError`` after ``within_seconds``.
+    """Make each request of ``filesystem`` raise ``TimeoutError`` after ``within_seconds``.
 
-    fsspec hands out the same filesystem for the same arguments, so one that is bound stays so.
+    fsspec returns the same filesystem for the same arguments, so the first deadline stays.
     """
     if "_call_s3" in vars(filesystem):
         return
@@ -44,7 +41,7 @@ def bound_requests(filesystem: Any, within_seconds: float) -> None:
 
 
 IN_PARTS = frozenset({"s3", "s3a"})
-"""Protocols whose large objects go in parts."""
+"""Protocols whose large objects are sent in parts."""
 _PARTIAL = 206
 _EXTRAS = {
     "s3": "s3",
@@ -55,10 +52,10 @@ _EXTRAS = {
     "abfs": "azure",
     "abfss": "azure",
 }
-# A listing out of a cache would break "read your writes" between processes.
+# A cached listing would break "read your writes" between processes.
 _UNCACHED = {"use_listings_cache": False}
-# With the library's own defaults an endless stall is tried 25 times, for half an hour. These
-# end each request after a minute and try it once: retries are RetryingStore's alone.
+# With the library's defaults, a permanent stall is retried 25 times, for half an hour. These
+# options end each request after a minute and try it once: only RetryingStore retries.
 _S3: dict[str, Any] = {
     **_UNCACHED,
     "config_kwargs": {
@@ -74,9 +71,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def knows_ranges(filesystem: Any, path: str) -> bool:
-    """Say whether a web server sends a part of a file that is asked for, and not all of it.
+    """Return whether a web server honours a range request, instead of sending the whole file.
 
-    Its answer alone tells; what it sends is not read. fsspec takes the whole for the part.
+    Only the status of the response is read, not its body. fsspec would take the whole for the
+    range.
     """
     return bool(sync(filesystem.loop, _is_partial, filesystem, path))
 
@@ -94,8 +92,9 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
     """Return the filesystem of ``url`` and the path in it, with our defaults under ``given``.
 
     Raises:
-        ConfigError: the URL is chained or malformed, or its package is not installed.
-        StoreError: its server refused, or did not answer; some are not asked before they are used.
+        ConfigError: The URL is chained or malformed, or its package is not installed.
+        StoreError: The server refused or did not answer. Some servers are contacted only on first
+            use.
     """
     if "::" in url:
         raise ConfigError(
@@ -103,7 +102,7 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
             hint=f"resilient ckpt ls {shell_quote(redacted(url.rpartition('::')[2]))}",
         )
     if protocol in ("s3", "s3a"):
-        # No such URL has a user, who would be taken for a part of the bucket's name.
+        # An S3 URL has no user; the user would be taken for a part of the bucket's name.
         url = redact_userinfo(url, "")
     try:
         filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), given))
@@ -125,13 +124,13 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
             hint="resilient ckpt ls --help",
         ) from fit_to_show(error)
     except errors_of(protocol) as error:
-        # Some log in at once, and find nobody there.
+        # Some filesystems log in at once, and may reach no server.
         raise kind_of_foreign(error)(
             f"cannot open {redacted(url)}: {type(error).__name__}: {redacted_text(str(error))}",
             hint="nothing was changed; see that its server runs and the URL names it, then run "
             "the same command again",
         ) from fit_to_show(error)
-    # s3fs repeats everything five times on top of botocore's repetitions.
+    # s3fs retries everything five times on top of botocore's retries.
     with suppress(AttributeError):
         filesystem.retries = min(filesystem.retries, 1)
     if protocol in IN_PARTS:

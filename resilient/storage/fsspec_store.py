@@ -1,11 +1,8 @@
-"""Any fsspec URL as a Store.
+"""Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
 
-Which filesystems of fsspec can create exclusively, and how.
-
-A protocol is in the table only if its library was read and hands the condition to something
-that decides alone. fsspec's own ``mode="create"`` is "look, then write" and decides nothing.
-
-Any URL of fsspec as a Store.
+A protocol supports exclusive creates only if its library was read and passes the condition to a
+service that decides alone. fsspec's own ``mode="create"`` looks and then writes, which guarantees
+nothing.
 """
 
 from __future__ import annotations
@@ -48,10 +45,10 @@ if TYPE_CHECKING:
     from resilient.storage.store import Data
 
 Create = Callable[[Any, str, bytes], None]
-"""Writes an object or raises ``FileExistsError``, having changed nothing."""
+"""Writes an object, or raises ``FileExistsError`` without a change."""
 
 MEMORY_LOCK = threading.RLock()
-"""Held by whoever writes to ``memory://``, which is one dict per process and has no lock."""
+"""Lock of all writers to ``memory://``, which is one dict per process and has no lock."""
 
 _WRITER = "resilient-writer"
 _GCS = frozenset({"gs", "gcs"})
@@ -62,7 +59,7 @@ _BOTOCORE_WITH_CONDITION = (1, 35, 20)
 
 
 def create_for(protocol: str, filesystem: Any) -> Create | None:
-    """Return how ``filesystem`` creates exclusively, or None if it cannot."""
+    """Return the exclusive create of ``filesystem``, or None if it has none."""
     if protocol == "memory":
         return _create_in_memory
     if protocol in ("s3", "s3a") and _s3_knows_conditions(filesystem):
@@ -82,16 +79,16 @@ def _create_in_memory(filesystem: Any, path: str, data: bytes) -> None:
         try:
             filesystem.pipe_file(path, data)
         except FileExistsError as error:
-            # Not this key: an object in the place of a folder on its way.
+            # Not this key: an object has the name of a folder on the path.
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(error)) from error
 
 
 def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
-    """Put with ``If-None-Match: *``, and know our own echo.
+    """Put with ``If-None-Match: *``, and recognize our own object.
 
-    botocore and aiohttp send a PUT again when the connection breaks, and the second one then
-    meets the first: 412, for an object that is ours. So each call marks its object with a
-    token of its own and, when told that the key is taken, looks whose it is.
+    botocore and aiohttp resend a PUT if the connection breaks. The second PUT then meets the first
+    and fails with 412, although the object is ours. Each call therefore marks its object with a
+    token, and compares the token if the key is taken.
 
     A multipart upload is never used: several servers ignore the condition when completing one.
     """
@@ -116,8 +113,8 @@ def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
 def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
     """Put with ``ifGenerationMatch=0``: only if the object has no live generation.
 
-    gcsfs tries six times whatever it is told, so a token tells our own echo here too. Its
-    uploads in several requests carry the condition as well.
+    gcsfs always tries six times, so a token identifies our own object here too. Its uploads in
+    several requests carry the condition as well.
     """
     token = secrets.token_hex(16)
     try:
@@ -130,10 +127,10 @@ def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
 
 
 def _create_on_azure(filesystem: Any, path: str, data: bytes) -> None:
-    """Put Blob with ``If-None-Match: *``, which is what ``overwrite=False`` sends.
+    """Put a blob with ``If-None-Match: *``, which ``overwrite=False`` sends.
 
-    Told to try once: a try that got no answer is then seen as one, and not as a key that is
-    taken by somebody else.
+    The library tries only once. A try without an answer then raises its own error, and does not
+    look like a key that another writer has taken.
     """
     filesystem.pipe_file(path, data, overwrite=False, retry_total=0)
 
@@ -142,13 +139,13 @@ def _writer(filesystem: Any, path: str) -> str:
     try:
         found: dict[str, str] = filesystem.metadata(path, refresh=True)
     except FileNotFoundError as error:
-        # 409: two requests met and neither may have won. Whoever tries again finds out.
+        # 409: two requests met and neither may have won. A retry finds out.
         raise OSError(errno.EAGAIN, "a conflict left no object behind", path) from error
     return {name.lower(): value for name, value in found.items()}.get(_WRITER, "")
 
 
 def _s3_knows_conditions(filesystem: Any) -> bool:
-    # Older versions drop the unknown argument without a word and overwrite.
+    # Older versions silently drop the unknown argument and overwrite.
     try:
         botocore = tuple(int(part) for part in version("botocore").split(".")[:3])
     except (PackageNotFoundError, ValueError):
@@ -166,7 +163,8 @@ def _parameters(filesystem: Any) -> frozenset[str]:
 
 _RANGE_NOT_SATISFIABLE = 416
 _NOT_IMPLEMENTED = 501
-# Real folders, which have to be made; on an object store the same call could make a bucket.
+# Protocols with real folders, which must be created. On an object store the same call could create
+# a bucket.
 _WITH_FOLDERS = frozenset(
     {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "arrow_hdfs"}
 )
@@ -175,18 +173,20 @@ _WITH_FOLDERS = frozenset(
 class FsspecStore:
     """Objects under any URL that fsspec knows.
 
-    Atomic and durable as far as the service behind it is: each object is written by one call,
-    so that no error of ours can commit half of it. ``exclusive`` only where the library was
-    read and proven; see ``fs_exclusive``.
+    The store is as atomic and durable as its service: each object is written by one call, so that
+    an error of ours cannot commit half an object. ``exclusive`` is true only for libraries that
+    were
+    read and verified; see ``create_for``.
 
     Args:
-        url: where; chained URLs (``simplecache::s3://``) are refused, for a cache lies.
-        parts: how large objects travel, where the library lets us say it (S3).
-        storage_options: passed on to fsspec; what is given wins over our defaults.
+        url: URL of the store. Chained URLs (``simplecache::s3://``) are rejected, because a cache
+            can return stale data.
+        parts: Part size and concurrency, if the library supports them (S3).
+        storage_options: Options for fsspec; they win over our defaults.
 
     Raises:
         ConfigError: fsspec does not know the protocol, or its package is not installed.
-        StoreError: a server that is asked at once refused, or did not answer.
+        StoreError: A server that is contacted at once refused or did not answer.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class FsspecStore:
         )
 
     def put(self, key: str, data: Data) -> None:
-        """Store ``data`` under ``key``, replacing what was there.
+        """Store ``data`` under ``key`` and replace an existing object.
 
         Crash: as the service promises; on an object store the old object or the new one.
         """
@@ -253,13 +253,14 @@ class FsspecStore:
         path = self._path(key)
         check_range(key, start, length)
         if length == 0:
-            # HTTP cannot ask for nothing, but a missing object is still missing.
+            # HTTP has no empty range, but a missing object must still raise.
             self.stat(key)
             return b""
         with self._errors("get", key, reading=True):
             try:
                 data = bytes(self._filesystem.cat_file(path, start=start, end=start + length))
-                # A web server may send the whole for a part, and fsspec takes it for the part.
+                # A web server may send the whole object for a range, and fsspec returns it as the
+                # range.
                 return data if len(data) <= length else data[start : start + length]
             except self._caught as error:
                 if status_of(error) == _RANGE_NOT_SATISFIABLE:
@@ -280,11 +281,11 @@ class FsspecStore:
                 if is_missing(error):
                     return []
                 raise
-        # Asked below an object, adlfs names that object in a list; nothing is below it.
+        # For a prefix below an object, adlfs returns a list with that object; nothing is below it.
         return sorted(self._entries(found, prefix)) if isinstance(found, dict) else []
 
     def delete(self, key: str) -> None:
-        """Remove the object; a missing one is no error."""
+        """Delete the object; a missing object is no error."""
         path = self._path(key)
         with self._errors("delete", key):
             try:
@@ -294,7 +295,7 @@ class FsspecStore:
                     raise
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return the object's entry."""
+        """Return the key and the size of the object."""
         path = self._path(key)
         with self._errors("stat", key, reading=True):
             self._filesystem.invalidate_cache()
@@ -312,7 +313,7 @@ class FsspecStore:
         return abort_through_s3fs(self._url, self._given, is_ours, older_than_seconds, clock)
 
     def _put_in_parts(self, path: str, view: memoryview, parts: MultipartConfig) -> None:
-        # The library sends one PUT below twice the part size, and that one takes bytes alone.
+        # The library sends one PUT below twice the part size, and this PUT accepts only bytes.
         part_bytes = parts.bytes_for(len(view))
         data = bytes(view) if len(view) < 2 * part_bytes else SlicedReader(view)
         self._filesystem.pipe_file(
@@ -320,11 +321,11 @@ class FsspecStore:
         )
 
     def _get_in_parts(self, path: str, parts: MultipartConfig) -> bytes:
-        """Return an object whole; a large one in several ranges at once.
+        """Return the whole object; read a large object in several ranges at once.
 
-        Its size is asked for first. An object that is replaced meanwhile could come out mixed,
-        and the keys that are written twice are small; what is large has a digest and a name of
-        its own.
+        The size is requested first. An object that is replaced meanwhile could come out mixed. Keys
+        that are written twice have small objects; large objects have a digest and a name of their
+        own.
         """
         self._filesystem.invalidate_cache()
         info = self._filesystem.info(path)
@@ -382,5 +383,5 @@ class FsspecStore:
 
 
 def _bytes(data: Data, key: str) -> bytes:
-    # S3's client takes no memoryview; one copy is the price.
+    # S3's client accepts no memoryview; this costs one copy.
     return data if isinstance(data, bytes) else bytes(as_byte_view(data, key))

@@ -1,8 +1,7 @@
-"""LocalStore: temp file, fsync, rename/link; temp-file sweep.
+"""LocalStore: a folder as a Store, and the sweep of its temporary files.
 
-Files that are being written, or that a killed writer left: how they are named and swept.
-
-A folder as a Store: temp in the same folder, fsync, rename or link, fsync the folders.
+A write creates a temporary file in the same folder, syncs it, renames or links it, and then syncs
+the folders.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from resilient.storage.transfer import Arrived, ScatterBuffer
 
 TEMPORARY = ".tmp-"
-"""How the name of a file being written begins: outside the grammar of keys, so invisible."""
+"""Prefix of the name of an unfinished file: outside the grammar of keys, so invisible."""
 
 
 class TempFileSweeper:
-    """What a store in a folder does about temporary files that nobody will rename any more."""
+    """Sweep of the temporary files that killed writers left in a folder store."""
 
     _root: Path
     url: str
@@ -52,10 +51,11 @@ class TempFileSweeper:
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Remove temporary files that killed writers left; ``is_ours`` is asked by their own keys.
+        """Delete temporary files of killed writers; ``is_ours`` gets the temporary files' own keys.
 
-        What they were for is not known any more, but the folder is. A folder that is left empty
-        goes too.
+        The keys of the unfinished objects are unknown, but their folder is known. A folder that
+        becomes
+        empty is deleted too.
         """
 
         def key_of(path: Path) -> str:
@@ -71,7 +71,7 @@ class TempFileSweeper:
                 hint=f"ls -ld {shell_quote(self._root)}",
             ) from error
         for folder in {path.parent for path in gone}:
-            # Not emptied: the end of the way.
+            # The folder still has entries.
             with suppress(OSError):
                 folder.rmdir()
         return tuple(map(key_of, gone))
@@ -83,20 +83,20 @@ def sweep_temporaries(
     clock: Clock,
     is_wanted: Callable[[Path], bool] = lambda _: True,
 ) -> list[Path]:
-    """Remove temporary files that nobody has written to for ``older_than_seconds``.
+    """Delete temporary files without a write for ``older_than_seconds``.
 
-    A write in progress touches its file at each of its parts, so an hour is generous where its
-    writer may live. Other names are not touched, and symbolic links are not followed. A store's
-    own file that is removed by mistake makes one ``put`` fail; it damages no object.
+    A write in progress touches its file with each part, so an hour is generous if its writer may
+    still be alive. Other names are not touched, and symbolic links are not followed. If a live
+    store's temporary file is deleted by mistake, one ``put`` fails; no object is damaged.
 
     Args:
-        root: the folder of the store.
-        older_than_seconds: age by the file system's clock, so leave room for a skew.
-        clock: whose wall clock is now.
-        is_wanted: says of a temporary file whether it may go.
+        root: Folder of the store.
+        older_than_seconds: Minimum age by the file system's clock; allow for clock skew.
+        clock: Source of the current wall time.
+        is_wanted: Predicate of a temporary file: true if it may be deleted.
 
     Returns:
-        The files that were removed.
+        The deleted files.
     """
     oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
     removed = []
@@ -104,7 +104,7 @@ def sweep_temporaries(
         for name in names:
             path = Path(folder, name)
             if name.startswith(TEMPORARY) and is_wanted(path) and _is_stale(path, oldest):
-                # Its writer may have been slower than we thought, and have finished just now.
+                # A slow writer may have renamed its file just now.
                 with suppress(FileNotFoundError):
                     path.unlink()
                     removed.append(path)
@@ -128,20 +128,19 @@ _CREATE_TRIES_MAX = 20
 class LocalStore(TempFileSweeper):
     """Objects as files under one folder.
 
-    What others leave in the folder is not touched: symbolic links, pipes and names outside
-    the grammar of keys are neither listed nor read, and a folder that is a symbolic link is
-    not entered.
+    Foreign entries of the folder are not touched. Symbolic links, pipes and names outside the
+    grammar of keys are neither listed nor read. A folder that is a symbolic link is not entered.
 
-    Crash: what a process that dies leaves behind is a file whose name begins with ``.tmp-``,
-    which nobody sees and ``sweep`` removes, as the next life does.
+    Crash: a process that dies leaves an invisible file whose name begins with ``.tmp-``. ``sweep``
+    deletes the file; the next attempt of the run sweeps too.
 
     Args:
-        root: the folder; created by the first ``put``.
-        files: the operations to stand on; a model of power loss in tests.
+        root: Folder of the store; created by the first ``put``.
+        files: File operations; tests pass a model of power loss.
     """
 
     exclusive = True
-    # Long ones, for a disk is read ahead of whoever reads one byte behind the other.
+    # Long ranges, because the kernel reads ahead for a sequential reader.
     ranges = MultipartConfig(part_bytes=256 << 20, in_flight=4)
 
     def __init__(self, root: Path, files: FileSystem = _POSIX) -> None:
@@ -152,7 +151,7 @@ class LocalStore(TempFileSweeper):
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
-        """Store ``data`` under ``key``, replacing what was there.
+        """Store ``data`` under ``key`` and replace an existing object.
 
         Crash: the old object or the new one, whole; once this has returned, the new one.
         """
@@ -166,7 +165,7 @@ class LocalStore(TempFileSweeper):
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
 
-        The link is the exclusive step, and what it links is already whole and durable.
+        The link is the exclusive step. The linked file is already whole and durable.
 
         Crash: no object or all of it; once this has returned, all of it.
         """
@@ -203,10 +202,11 @@ class LocalStore(TempFileSweeper):
             return sorted(_walk(self._files, self._root, "", prefix))
 
     def delete(self, key: str) -> None:
-        """Remove the object, and the folders that it leaves empty; a missing one is no error.
+        """Delete the object and the folders that become empty; a missing object is no error.
 
-        The folder is synced even if the object was missing: whoever removed it may have died
-        before that, and then it would come back after a power loss.
+        The folder is synced even if the object was missing. Another process may have deleted the
+        object
+        and died before its sync; the object would then reappear after a power loss.
 
         Crash: the object is there, whole, or gone; once this has returned, gone.
         """
@@ -225,21 +225,21 @@ class LocalStore(TempFileSweeper):
             return ObjectInfo(key, self._files.size_bytes(file))
 
     def settle(self) -> None:
-        """Sync every folder once, because a process that was killed may not have come to it.
+        """Sync every folder once, because a killed process may not have synced its folders.
 
-        Crash: nothing that can be seen was changed.
+        Crash: no visible change.
         """
         if self._settled:
             return
         with self._errors("settle", ""):
             for folder in parent_dirs(self._files, self._root):
-                # Not made yet, or removed meanwhile: then there is nothing in it to keep.
+                # A folder that does not exist yet, or not any more, has no entries to sync.
                 with suppress(FileNotFoundError, NotADirectoryError):
                     self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
         self._settled = True
 
     def free_bytes(self) -> int | None:
-        """Return what may still be written here, None if nobody knows."""
+        """Return how many bytes may still be written here, None if unknown."""
         return free_bytes_at(self._root)
 
     def _file(self, key: str) -> Path:
@@ -264,20 +264,22 @@ class LocalStore(TempFileSweeper):
         return temporary
 
     def _create(self, folder: Path, key: str) -> tuple[Path, WritableFile]:
-        # Unique over hosts and forks too, and short: a name may have 255 bytes, and a segment
-        # of the key may already have them all.
+        # The name is unique over hosts and forks, and short: a name may have 255 bytes, and a
+        # segment of
+        # the key may already use them all.
         temporary = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         for _ in range(_CREATE_TRIES_MAX):
             with suppress(FileNotFoundError):
                 return temporary, self._files.create(temporary)
-            # Never made, or a delete in another process has just removed it with its last object.
+            # The folder never existed, or a delete in another process removed it with its last
+            # object.
             self._make_folder(folder)
         raise StoreUnavailable(
             f"cannot put `{key}` in {self.url}: its folder vanishes as fast as it is made", key=key
         )
 
     def _make_folder(self, folder: Path) -> None:
-        # If it is the root: new, or someone has removed the whole store and it begins again.
+        # A missing root is new, or was deleted with the whole store; the store then starts again.
         self._anchored = self._anchored and folder != self._root
         with suppress(FileExistsError):
             try:
@@ -307,18 +309,19 @@ class LocalStore(TempFileSweeper):
             ) from error
 
     def _sync_folders(self, folder: Path, key: str) -> None:
-        # Every folder up to the root, not only those made here: another process may have made
-        # one and not have come to its sync, and an object is as durable as the way to it.
+        # Sync every folder up to the root, not only those made here. Another process may have made
+        # a
+        # folder without a sync yet, and an object is only as durable as its path.
         for one in (folder, *folder.parents):
             if one == self._root.parent:
                 break
-            # Gone means that a delete came after this put, and took the object with it.
+            # A missing folder means that a later delete removed the folder with the object.
             with suppress(FileNotFoundError):
                 self._sync(lambda one=one: self._files.sync_folder(one), key)  # type: ignore[misc]
         self._anchor(key)
 
     def _anchor(self, key: str) -> None:
-        # No store removes its root, so the way to it needs this once.
+        # No store deletes its root, so one sync of the path to the root is enough.
         if self._anchored:
             return
         for one in self._root.parents:
@@ -326,17 +329,18 @@ class LocalStore(TempFileSweeper):
         self._anchored = True
 
     def _sync_if_allowed(self, folder: Path) -> None:
-        # A folder that may not be opened was there before anyone of this run.
+        # A folder without permission to open it existed before this run.
         with suppress(PermissionError):
             self._files.sync_folder(folder)
 
     def _sync(self, sync: Callable[[], None], key: str) -> None:
         """Run a sync whose failure is final.
 
-        After a failed fsync the kernel may mark the lost pages as clean, so that the next one
-        succeeds and proves nothing. Therefore this is never ``StoreUnavailable``, which is
-        tried again: after a link, a second try would find the key taken by ourselves and
-        trust it.
+        After a failed fsync the kernel may mark the lost pages as clean. The next fsync then
+        succeeds
+        although the data is lost. Therefore the error is never ``StoreUnavailable``, which is
+        retried.
+        After a link, a retry would find the key taken by this process and trust it.
         """
         try:
             sync()
@@ -352,8 +356,9 @@ class LocalStore(TempFileSweeper):
             ) from error
 
     def _remove_emptied(self, folder: Path) -> None:
-        # Not synced: an empty folder that comes back is no object. Not emptied or already
-        # removed by another process: the end of the way.
+        # No sync: an empty folder that reappears is no object. The loop ends at a folder that has
+        # entries
+        # or that another process removed.
         with suppress(OSError):
             while folder != self._root:
                 self._files.remove_folder(folder)
@@ -376,10 +381,10 @@ class LocalStore(TempFileSweeper):
 
 @contextmanager
 def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
-    """Go on where the folder around has just been removed, which the caller tries again.
+    """Continue if the parent folder was just removed; the caller then tries again.
 
     Raises:
-        StoreDenied: it was there before and is there still, so that it takes no folders.
+        StoreDenied: The parent existed before and still exists, so it accepts no folders.
     """
     try:
         yield
@@ -392,7 +397,7 @@ def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
 
 
 def _discard(files: FileSystem, temporary: Path) -> None:
-    # What cannot be removed is invisible, and swept later.
+    # A file that cannot be deleted is invisible, and is swept later.
     with suppress(OSError):
         files.unlink(temporary)
 

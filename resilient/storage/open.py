@@ -1,9 +1,4 @@
-"""Open_store(): the only place that chooses a backend.
-
-From a URL to a Store; the only place where a backend is chosen.
-
-From the URL of another machine's storage to a Store: which client, and its options.
-"""
+"""Choice of the storage backend for a URL: ``open_store`` is the only place that chooses."""
 
 from __future__ import annotations
 
@@ -38,21 +33,20 @@ def open_store(
     within_seconds: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
-    """Return the store at ``url``, asking again for ``within_seconds`` when it does not answer.
+    """Open the store at ``url``, with retries for ``within_seconds`` if it does not answer.
 
     Nothing is created and nothing is contacted before the first operation.
 
     Args:
-        url: a path, a ``file:`` URL, or any URL that fsspec knows, for example ``s3://b/run``.
-        clock: for the pauses between tries.
-        within_seconds: how long one operation may go on trying.
-        storage_options: endpoint, credentials and the like: for ``s3://`` the names in
-            :mod:`resilient.storage.options`, for ``gs://`` and ``az://`` in
-            :mod:`resilient.storage.options`, else passed to fsspec as they are. Never
-            shown, never stored.
+        url: A path, a ``file:`` URL, or any URL that fsspec knows, for example ``s3://b/run``.
+        clock: Clock for the pauses between retries.
+        within_seconds: Deadline for the retries of one operation.
+        storage_options: Endpoint, credentials and similar options. For ``s3://``, ``gs://`` and
+            ``az://`` see the names in :mod:`resilient.storage.options`. Options of other protocols
+            go to fsspec unchanged. Values are never shown and never stored.
 
     Raises:
-        ConfigError: the URL is empty or malformed, or the package for it is not installed.
+        ConfigError: The URL is empty or malformed, or its package is not installed.
     """
     return RetryingStore(_backend(url, storage_options or {}), clock, within_seconds)
 
@@ -64,16 +58,16 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     if protocol_of(url) == "file":
         return LocalStore(local_path(url))
-    # TLS, fsspec and what they load are nothing that a command on a local folder need pay for.
+    # A command on a local folder does not load TLS and fsspec.
 
     return open_remote(url, storage_options)
 
 
 def local_path(url: str) -> Path:
-    """Return the folder that a plain path or a ``file:`` URL names.
+    """Return the folder of a plain path or a ``file:`` URL.
 
     Raises:
-        ConfigError: the URL names another machine.
+        ConfigError: The URL names another machine.
     """
     if not url.lower().startswith("file:"):
         return Path(url).expanduser()
@@ -89,26 +83,28 @@ def local_path(url: str) -> Path:
 
 
 def open_remote(url: str, storage_options: Mapping[str, Any]) -> Store:
-    """Return the store at a URL that is no local path; nothing is contacted.
+    """Open the store at a URL that is no local path; nothing is contacted.
 
     Raises:
-        ConfigError: the URL or an option is malformed, or the package for it is not installed.
+        ConfigError: The URL or an option is malformed, or the URL's package is not installed.
     """
     require_plain_host(url)
     if protocol_of(url) in ("s3", "s3a") and "::" not in url:
         return _s3(url, read_s3_options(storage_options))
-    # It loads fsspec, which obstore does without.
+    # This import loads fsspec, which obstore does not need.
     from resilient.storage.fsspec_store import FsspecStore
 
     return FsspecStore(url, **for_cloud(protocol_of(url), storage_options))
 
 
 def _s3(url: str, options: S3Options) -> Store:
-    """Return the store of the client that was asked for, else of the fastest one that is there."""
+    """Open the store with the requested client, or the fastest installed client."""
     if options.client == "s3fs" or options.for_s3fs or not _has_obstore(options.client):
         from resilient.storage.fsspec_store import FsspecStore
 
-        # Its own error would come with the first request, and look like a server that is away.
+        # Check the certificates now: the client's own error would come with the first request, and
+        # look
+        # like a server that is down.
         trusted(options)
         return FsspecStore(url, options.parts(MultipartConfig().part_bytes), **for_s3fs(options))
     from resilient.storage.s3_store import ObstoreStore

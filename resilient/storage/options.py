@@ -1,29 +1,29 @@
 """Storage options for s3/gs/az in one vocabulary.
 
-Storage options for S3: one vocabulary, spelled for each client. Values are never shown.
+Options of S3. Their values are never shown.
 
 ==================  ==============================================================
 ``endpoint``        URL of the server; Amazon's by default
 ``region``          for example ``us-east-1``
-``key`` ``secret``  the credentials; ``token`` goes with temporary ones
+``key`` ``secret``  the credentials; ``token`` goes with temporary credentials
 ``anon``            true: do not sign
-``ca_file``         PEM file of whom to trust for https, besides the machine's own authorities
-``client``          ``obstore`` or ``s3fs``; the fastest one that is installed by default
-``connect_seconds`` until a connection must stand (5)
-``request_seconds`` until one request of at most ``part_bytes`` must be answered (60)
-``part_bytes``      least size of one part of a large object (32 MiB with obstore, 16 MiB with
+``ca_file``         PEM file of trusted authorities for https, besides those of the machine
+``client``          ``obstore`` or ``s3fs``; by default the fastest installed client
+``connect_seconds`` deadline of a connection (5)
+``request_seconds`` deadline of one request of at most ``part_bytes`` (60)
+``part_bytes``      least size of one part of a large object (64 MiB with obstore, 16 MiB with
                     s3fs); parts are of equal size
-``parts_in_flight`` parts on their way at once: per store (obstore), per transfer (s3fs) (8)
-``sign_bodies``     true: sign the SHA-256 of large bodies over https too, also where the server
-                    holds a checksum against them
+``parts_in_flight`` parts in flight at once: per store (obstore), per transfer (s3fs) (8)
+``sign_bodies``     true: sign the SHA-256 of large bodies over https too, also if the server
+                    verifies a checksum of the body
 ==================  ==============================================================
 
-What is not given, both clients take from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
-``ca_file``) and from the machine's role. s3fs also reads the profiles in ``~/.aws``, and obstore
-does not. Names that s3fs alone knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...)
-choose s3fs.
+Both clients take missing options from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
+``ca_file``) and from the machine's role. s3fs also reads the profiles in ``~/.aws``; obstore does
+not. Names that only s3fs knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) select
+s3fs.
 
-Storage options for ``gs://`` and ``az://``: the names of ``s3://`` where they mean the same.
+Options of ``gs://`` and ``az://``: the names of ``s3://`` for the same meaning.
 
 ===================  =================================  ==========================================
 ours                 gcsfs                              adlfs
@@ -34,8 +34,8 @@ ours                 gcsfs                              adlfs
 ``account`` ``key``                                     ``account_name`` ``account_key``
 ===================  =================================  ==========================================
 
-Every other name is handed on as it is: ``token``, ``project`` (gcsfs), ``connection_string``,
-``sas_token``, ``client_id`` (adlfs). What is not given, the libraries take from the standard
+Every other name is passed on unchanged: ``token``, ``project`` (gcsfs), ``connection_string``,
+``sas_token``, ``client_id`` (adlfs). The libraries take missing options from the standard
 variables and the machine's identity. Values are never shown.
 """
 
@@ -77,12 +77,14 @@ _S3FS_ALONE = frozenset(
 _PART_BYTES_MIN = 5 << 20
 
 OBSTORE_PART_BYTES = 64 << 20
-"""A file of a checkpoint is mostly one or two requests then: they cost time, and money."""
+"""With this part size a checkpoint file mostly takes one or two requests. Requests cost time and
+money.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """What was given; the table above says what each name means. Shown, it tells nothing."""
+    """Options as given; the module's table has their meanings. The repr hides secret values."""
 
     endpoint: str = field(default="", repr=False)
     region: str = field(default="", repr=False)
@@ -100,7 +102,7 @@ class S3Options:
     for_s3fs: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def parts(self, part_bytes: int) -> MultipartConfig:
-        """Return the back-pressure of one transfer, in parts of ``part_bytes`` by default."""
+        """Return the part size and concurrency of a transfer, ``part_bytes`` by default."""
         return MultipartConfig(self.part_bytes or part_bytes, self.parts_in_flight)
 
 
@@ -108,11 +110,11 @@ _KNOWN = {one.name: one for one in fields(S3Options) if one.name != "for_s3fs"}
 
 
 def read_s3_options(given: Mapping[str, Any]) -> S3Options:
-    """Return the options that ``given`` spells.
+    """Parse storage options of ``s3://``.
 
     Raises:
-        ConfigError: a name is unknown or a value has the wrong type; names are shown, values
-            are not.
+        ConfigError: A name is unknown or a value has the wrong type. The message shows names, never
+            values.
     """
     known: dict[str, Any] = {}
     for_s3fs: dict[str, Any] = {}
@@ -145,8 +147,9 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
     config = {
         "connect_timeout": options.connect_seconds,
         "read_timeout": options.request_seconds,
-        # Over https too the SHA-256 of each body is signed, as obstore does. Its own checksums
-        # come after the body in a form that many servers refuse (411 from Ceph 16).
+        # Sign the SHA-256 of each body over https too, as obstore does. The client's own checksums
+        # follow
+        # the body in a form that many servers refuse (411 from Ceph 16).
         "request_checksum_calculation": "when_required",
         "s3": {"payload_signing_enabled": True},
     }
@@ -165,12 +168,12 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
         "skip_signature": options.anon,
     }
     config = _given(**plain)
-    # One object, one DELETE: not every server has the request that deletes many.
+    # Delete one object per request: not every server supports bulk deletes.
     config["disable_bulk_delete"] = True
     return {
         "config": config,
         "client_options": {
-            # Whether to encrypt is what the endpoint's URL says, and Amazon's says https.
+            # The endpoint's URL decides about encryption; Amazon's URL is https.
             "allow_http": True,
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             "timeout": timedelta(seconds=options.request_seconds),
@@ -181,10 +184,10 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
 
 
 def trusted(options: S3Options) -> bytes:
-    """Return the certificates, in PEM, of whom to trust for https besides the machine's own.
+    """Return the PEM certificates to trust for https besides those of the machine.
 
     Raises:
-        ConfigError: the file that is named cannot be read, or holds no certificate.
+        ConfigError: The file cannot be read, or contains no certificate.
     """
     path = _ca_path(options)
     if not path:
@@ -202,7 +205,7 @@ def trusted(options: S3Options) -> bytes:
 
 
 def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, one level deep; what is given wins over ours."""
+    """Merge both mappings one level deep; ``given`` wins over ``ours``."""
     both = {**ours, **given}
     for name in ours.keys() & given.keys():
         if isinstance(ours[name], dict) and isinstance(given[name], dict):
@@ -211,7 +214,7 @@ def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ca_path(options: S3Options) -> str:
-    # s3fs would not look at the variable by itself.
+    # s3fs does not read the variable itself.
     return options.ca_file or os.environ.get("AWS_CA_BUNDLE", "")
 
 
@@ -289,11 +292,13 @@ _SPELLED = {
 
 
 def for_cloud(protocol: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the library behind ``protocol``; others get what was given.
+    """Return the arguments of the library behind ``protocol``.
+
+    An unknown protocol gets ``given`` unchanged.
 
     Args:
-        protocol: of the URL.
-        given: storage options.
+        protocol: Protocol of the URL.
+        given: Storage options.
     """
     names, defaults = _SPELLED.get(protocol, ({}, {}))
     return {**defaults, **{names.get(name, name): value for name, value in given.items()}}

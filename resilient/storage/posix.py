@@ -1,13 +1,8 @@
-"""POSIX file operations (seam for power-loss tests), direct I/O, fsync of what a killed process left.
+"""POSIX file operations, direct I/O and the fsync of files that a killed process left.
 
-A file of the machine that is being written, past the page cache where that can be.
-
-The POSIX operations that a LocalStore stands on, as a seam for a model of power loss.
-
-What can be seen and is not durable yet: a process that was killed left it, and nobody synced it.
-
-Who builds on it could lose it later: a power loss takes back a name that somebody has read, or
-brings back a manifest whose files were swept since.
+The operations are a seam: tests replace them with a model of power loss. A killed process can leave
+a visible name that is not durable yet. Work that builds on such a name can lose it: a power loss
+takes back a name that was already read, or brings back a manifest whose files were swept since.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.storage.transfer import Arrived, ScatterBuffer
 
 _BLOCK_BYTES = 4096
-"""Of this size, or a divisor of it, are the blocks of disks, and memory's pages a multiple."""
+"""Disk blocks have this size or a divisor of it; the page size is a multiple of it."""
 _PIECE_BYTES = 16 << 20
 _DIRECT_BYTES_MIN = 1 << 20
 _NOT_DIRECTLY = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -40,13 +35,13 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 class PosixWritableFile:
     """A file descriptor open for writing.
 
-    Large pieces go to the disk straight from the caller's memory: nothing is copied, the disk
-    starts at once and not when a sync asks for it, and training's files stay in the page cache,
-    where a checkpoint would not be read again. A file system or memory that cannot have that is
-    written through the page cache. ``sync`` is as needed either way.
+    Large pieces go to the disk straight from the caller's memory. Nothing is copied, and the disk
+    starts at once instead of at the sync. The files of the training stay in the page cache, from
+    which a checkpoint would not be read again. If the file system or the memory does not support
+    direct I/O, the write uses the page cache. ``sync`` is needed in both cases.
 
     Args:
-        descriptor: of an empty file.
+        descriptor: Descriptor of an empty file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -56,21 +51,21 @@ class PosixWritableFile:
         self._at = 0
 
     def write(self, data: memoryview) -> int:
-        """Call ``write(2)`` with a first part of ``data``."""
+        """Write a first part of ``data`` with ``write(2)``."""
         written = self._write_directly(data) or self._write_through_cache(data)
         self._at += written
         return written
 
     def sync(self) -> None:
-        """Call ``fsync(2)`` on the descriptor that wrote, the one sure to be told of an error."""
+        """Sync the descriptor that wrote: only this descriptor is sure to report a write error."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Call ``close(2)``."""
+        """Close the descriptor."""
         os.close(self._descriptor)
 
     def _write_directly(self, data: memoryview) -> int:
-        """Write whole blocks past the page cache; return how many bytes, 0 if that cannot be."""
+        """Write whole blocks past the page cache; return their bytes, 0 if not supported."""
         may_be = self._may_be_direct and not self._at % _BLOCK_BYTES
         if not may_be or len(data) < _DIRECT_BYTES_MIN:
             return 0
@@ -99,14 +94,14 @@ class PosixWritableFile:
 
 _READ_MAX_BYTES = 1 << 30
 _FILES_PIECE_BYTES = 512 << 10
-"""A part of what a core's own cache holds: its bytes are digested before they leave that."""
+"""A part of a core's own cache: the bytes are digested before they leave the cache."""
 _VECTOR_MAX = 1024
-"""So many pieces of memory does one call of the kernel take, ``IOV_MAX``."""
+"""Maximum number of memory pieces in one system call, ``IOV_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirEntry:
-    """One name in a folder: a folder, or a regular file with its size."""
+    """One entry of a folder: a folder, or a regular file with its size."""
 
     name: str
     is_folder: bool
@@ -120,43 +115,43 @@ class WritableFile(Protocol):
         """Append a first part of ``data`` and return its length; it may be short."""
 
     def sync(self) -> None:
-        """Make the content durable; a failure means that content is lost."""
+        """Make the content durable; after a failure the content is lost."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class FileContentOps(Protocol):
-    """What is in a file."""
+    """Operations on the content of a file."""
 
     def create(self, path: Path) -> WritableFile:
         """Create a file that did not exist, with the mode that the umask leaves."""
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
-        """Return bytes of a regular file; to its end where ``length`` is None."""
+        """Return bytes of a regular file; up to its end if ``length`` is None."""
 
     def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from a regular file; return how many bytes came before its end."""
+        """Fill ``room`` from a regular file; return the number of bytes read before its end."""
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a regular file."""
 
 
 class FileNameOps(Protocol):
-    """What a file is called. Nothing here is durable before ``sync_folder``."""
+    """Operations on file names. A change is durable only after ``sync_folder``."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give the file at ``source`` the name ``target``, atomically."""
+        """Rename the file ``source`` to ``target`` atomically."""
 
     def link(self, source: Path, target: Path) -> None:
-        """Give the file the name ``target`` too, or raise FileExistsError."""
+        """Add the name ``target`` to the file, or raise FileExistsError."""
 
     def unlink(self, path: Path) -> None:
         """Remove a name."""
 
 
 class DirectoryOps(Protocol):
-    """Where names are kept."""
+    """Operations on folders."""
 
     def make_folder(self, path: Path) -> None:
         """Create one folder."""
@@ -168,18 +163,18 @@ class DirectoryOps(Protocol):
         """Make the names in a folder durable."""
 
     def items(self, path: Path) -> Iterable[DirEntry]:
-        """Return folders and regular files, without symbolic links; none if it is missing."""
+        """Return folders and regular files, without symbolic links; nothing if it is missing."""
 
 
 class FileSystem(FileContentOps, FileNameOps, DirectoryOps, Protocol):
-    """All of it."""
+    """All file operations that a LocalStore needs."""
 
 
 class PosixFileSystem:
     """The machine's own file system."""
 
     def create(self, path: Path) -> PosixWritableFile:
-        """Create with ``O_EXCL``; 0666 lets the umask decide who may read."""
+        """Create with ``O_EXCL``; the mode 0666 lets the umask decide about readers."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return PosixWritableFile(os.open(path, flags, 0o666))
 
@@ -191,11 +186,11 @@ class PosixFileSystem:
             return _read_range(descriptor, start, end)
 
     def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Call ``preadv(2)``, which copies the bytes once, to where they are wanted.
+        """Read with ``preadv(2)``, which copies the bytes once, into the caller's memory.
 
-        One descriptor reads from front to back, however the memory lies: the kernel reads ahead
-        of a descriptor.
-        What has arrived is told in pieces that the processor's cache can hold.
+        One descriptor reads from front to back for any layout of the memory, because the kernel
+        reads
+        ahead per descriptor. Pieces are reported in a size that fits the processor's cache.
         """
         with _opened(path) as descriptor:
             _regular_size(os.fstat(descriptor), path)
@@ -218,10 +213,10 @@ class PosixFileSystem:
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Call ``link(2)``, and believe the link count over the answer.
+        """Link with ``link(2)``, and trust the link count more than the error.
 
-        On NFS the answer to a link that succeeded can be lost; the client's own repetition
-        then says EEXIST. ``source`` is known to nobody else, so two links are this call's.
+        On NFS the response to a successful link can be lost. The client's own retry then fails with
+        EEXIST. Only this call knows ``source``, so two links are a success of this call.
         """
         try:
             target.hardlink_to(source)
@@ -242,10 +237,10 @@ class PosixFileSystem:
         path.rmdir()
 
     def sync_folder(self, path: Path) -> None:
-        """Call ``fsync(2)`` on the folder.
+        """Sync the folder with ``fsync(2)``.
 
-        EINVAL is how a file system without that operation answers; nothing more can be done
-        there, and it is no report of lost data.
+        A file system without that operation answers EINVAL. Nothing more can be done there, and
+        EINVAL reports no lost data.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -257,7 +252,7 @@ class PosixFileSystem:
             os.close(descriptor)
 
     def items(self, path: Path) -> Iterable[DirEntry]:
-        """Scan a folder that others may be changing; what vanished meanwhile is left out."""
+        """Scan a folder that others may change; entries that vanish meanwhile are left out."""
         try:
             with os.scandir(path) as found:
                 return [item for entry in found if (item := _item(entry)) is not None]
@@ -279,7 +274,7 @@ def _item(entry: os.DirEntry[str]) -> DirEntry | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    # Without O_NONBLOCK the open of a pipe that someone left in the folder would never return.
+    # O_NONBLOCK: the open of a pipe in the folder would otherwise never return.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         yield descriptor
@@ -301,34 +296,34 @@ def _read_range(descriptor: int, start: int, end: int) -> bytes:
             break
         chunks.append(chunk)
         start += len(chunk)
-    # Joining one chunk copies nothing.
+    # A join of one chunk copies nothing.
     return b"".join(chunks)
 
 
 @runtime_checkable
 class FsyncCapable(Protocol):
-    """A store where there is a difference, or which wraps one that may be such."""
+    """A store in which visible files may not be durable, or a wrapper of one."""
 
     def settle(self) -> None:
-        """Make durable whatever can be seen now; once for a process is enough.
+        """Make every visible file durable; one call per process is enough.
 
         Raises:
-            StoreError: it could not be made durable, so nothing may be built upon it.
+            StoreError: A file could not be made durable, so nothing may depend on it.
         """
 
 
 def fsync_leftovers(store: Store) -> None:
-    """Make durable what can be seen in ``store``, where that is not one and the same.
+    """Make every visible file of ``store`` durable, if the store is FsyncCapable.
 
     Raises:
-        StoreError: it could not be made durable.
+        StoreError: A file could not be made durable.
     """
     if isinstance(store, FsyncCapable):
         store.settle()
 
 
 def parent_dirs(files: FileSystem, folder: Path) -> Iterator[Path]:
-    """Return a store's folders, each before the one that holds its name."""
+    """Yield a store's folders, each before its parent."""
     for item in files.items(folder):
         if item.is_folder and is_key(item.name):
             yield from parent_dirs(files, folder / item.name)

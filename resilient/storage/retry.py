@@ -1,4 +1,4 @@
-"""A Store that asks again while its inner store does not answer."""
+"""A Store that retries while its inner store does not answer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 5.0
-# Before that, an answer that comes late is nobody's trouble.
+# A shorter delay disturbs nobody, so no event is emitted.
 _TELL_AFTER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUnresponsive(Event):
-    """A store does not answer, and is asked again."""
+    """A store does not answer, and requests are retried."""
 
     level: ClassVar[Level] = Level.WARNING
     url: str
@@ -40,7 +40,7 @@ class StoreUnresponsive(Event):
     within_seconds: float
 
     def line(self) -> str:
-        """Say for how long, why, and when whoever asks gives up."""
+        """Return the error, the time without an answer and the deadline."""
         return (
             f"{self.url} has not answered for {self.waited_seconds:.0f} s ({self.error}); it is "
             f"asked again for up to {self.within_seconds:g} s, and nothing that is committed is "
@@ -50,29 +50,29 @@ class StoreUnresponsive(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreRecovered(Event):
-    """A store that was silent answers again."""
+    """A store that did not answer has recovered."""
 
     url: str
     waited_seconds: float
 
     def line(self) -> str:
-        """Say which and how long it took."""
+        """Return the URL and the time without an answer."""
         return f"{self.url} answers again, after {self.waited_seconds:.0f} s"
 
 
 class RetryingStore:
-    """Repeats what raised ``StoreUnavailable``, with growing pauses, until a deadline.
+    """Retry of ``StoreUnavailable``, with growing pauses, until a deadline.
 
-    Every other error is final and passes through at once. The loop is our own and not a
-    library's because time is a parameter here: a test owns the clock and never sleeps.
+    Every other error is final and passes through at once. The loop is our own, not a library's,
+    because time is a parameter here: a test controls the clock and never sleeps.
 
     Args:
-        store: the store to ask.
-        clock: whose seconds count, and who sleeps.
-        within_seconds: after this long no further try is begun; 0 means one try. A call that
-            hangs is the inner store's to end.
-        jitter: spreads the pauses so that a thousand ranks do not come back together.
-        emit: where it is told that the store is silent, once, and that it answers again.
+        store: Inner store.
+        clock: Clock for the deadline and the pauses.
+        within_seconds: No retry begins after this time; 0 means one try. The inner store must end
+            a call that hangs.
+        jitter: Random spread of the pauses, so that a thousand ranks do not retry together.
+        emit: Receiver of one event when the store stops answering, and one when it recovers.
     """
 
     def __init__(
@@ -95,22 +95,25 @@ class RetryingStore:
         self.ranges = max_ranges(store)
 
     def telling(self, emit: Callable[[Event], None]) -> RetryingStore:
-        """Return one of the same store that tells there when it is silent."""
+        """Return a copy for the same store that emits its events to ``emit``."""
         return RetryingStore(self._store, self._clock, self._within_seconds, self._jitter, emit)
 
     def put(self, key: str, data: Data) -> None:
-        """Store ``data`` under ``key``; again is harmless, for an object is put whole."""
+        """Store ``data`` under ``key``; a retry is harmless, because an object is put whole."""
         self._persist(lambda: self._store.put(key, data))
 
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
 
-        A try that got no answer may have happened; the next one then finds the key taken, by
-        ourselves. What is there decides: content equal to ours is ours. That is sound if no
-        two writers ever write the same content under one key, which the records written this
-        way guarantee by naming their writer. Without an unanswered try, a taken key is lost.
+        A try without an answer may have succeeded; the retry then finds the key taken by this
+        process.
+        The content decides: equal content counts as this call's own. This is sound if no two
+        writers
+        ever write the same content under one key. The records written this way guarantee it by
+        naming
+        their writer. Without an unanswered try, ``KeyExists`` is raised.
 
-        Crash: the object exists or not; a later life finds it and cannot take it for its own.
+        Crash: the object exists or not; a later attempt finds it and cannot take it for its own.
         """
         unanswered = False
 
@@ -136,7 +139,7 @@ class RetryingStore:
         return self._persist(lambda: self._store.get_range(key, start, length))
 
     def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``, from its first byte again at each try."""
+        """Fill ``room`` from offset ``start``; each retry starts again at the first byte."""
         return self._persist(lambda: read_into(self._store, key, start, room, arrived))
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
@@ -155,18 +158,18 @@ class RetryingStore:
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Remove what unfinished writes left, where the inner store knows of such a thing."""
+        """Delete the leftovers of unfinished writes, if the inner store is Sweepable."""
         store = self._store
         if not isinstance(store, Sweepable):
             return ()
         return self._persist(lambda: store.sweep(is_ours, older_than_seconds, clock))
 
     def settle(self) -> None:
-        """Make durable what can be seen, where the inner store knows of a difference."""
+        """Make visible files durable, if the inner store needs it."""
         fsync_leftovers(self._store)
 
     def free_bytes(self) -> int | None:
-        """Return what the inner store says, for the room that is left."""
+        """Return the free space of the inner store."""
         return free_bytes(self._store)
 
     def _holds(self, key: str, data: Data) -> bool:
@@ -224,5 +227,5 @@ class RetryingStore:
 
 
 def with_retry_events(store: Store, emit: Callable[[Event], None]) -> Store:
-    """Return a store that tells when it is silent, where it is one that asks again."""
+    """Return a store that emits its retry events to ``emit``, if it is a RetryingStore."""
     return store.telling(emit) if isinstance(store, RetryingStore) else store

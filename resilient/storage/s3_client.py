@@ -1,22 +1,16 @@
-"""Signed zero-copy HTTP requests to S3, body checksums.
+"""Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
-What goes along with a body, so that a server refuses any other one.
+Each body is protected, so that a server rejects a different body. Everywhere this works with the
+signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it; the checksum
+costs both sides a tenth. TLS protects the body in transit. The checksum, itself signed, detects
+damage behind the end of TLS. Amazon describes both in "Checking object integrity" and "Unsigned
+payload" of its S3 documentation. A server that supports the checksum repeats it in its response;
+other servers ignore it.
 
-Everywhere that is its SHA-256, which is signed. Over https a CRC-32C does as well where the server
-holds it against what arrived, and costs both sides a tenth: TLS keeps others from changing the
-body, and the checksum, itself signed, finds what broke behind the end of TLS. Amazon describes
-both in "Checking object integrity" and "Unsigned payload" of its S3 documentation. A server that
-knows the checksum says it again in its answer; one that does not passes over it.
-
-Requests to S3 that we send over connections of our own: AWS Signature Version 4.
-
-The steps are those of "Signature Calculations for the Authorization Header" in Amazon's S3 API
-reference.
-
-Connections to a server of S3 over which bytes go between a socket and memory, uncopied.
-
-One request, one answer, each in its time; nothing is repeated here, and what an answer means is
-for who asked. A connection that was used well is used again, by whoever asks next.
+Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
+Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a
+copy. Each request has a deadline and no retries; the caller interprets the response. A connection
+that was read to the end is reused.
 """
 
 from __future__ import annotations
@@ -54,7 +48,7 @@ if TYPE_CHECKING:
 
 try:
     from crc32c import crc32c
-except ImportError:  # of the extra `fast`; without it bodies are signed
+except ImportError:  # part of the extra `fast`; without it bodies are signed
     crc32c = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -63,8 +57,8 @@ if TYPE_CHECKING:
 SUM_HEADER = "x-amz-checksum-crc32c"
 ALGORITHM_HEADER = "x-amz-checksum-algorithm"
 ALGORITHM = "CRC32C"
-"""Both sides take it with an instruction; of CRC-32 and CRC-64 Ceph makes more than of SHA-256."""
-# Every client of Amazon's own says it too, and without it Ceph passes over the checksum.
+"""Both sides have an instruction for it. Ceph computes CRC-32 and CRC-64 slower than SHA-256."""
+# Every client of Amazon sends it too, and without it Ceph ignores the checksum.
 _SAID_HEADER = "x-amz-sdk-checksum-algorithm"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _TRIALS_MAX = 3
@@ -72,11 +66,11 @@ _TRIALS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class BodyChecksum:
-    """How a server knows a body.
+    """Protection of a request body, which the server verifies.
 
     Attributes:
-        digest: SHA-256 in hexadecimal digits, or the word for none.
-        headers: to sign besides.
+        digest: SHA-256 in hexadecimal digits, or the word for an unsigned body.
+        headers: Further headers to sign.
     """
 
     digest: str
@@ -84,30 +78,30 @@ class BodyChecksum:
 
     @property
     def sum(self) -> str:
-        """The checksum, as a server says it again; empty if there is none."""
+        """The checksum as a server repeats it; empty if there is none."""
         return self.headers.get(SUM_HEADER, "")
 
 
 def signed(body: memoryview) -> BodyChecksum:
-    """Return the proof that every server takes."""
+    """Return the signed SHA-256, which every server accepts."""
     return BodyChecksum(sha256(body).hexdigest())
 
 
 def summed(body: memoryview) -> BodyChecksum:
-    """Return the proof for a server that holds a checksum against what arrived, over https."""
+    """Return the CRC-32C, for a server that verifies checksums over https."""
     value = base64.b64encode(crc32c(body).to_bytes(4)).decode("ascii")
     return BodyChecksum(_UNSIGNED, {SUM_HEADER: value, _SAID_HEADER: ALGORITHM})
 
 
 class ChecksumSupport:
-    """Whether a server holds checksums against bodies; one body finds out, the others wait not.
+    """Detection of a server's support for checksums: one body tests it, other bodies do not wait.
 
-    A trial without an answer says nothing. But what comes between may answer a checksum it does
-    not know with an error that passes for an outage, so the body after such a trial is signed,
-    and after three of them all are.
+    A test without an answer says nothing. But a proxy may answer an unknown checksum with an error
+    that looks like an outage. Therefore the body after such a test is signed, and after three such
+    tests all bodies are signed.
 
     Args:
-        is_asked: false where only a signed SHA-256 will do.
+        is_asked: False if only a signed SHA-256 is acceptable.
     """
 
     def __init__(self, *, is_asked: bool) -> None:
@@ -117,7 +111,7 @@ class ChecksumSupport:
         self._lock = threading.Lock()
 
     def begin(self) -> bool:
-        """Say whether the next body goes with a checksum; then ``end`` is to be told."""
+        """Return whether the next body has a checksum; if so, ``end`` must be called."""
         with self._lock:
             if self._is_known:
                 return self._holds
@@ -128,10 +122,10 @@ class ChecksumSupport:
             return True
 
     def end(self, *, holds: bool | None) -> None:
-        """Take note of what was seen.
+        """Record the result of a body with a checksum.
 
         Args:
-            holds: whether the server said the checksum again; None if nobody knows.
+            holds: Whether the server repeated the checksum; None if unknown.
         """
         with self._lock:
             self._is_tried = False
@@ -140,20 +134,20 @@ class ChecksumSupport:
                 self._unanswered += 1
                 holds = False if self._unanswered >= _TRIALS_MAX and not self._is_known else None
             if holds is not None:
-                # One server of several that holds none decides for all.
+                # If one of several servers does not verify, no body gets a checksum.
                 self._holds = holds and (self._holds or not self._is_known)
                 self._is_known = True
 
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY = hashlib.sha256(b"").hexdigest()
-"""Digest of no body."""
+"""Digest of an empty body."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who signs, and for which region. Shown, it tells nothing."""
+    """Signing credentials and region. The repr hides secret values."""
 
     key: str = field(repr=False)
     secret: str = field(repr=False)
@@ -162,7 +156,7 @@ class Credentials:
 
 
 def known_credentials(options: S3Options) -> Credentials | None:
-    """Return the credentials that were given or stand in the standard variables, else None."""
+    """Return the credentials of the options or of the standard variables, else None."""
     given = (options.key, options.secret, options.token)
     if not options.key:
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -172,13 +166,13 @@ def known_credentials(options: S3Options) -> Credentials | None:
 
 
 def region_of(options: S3Options) -> str:
-    """Return the region that was given or stands in the standard variables."""
+    """Return the region of the options or of the standard variables."""
     variables = (os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
     return options.region or next(filter(None, variables), "us-east-1")
 
 
 def query_of(arguments: Mapping[str, str]) -> str:
-    """Return a query in the one spelling that is signed: sorted, all but ``-._~`` quoted."""
+    """Return a query in its canonical signed form: sorted, all but ``-._~`` quoted."""
     pairs = sorted(
         (quote(name, safe="-._~"), quote(arguments[name], safe="-._~")) for name in arguments
     )
@@ -193,15 +187,15 @@ def signed_headers(
     body_digest: str = EMPTY,
     more: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
-    """Return the headers with which ``url`` may be asked for.
+    """Return the signed headers of a request to ``url``.
 
     Args:
-        method: of HTTP.
-        url: with a quoted path and the query of ``query_of``.
-        who: signs.
-        now: the present time, UTC; servers accept 15 minutes of difference.
-        body_digest: SHA-256 of the body, in hexadecimal digits; the server refuses another body.
-        more: headers that are signed as well; names in lower case.
+        method: HTTP method.
+        url: URL with a quoted path and the query of ``query_of``.
+        who: Signing credentials.
+        now: Present time, UTC; servers accept a difference of 15 minutes.
+        body_digest: SHA-256 of the body, in hexadecimal digits; the server rejects another body.
+        more: Further headers to sign; names in lower case.
     """
     parts = urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
@@ -237,12 +231,12 @@ def _signing_key(who: Credentials, date: str) -> bytes:
 
 
 WIRE_ERRORS = (OSError, HTTPException)
-"""What asking raises when there is no whole answer in time."""
+"""Errors of a request without a whole response in time."""
 PIECE_BYTES = 1 << 20
 _TEXT_BYTES_MAX = 16 << 20
 _OK = range(200, 300)
-# Settings of its environment that only the library follows: where the bucket is asked for, and
-# what else a request says.
+# Environment settings that only the library follows: they change the bucket's address or the
+# content of requests.
 _LIBRARY_ALONE = (
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
     "AWS_REQUEST_PAYER",
@@ -262,13 +256,13 @@ class HttpRequest:
     """A request.
 
     Attributes:
-        method: of HTTP.
-        key: in the bucket; the bucket itself if empty.
-        query: its arguments.
-        headers: that are not signed.
-        body: sent from where it lies.
-        signed: headers that are.
-        is_summed: whether a checksum proves the body, and no signature.
+        method: HTTP method.
+        key: Key in the bucket; empty for the bucket itself.
+        query: Arguments of the query.
+        headers: Unsigned headers.
+        body: Body, sent from this memory without a copy.
+        signed: Signed headers.
+        is_summed: Whether a checksum protects the body, instead of a signature.
     """
 
     method: str
@@ -281,12 +275,12 @@ class HttpRequest:
 
 
 class HttpResponse:
-    """What a server says; its body is read from the connection, within the request's time.
+    """A response whose body is read from the connection, within the request's deadline.
 
     Args:
-        response: with its headers read.
-        timer: gives the connection the time that is left.
-        proof: that went with the request's body.
+        response: Response with its headers read.
+        timer: Deadline of the request.
+        proof: Protection of the request's body.
     """
 
     def __init__(self, response: HTTPResponse, timer: _Timer, proof: BodyChecksum) -> None:
@@ -296,7 +290,7 @@ class HttpResponse:
 
     @property
     def is_good(self) -> bool:
-        """Whether the server did what was asked."""
+        """Whether the server reports success."""
         return self.status in _OK
 
     def header(self, name: str) -> str:
@@ -304,11 +298,11 @@ class HttpResponse:
         return self._response.headers.get(name, "")
 
     def into(self, view: memoryview) -> int:
-        """Fill the beginning of ``view`` with what is there, and say how much; 0 at the end.
+        """Fill the beginning of ``view`` with available bytes; return their number, 0 at the end.
 
         Raises:
-            OSError: cut, or the time is over.
-            HTTPException: the body ended before its length.
+            OSError: The connection was cut, or the deadline passed.
+            HTTPException: The body ended before its length.
         """
         self._timer.limit()
         response = self._response
@@ -316,8 +310,9 @@ class HttpResponse:
             return response.readinto(view)
         if not response.length:
             return 0
-        # One call of the socket's, straight into ``view`` if that is large. ``readinto`` would
-        # ask again and again until ``view`` is full, each time with all the time there is.
+        # Call the socket once, straight into a large ``view``. ``readinto`` would read again until
+        # ``view``
+        # is full, each time with the whole remaining time.
         came = response.fp.readinto1(view[: response.length])
         if not came:
             raise IncompleteRead(b"", response.length)
@@ -332,18 +327,18 @@ class HttpResponse:
         return bytes(found)
 
     def is_read(self) -> bool:
-        """Say whether nothing is left to read, so that the connection can be used again."""
+        """Return whether the body is read to its end, so that the connection can be reused."""
         if self._response.length == 0:
             self._response.read()
         return self._response.isclosed() and not self._response.will_close
 
 
 class _Timer:
-    """What is left of a request's time.
+    """Deadline of a request.
 
     Args:
-        clock: time.
-        seconds: for all of it.
+        clock: Source of the time.
+        seconds: Duration of the whole request.
     """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
@@ -352,10 +347,10 @@ class _Timer:
         self.socket: socket | None = None
 
     def limit(self) -> None:
-        """Let the next call of the socket's last no longer than what is left.
+        """Limit the next call of the socket to the remaining time.
 
         Raises:
-            TimeoutError: nothing is.
+            TimeoutError: No time is left.
         """
         left_seconds = self._until_seconds - self._clock.monotonic_seconds()
         if left_seconds <= 0:
@@ -368,40 +363,40 @@ class S3Connection:
     """Connections to one bucket, for any number of threads.
 
     Attributes:
-        sums: whether its server holds checksums against bodies.
+        sums: Detection of the server's support for checksums.
 
     Args:
-        bucket: its name.
-        options: the endpoint, whom to trust, how long to wait.
-        who: signs.
-        clock: measures, and tells the time that is signed.
+        bucket: Name of the bucket.
+        options: Endpoint, trusted certificates and deadlines.
+        who: Signing credentials.
+        clock: Source of deadlines and of the signed time.
     """
 
     def __init__(self, bucket: str, options: S3Options, who: Credentials, clock: Clock) -> None:
         self._who, self._clock, self._options = who, clock, options
         self._base = f"{endpoint_of(options, who.region)}/{quote(bucket)}"
         self._origin = self._base.removesuffix(urlsplit(self._base).path)
-        # https without a context would not know of whom else to trust.
+        # https without a context would not know the additional trusted certificates.
         self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
         pem = trusted(options).decode("ascii", "ignore")
         if self._trust and pem:
             self._trust.load_verify_locations(cadata=pem)
         self.sums = ChecksumSupport(is_asked=self._trust is not None and not options.sign_bodies)
-        # The first body is on its way while the next are digested, not when all of them are.
+        # Digest few bodies at once, so that the first body is sent while the next are digested.
         self._digesting = threading.Semaphore(max((os.cpu_count() or 1) // 2, 1))
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
-        # A store has no end that anybody tells.
+        # A store has no explicit end.
         weakref.finalize(self, _close, self._idle)
 
     @contextmanager
     def ask(self, asked: HttpRequest) -> Iterator[HttpResponse]:
-        """Send a request and give its answer.
+        """Send a request and yield its response.
 
         Raises:
-            OSError: nobody there, cut, or not in time.
-            HTTPException: what came is no answer.
+            OSError: The server was unreachable, cut the connection, or was too late.
+            HTTPException: The received bytes are no HTTP response.
         """
         connection = self._taken()
         timer = _Timer(self._clock, self._options.request_seconds)
@@ -437,7 +432,7 @@ class S3Connection:
             headers["content-length"] = str(len(asked.body))
         for name, value in headers.items():
             connection.putheader(name, value)
-        # A server that refuses may say so and hang up before it has read everything.
+        # A server that rejects a request may respond and hang up before it has read everything.
         with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
             connection.endheaders()
             for at in range(0, len(asked.body), PIECE_BYTES):
@@ -447,10 +442,10 @@ class S3Connection:
         return connection.getresponse()
 
     def _taken(self) -> HTTPConnection:
-        """Return a connection that stands: an idle one that its server has not ended, or a new."""
+        """Return a live connection: an idle connection that is still open, or a new one."""
         with self._lock:
             if self._process != os.getpid():
-                # Their answers are the parent's to read.
+                # After a fork, the responses on these connections belong to the parent.
                 _close(self._idle)
                 self._process = os.getpid()
             while self._idle:
@@ -470,10 +465,10 @@ class S3Connection:
 
 
 def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | None:
-    """Return connections of our own, or None where a request needs what only a library knows.
+    """Return our own connections, or None if a request needs what only a library supports.
 
-    That is a machine's role, no signature, a proxy, a bucket of S3 Express, or a setting of the
-    environment that says how to ask.
+    A library is needed for a machine's role, unsigned requests, a proxy, a bucket of S3 Express, or
+    an environment setting that changes requests.
     """
     who = known_credentials(options)
     if who is None or options.anon or bucket.endswith(_EXPRESS):
@@ -486,19 +481,19 @@ def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | 
 
 
 def classify_timeout(error: Exception) -> type[StoreError]:
-    """Return the class of error that one of ``WIRE_ERRORS`` is: mostly, nobody answered."""
+    """Classify one of ``WIRE_ERRORS``; most mean that the server did not answer."""
     found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
     return StoreUnavailable if found is StoreError else found
 
 
 def field_of(name: str, text: str) -> str:
-    """Return a field of an answer, which is small and flat; empty if it has none."""
+    """Return a field of a response, which is small and flat; empty if it is missing."""
     found = re.search(f"<{name}>([^<]*)</{name}>", text)
     return unescape(found[1], {"&quot;": '"'}) if found else ""
 
 
 def endpoint_of(options: S3Options, region: str) -> str:
-    """Return where the bucket is asked for by path, as every server of S3 understands it."""
+    """Return the endpoint for path-style requests, which every S3 server understands."""
     variables = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
     given = options.endpoint or next(filter(None, variables), "")
     parts = urlsplit(given or f"https://s3.{region}.amazonaws.com")
@@ -511,7 +506,7 @@ def _close(connections: list[HTTPConnection]) -> None:
 
 
 def _has_ended(connection: HTTPConnection) -> bool:
-    """Say whether a server has ended an idle connection: nothing else could be read from it."""
+    """Return whether the server closed an idle connection: only a close is readable from it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,11 +1,7 @@
-"""List and abort unfinished multipart uploads.
+"""Unfinished multipart uploads: list and abort.
 
-Multipart uploads that nobody ended: a killed client leaves one, unseen and paid for.
-
-What to do is said here once; who asks the server is ``s3_requests`` (beside obstore, which can
-neither list nor abort uploads of others) or s3fs.
-
-List and abort multipart uploads by the standard library alone: obstore can do neither.
+A killed client leaves an invisible upload, which costs money. obstore can neither list nor abort
+uploads of others. Requests go through s3fs or through this package's own S3 client.
 """
 
 from __future__ import annotations
@@ -36,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that was begun.
+    """An upload that was started.
 
     Attributes:
-        key: in the bucket.
-        number: the server's name for it.
-        begun: when, by the server's clock.
+        key: Key in the bucket.
+        number: Upload ID of the server.
+        begun: Start time, by the server's clock.
     """
 
     key: str
@@ -53,10 +49,10 @@ class Uploads(Protocol):
     """The unfinished uploads of a bucket."""
 
     def under(self, prefix: str) -> Iterator[Upload]:
-        """Yield those whose key begins with ``prefix``."""
+        """Yield the uploads whose key begins with ``prefix``."""
 
     def abort(self, upload: Upload) -> None:
-        """Forget one with all its parts; one that is gone is no error."""
+        """Abort an upload and delete its parts; a missing upload is no error."""
 
 
 def abort_uploads(
@@ -66,20 +62,20 @@ def abort_uploads(
     older_than_seconds: float,
     clock: Clock,
 ) -> tuple[str, ...]:
-    """Abort the unfinished uploads under ``prefix`` that are ours and old; return their keys.
+    """Abort our old unfinished uploads under ``prefix`` and return their keys.
 
-    An upload that is still going on and is aborted fails with its next part; nothing that was
-    ever visible is touched.
+    An upload in progress that is aborted fails at its next part. No visible object is touched.
 
     Args:
-        uploads: of the bucket.
-        prefix: the store's root in it, empty or ending with ``/``.
-        is_ours: says of a key, relative to the store's root, whether its upload may go.
-        older_than_seconds: since the upload was begun, by the server's clock.
-        clock: for the present time.
+        uploads: Uploads of the bucket.
+        prefix: The store's root in the bucket, empty or ending with ``/``.
+        is_ours: Predicate of a key, relative to the store's root: true if its upload may be
+            aborted.
+        older_than_seconds: Minimum age of an upload, by the server's clock.
+        clock: Source of the present time.
 
     Raises:
-        StoreError: the server refused, or did not answer.
+        StoreError: The server refused or did not answer.
     """
     latest = datetime.fromisoformat(clock.now_iso()) - timedelta(seconds=older_than_seconds)
     doomed = [
@@ -99,18 +95,18 @@ def abort_through_s3fs(
     older_than_seconds: float,
     clock: Clock,
 ) -> tuple[str, ...]:
-    """Do the same with s3fs, which finds credentials in more places than we do.
+    """Abort unfinished uploads with s3fs, which finds credentials in more places.
 
     Args:
-        url: of the store, ``s3://bucket/prefix``.
-        arguments: of s3fs.
-        is_ours: as above.
-        older_than_seconds: as above.
-        clock: as above.
+        url: URL of the store, ``s3://bucket/prefix``.
+        arguments: Arguments of s3fs.
+        is_ours: As for :func:`abort_uploads`.
+        older_than_seconds: As for :func:`abort_uploads`.
+        clock: As for :func:`abort_uploads`.
 
     Raises:
         ConfigError: s3fs is not installed.
-        StoreError: the server refused, or did not answer.
+        StoreError: The server refused or did not answer.
     """
     filesystem, root = connect(url, "s3", arguments)
     bucket, _, prefix = root.strip("/").partition("/")
@@ -126,7 +122,7 @@ def abort_through_s3fs(
 
 
 def cannot_clean(url: str, kind: type[StoreError], reason: str) -> StoreError:
-    """Return the error of a server that lets nobody list or abort uploads."""
+    """Return the error for a server that does not let us list or abort uploads."""
     return kind(
         f"cannot clean up unfinished uploads in {redacted(url)}: {redacted_text(reason)}",
         hint=TRUST_HINT
@@ -142,7 +138,7 @@ class _S3fsUploads:
         self._filesystem, self._bucket = filesystem, bucket
 
     def under(self, prefix: str) -> Iterator[Upload]:
-        """Ask for page after page."""
+        """Request page after page."""
         markers: dict[str, str] = {}
         while True:
             page = self._filesystem.call_s3(
@@ -158,7 +154,7 @@ class _S3fsUploads:
             }
 
     def abort(self, upload: Upload) -> None:
-        """Abort one; another life may have done so."""
+        """Abort an upload; another attempt may already have done so."""
         try:
             self._filesystem.call_s3(
                 "abort_multipart_upload",
@@ -175,21 +171,21 @@ _MISSING = 404
 
 
 class SignedMultipartUploads:
-    """The unfinished uploads of a bucket; one request a call, which nobody repeats here.
+    """The unfinished uploads of a bucket; one request per call, without retries.
 
     Args:
-        bucket: its name.
-        wire: connections to it.
+        bucket: Name of the bucket.
+        wire: Connections to the bucket.
     """
 
     def __init__(self, bucket: str, wire: S3Connection) -> None:
         self._bucket, self._wire = bucket, wire
 
     def under(self, prefix: str) -> Iterator[Upload]:
-        """Ask for page after page; https://docs.aws.amazon.com/AmazonS3/latest/API/.
+        """Request page after page; https://docs.aws.amazon.com/AmazonS3/latest/API/.
 
         Raises:
-            StoreError: the server refused, or did not answer.
+            StoreError: The server refused or did not answer.
         """
         asked = {"uploads": "", "prefix": prefix, "max-uploads": str(_PAGE)}
         while True:
@@ -201,10 +197,10 @@ class SignedMultipartUploads:
             asked["upload-id-marker"] = page.get("NextUploadIdMarker", "")
 
     def abort(self, upload: Upload) -> None:
-        """Abort one; another life may have done so.
+        """Abort an upload; another attempt may already have done so.
 
         Raises:
-            StoreError: the server refused, or did not answer.
+            StoreError: The server refused or did not answer.
         """
         self._ask(HttpRequest("DELETE", upload.key, {"uploadId": upload.number}))
 
@@ -231,7 +227,7 @@ class SignedMultipartUploads:
 
 
 class _Page:
-    """One answer to the question which uploads there are."""
+    """One page of the list of uploads."""
 
     def __init__(self, root: ET.Element) -> None:
         self._root = root
@@ -241,7 +237,7 @@ class _Page:
         return _field(self._root, name) or otherwise
 
     def uploads(self) -> Iterator[Upload]:
-        """Yield what the page tells of."""
+        """Yield the uploads of the page."""
         for one in self._root.iter():
             if _name(one) == "Upload":
                 begun = datetime.fromisoformat(_field(one, "Initiated"))
@@ -249,7 +245,7 @@ class _Page:
 
 
 def _name(element: ET.Element) -> str:
-    # Some servers leave the namespace out.
+    # Some servers omit the namespace.
     return element.tag.rpartition("}")[2]
 
 

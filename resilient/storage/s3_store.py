@@ -1,6 +1,6 @@
-"""S3 through obstore, the fast path: Rust's object_store, several parts at once, no asyncio.
+"""S3 Store on obstore (Rust's object_store), with several parts at once and without asyncio.
 
-What is large goes over connections of our own where that is possible (``s3_transfers``).
+Large objects use the connections of :mod:`resilient.storage.s3_transfer` if possible.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ _LARGE_BYTES_MIN = 1 << 20
 _NOT_FOUND, _CONDITION_FAILED, _NOT_SATISFIABLE, _NOT_IMPLEMENTED = 404, 412, 416, 501
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-# Neither has an answer of the server: nobody there, cut, timed out; or cut in mid-body.
+# No response of the server: unreachable, cut or timed out; or cut in the middle of a body.
 _UNANSWERED = re.compile(r"HTTP error: |error (?:decoding|reading) response body|error sending")
 _REFUSED = re.compile(r"InvalidCertificate\(\s*(\w+)")
-# Where a machine without credentials of its own is asked for its role.
+# Address from which a machine without own credentials requests its role.
 _ROLE = re.compile(r"http://(?:169\.254\.\d+\.\d+|\[fd00:ec2::254\])[:/]")
 
 
 class ObstoreStore:
-    """Objects in a bucket of S3 or of a server that speaks like it.
+    """Objects in a bucket of S3 or of a compatible server.
 
-    Every put is whole: one request, or a multipart upload that nobody sees before its end. The
-    library signs the SHA-256 of each body, which the server compares with what arrived. It is
-    told not to repeat anything: retries are RetryingStore's.
+    Every put is whole: one request, or a multipart upload that is invisible before its end. The
+    library signs the SHA-256 of each body, which the server compares with the received bytes. The
+    library's own retries are off: only RetryingStore retries.
 
     Args:
         url: ``s3://bucket/prefix``.
-        options: endpoint, credentials, deadlines and back-pressure.
+        options: Endpoint, credentials, deadlines and back-pressure.
 
     Raises:
-        ConfigError: the URL has no bucket, or the library refuses an option.
+        ConfigError: The URL has no bucket, or the library rejects an option.
     """
 
     exclusive = True
@@ -82,7 +82,7 @@ class ObstoreStore:
         self._parts = self.ranges = replace(options.parts(OBSTORE_PART_BYTES), are_shared=True)
         self._lanes = TransferLimiter(self._parts.in_flight)
         parts = urlsplit(url)
-        # A user in the URL is nobody's credential: s3:// has no such form.
+        # Ignore a user in the URL: s3:// has no such form, so the user is no credential.
         bucket, prefix = parts.netloc.rpartition("@")[2], parts.path.strip("/")
         self._name, self._prefix = bucket, prefix
         self._transfers: S3Transfer | None = None
@@ -98,9 +98,9 @@ class ObstoreStore:
             self._transfers = S3Transfer(self.url, wire, prefix)
 
     def put(self, key: str, data: Data) -> None:
-        """Store ``data`` under ``key``, replacing what was there.
+        """Store ``data`` under ``key`` and replace an existing object.
 
-        Crash: the old object or the new one; parts that nobody sees may be left (``sweep``).
+        Crash: the old object or the new one; invisible parts may be left (``sweep``).
         """
         view = as_byte_view(data, check_key(key))
         part_bytes = self._parts.bytes_for(len(view))
@@ -119,8 +119,9 @@ class ObstoreStore:
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
 
-        One PUT with ``If-None-Match: *``, never a multipart upload: several servers ignore the
-        condition when completing one.
+        The put is one PUT with ``If-None-Match: *``, never a multipart upload. Several servers
+        ignore
+        the condition when completing an upload.
 
         Crash: no object or all of it.
         """
@@ -142,7 +143,7 @@ class ObstoreStore:
                 ) from error
 
     def get(self, key: str) -> bytes:
-        """Return the whole object; a large one in several ranges at once, all of one version."""
+        """Return the whole object; read a large object in several ranges of one version."""
         with self._errors("get", check_key(key), reading=True):
             found = self._begin(key)
             size_bytes, version = found.meta["size"], found.meta["e_tag"]
@@ -168,7 +169,7 @@ class ObstoreStore:
         came = 0
         with self._errors("get", key, reading=True):
             for piece in self._stream(key, start, len(room)):
-                # Copied and proved while the rest is on its way.
+                # Copy and verify the piece while the next pieces are on their way.
                 stop = came + len(piece)
                 room.put(came, piece)
                 arrived(came, stop)
@@ -186,7 +187,7 @@ class ObstoreStore:
         return sorted(one for one in found if one.key.startswith(prefix) and is_key(one.key))
 
     def delete(self, key: str) -> None:
-        """Remove the object; a missing one is no error."""
+        """Delete the object; a missing object is no error."""
         with self._errors("delete", check_key(key)):
             try:
                 obstore.delete(self._bucket, key)
@@ -195,7 +196,7 @@ class ObstoreStore:
                     raise
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return the object's entry."""
+        """Return the key and the size of the object."""
         with self._errors("stat", check_key(key), reading=True):
             return ObjectInfo(key, obstore.head(self._bucket, key)["size"])
 
@@ -204,8 +205,9 @@ class ObstoreStore:
     ) -> tuple[str, ...]:
         """Abort unfinished uploads; see :func:`resilient.storage.s3_multipart.abort_uploads`.
 
-        obstore can neither list nor abort them. With credentials that are known here they are
-        asked for without it, with a machine's role through s3fs.
+        obstore can neither list nor abort them. With known credentials the requests use this
+        package's
+        own client, with a machine's role they use s3fs.
         """
         who = known_credentials(self._options)
         if who is None:
@@ -219,11 +221,11 @@ class ObstoreStore:
         return s3_multipart.abort_uploads(found, prefix, is_ours, older_than_seconds, clock)
 
     def _begin(self, key: str) -> obstore.GetResult:
-        """Ask for the first part, whose answer also tells the size and the version."""
+        """Get the first part, whose response also has the size and the version."""
         try:
             return obstore.get(self._bucket, key, options={"range": (0, self._parts.part_bytes)})
         except _CAUGHT as error:
-            # Of an empty object no range can be had.
+            # An empty object has no valid range.
             if _status(error) == _NOT_SATISFIABLE:
                 return obstore.get(self._bucket, key)
             raise
@@ -231,7 +233,7 @@ class ObstoreStore:
     def _range(self, key: str, start: int, length: int) -> memoryview:
         check_range(check_key(key), start, length)
         if length == 0:
-            # HTTP cannot ask for nothing, but a missing object is still missing.
+            # HTTP has no empty range, but a missing object must still raise.
             self.stat(key)
             return memoryview(b"")
         with self._errors("get", key, reading=True):
@@ -259,7 +261,7 @@ class ObstoreStore:
             return memoryview(obstore.get(self._bucket, key, options=options).bytes())  # type: ignore[arg-type]
 
     def _sent(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> bool:
-        """Put a large object over our own connections, and say whether that could be done."""
+        """Put a large object over our own connections and return whether that was possible."""
         transfers = self._transfers
         if len(view) >= _LARGE_BYTES_MIN and transfers:
             with self._or_library():
@@ -269,14 +271,14 @@ class ObstoreStore:
 
     @contextmanager
     def _or_library(self) -> Iterator[None]:
-        """Leave all that follows to the library once the server sends us elsewhere."""
+        """Use only the library from the first redirect of the server on."""
         try:
             yield
         except Redirected:
             self._transfers = None
 
     def _check_taken(self, key: str) -> None:
-        # 409: two requests met and neither may have won. Whoever tries again finds out.
+        # 409: two requests met and neither may have won. A retry finds out.
         try:
             self.stat(key)
         except KeyNotFound as error:
@@ -302,7 +304,7 @@ class ObstoreStore:
 
 
 def _kind(error: Exception) -> type[StoreError]:
-    """Return the class of error that ``error`` is: by answer, by type, by text."""
+    """Classify ``error`` by response, type and text."""
     text = _first_line(error)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return StoreDenied
@@ -311,14 +313,14 @@ def _kind(error: Exception) -> type[StoreError]:
     status = _status(error)
     if status == _NOT_IMPLEMENTED:
         return NotExclusive if "PUT" in text else StoreError
-    # An object that changed while it was read: the next try reads the new one.
+    # The object changed during the read: the retry reads the new object.
     if status == _CONDITION_FAILED or (not status and _UNANSWERED.search(str(error))):
         return StoreUnavailable
     return kind_of_answer(_code(error), status)
 
 
 def _is_missing(error: Exception) -> bool:
-    """Say whether ``error`` means that there is no object, and not that there is no bucket."""
+    """Return whether ``error`` means a missing object, as opposed to a missing bucket."""
     return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
 
 
@@ -333,9 +335,9 @@ def _code(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the message without the library's debugging view of itself."""
+    """Return the message without the library's debug representation."""
     text, _, debug = str(error).partition("\n\nDebug source:")
-    # Of a certificate that is refused the library tells only there.
+    # Only the debug representation names a rejected certificate.
     reason = _REFUSED.search(debug)
     why = f": the server's certificate is not trusted ({reason[1]})" if reason else ""
     return redacted_text(text.strip()) + why

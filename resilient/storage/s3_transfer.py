@@ -1,8 +1,8 @@
-"""Large objects of S3 to and from memory over connections of our own.
+"""Transfer of large S3 objects to and from caller memory, over our own connections.
 
-A client library reads a body into memory of its own, piece by piece, and copies it from there;
-with the bytes of a checkpoint that costs more than everything else. Here the socket fills the
-memory that asked, and is filled from it.
+A client library reads a body piece by piece into its own memory and copies it from there. For the
+bytes of a checkpoint this copy costs more than everything else. Here the socket reads and writes
+the caller's memory directly.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _WHOLE = "CompleteMultipartUploadResult"
 
 @dataclass(frozen=True, slots=True)
 class PutResponse:
-    """An answer to what puts an object.
+    """A response to a request that puts an object or a part.
 
     Attributes:
-        text: its body.
-        tag: the ETag of what is stored.
-        checksum: of the body that came with the request, if the server held it against that.
-        algorithm: of the checksums that an upload will hold against its parts.
+        text: Body of the response.
+        tag: ETag of the stored bytes.
+        checksum: Checksum of the request's body, if the server verified it.
+        algorithm: Checksum algorithm that an upload will verify its parts with.
     """
 
     text: str
@@ -55,7 +55,7 @@ class PutResponse:
     algorithm: str
 
     def line(self, part: int) -> str:
-        """Return how the part with this answer is named when all are joined."""
+        """Return the XML that names the part with this response when all parts are joined."""
         summed = (
             f"<ChecksumCRC32C>{escape(self.checksum)}</ChecksumCRC32C>" if self.checksum else ""
         )
@@ -66,12 +66,12 @@ class PutResponse:
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """An object and how it goes.
+    """Division of an object into parts.
 
     Attributes:
-        view: its bytes.
-        part_bytes: of each part but the last.
-        in_flight: how many are on their way at once.
+        view: Bytes of the object.
+        part_bytes: Size of each part but the last.
+        in_flight: Number of parts in flight at once.
     """
 
     view: memoryview
@@ -84,21 +84,21 @@ class PartPlan:
         return -(-len(self.view) // self.part_bytes)
 
     def part(self, number: int) -> memoryview:
-        """Return a part's bytes; the first is 1."""
+        """Return a part's bytes; the first part is 1."""
         return self.view[(number - 1) * self.part_bytes : number * self.part_bytes]
 
 
 class Redirected(Exception):
-    """The server names another address, which a library may follow."""
+    """The server redirects to another address, which a library may follow."""
 
 
 class S3Transfer:
     """Whole objects to a bucket and ranges from it.
 
     Args:
-        url: of the store, without secrets; for messages.
-        wire: to its bucket.
-        prefix: of every key; empty or ``a/b``.
+        url: URL of the store without secrets, for messages.
+        wire: Connections to the bucket.
+        prefix: Prefix of every key; empty or ``a/b``.
     """
 
     def __init__(self, url: str, wire: S3Connection, prefix: str) -> None:
@@ -109,18 +109,18 @@ class S3Transfer:
         """Fill ``room`` from offset ``start`` of an object; see :mod:`resilient.storage.transfer`.
 
         Args:
-            key: of the object.
-            start: offset in bytes.
-            room: not empty.
-            arrived: told of each piece.
+            key: Key of the object.
+            start: Offset in bytes.
+            room: Memory for the bytes; not empty.
+            arrived: Callback for each piece.
 
         Returns:
-            How many bytes came; fewer than there is room for only at the object's end.
+            Number of bytes read; fewer than the size of ``room`` only at the object's end.
 
         Raises:
-            KeyNotFound: no such object.
-            StoreError: refused, unreachable, cut or not in time.
-            Redirected: ask a library.
+            KeyNotFound: There is no such object.
+            StoreError: The request was refused, cut or too late, or the server was unreachable.
+            Redirected: The caller must use a library.
         """
         span = f"bytes={start}-{start + len(room) - 1}"
         asked = HttpRequest("GET", self._prefix + key, headers={"range": span})
@@ -134,21 +134,21 @@ class S3Transfer:
             return _received(answer, room, arrived)
 
     def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
-        """Store an object, in parts if it is larger than one.
+        """Store an object, in parts if it is larger than one part.
 
-        The server refuses a body that is not the one meant; see :mod:`resilient.storage.s3_client`.
+        The server rejects a different body; see :mod:`resilient.storage.s3_client`.
 
-        Crash: the old object or the new one; parts that nobody sees may be left.
+        Crash: the old object or the new one; invisible parts may be left.
 
         Args:
-            key: of the object.
-            view: its bytes.
-            part_bytes: of each part but the last.
-            in_flight: how many are on their way at once.
+            key: Key of the object.
+            view: Bytes of the object.
+            part_bytes: Size of each part but the last.
+            in_flight: Number of parts in flight at once.
 
         Raises:
-            StoreError: refused, unreachable, cut or not in time.
-            Redirected: ask a library.
+            StoreError: The request was refused, cut or too late, or the server was unreachable.
+            Redirected: The caller must use a library.
         """
         cut = PartPlan(view, part_bytes, in_flight)
         if not self._sums.begin():
@@ -164,18 +164,19 @@ class S3Transfer:
             self._sums.end(holds=holds)
 
     def _put_summed(self, key: str, cut: PartPlan) -> bool:
-        """Store an object with checksums; False if that is not for this server."""
+        """Store an object with checksums; return False if the server does not support them."""
         try:
             return self._put(key, cut, is_summed=True)
         except StoreUnavailable:
             raise
         except StoreError:
-            # Some refuse headers that they do not know, and a policy may ask for signatures. If
-            # it is anything else, they say so again.
+            # Some servers reject unknown headers, and a policy may require signatures. Any other
+            # error comes
+            # again with the signed request.
             return False
 
     def _put(self, key: str, cut: PartPlan, *, is_summed: bool) -> bool:
-        """Store an object, and say whether the server held checksums against every part of it."""
+        """Store an object and return whether the server verified checksums of every part."""
         if len(cut.view) <= cut.part_bytes:
             whole = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
             return bool(self._ask("put", key, whole).checksum)
@@ -197,12 +198,12 @@ class S3Transfer:
         return False
 
     def _abort(self, key: str, number: str) -> None:
-        """Give an upload up: else it lies there until somebody sweeps. No more depends on it."""
+        """Abort an upload, whose parts otherwise stay until a sweep; errors are ignored."""
         with suppress(StoreError, Redirected):
             self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))
 
     def _put_parts(self, key: str, number: str, cut: PartPlan, *, is_summed: bool) -> bool:
-        """Put all parts and join them; False if a checksum was not held against one of them."""
+        """Put and join all parts; return False if a part's checksum was not verified."""
         where = self._prefix + key
 
         def put(part: int) -> PutResponse:
@@ -217,18 +218,18 @@ class S3Transfer:
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
         whole = HttpRequest("POST", where, {"uploadId": number}, body=memoryview(text))
         ended = self._ask("put", key, whole).text
-        # It may take long, so a server may answer 200 at once, and say later that it failed.
+        # Joining may take long: a server may answer 200 at once and report the failure later.
         if _WHOLE not in ended:
             raise self._unsaid("put", key, _WHOLE, ended)
         return True
 
     def _ask(self, verb: str, key: str, asked: HttpRequest) -> PutResponse:
-        """Return what the server says."""
+        """Return the server's response."""
         with self._answer(verb, key, asked) as answer:
             self._require(answer, verb, key)
             held = answer.header(SUM_HEADER) if asked.is_summed else ""
             if held and held != answer.proof.sum:
-                # Of what arrived. It was something else.
+                # The checksum is that of the received bytes, which differ from the sent bytes.
                 raise self._failed(
                     verb, key, StoreUnavailable, "the server has another checksum than was sent"
                 )
@@ -257,10 +258,10 @@ class S3Transfer:
         raise self._failed(verb, key, kind_of_answer(code, answer.status), said)
 
     def _unsaid(self, verb: str, key: str, name: str, text: str) -> StoreError:
-        """Return what to raise for a good status without what comes with it."""
+        """Return the error for a success status without the expected content."""
         code = field_of("Code", text)
         kind = kind_of_answer(code, 0) if code else StoreUnavailable
-        # Of what went wrong inside the server it says no more than that; once more is the cure.
+        # The server gives no details of an internal error; a retry solves it.
         kind = StoreUnavailable if code == "InternalError" else kind
         return self._failed(verb, key, kind, code or f"half an answer, without {name}")
 
@@ -274,7 +275,7 @@ class S3Transfer:
 
 
 def _received(answer: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
-    """Read a body into ``room``, and tell of each piece while a cache still has it."""
+    """Read a body into ``room``, and report each piece while it is still in a cache."""
     told = came = 0
     for piece in room.cut(0, len(room)):
         at = 0

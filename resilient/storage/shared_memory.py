@@ -1,15 +1,10 @@
-"""/dev/shm folders, mapped buffers, free host memory.
+"""Shared memory folders (/dev/shm), mapped buffers and free host memory.
 
-How much memory this process may still take before the kernel kills somebody for it.
-
-Memory of this process, and the cost of its first touch paid early.
-
-Shared memory by files in a memory-backed folder (/dev/shm), each folder owned by one process.
-
-A folder belongs to whoever holds its lock. The kernel lets the lock go when the owner dies,
-however it dies, so ``sweep`` tells stale folders from live ones in any PID namespace. Python's
-multiprocessing.shared_memory is not used: its resource tracker unlinks segments behind our back
-when the process that mapped them dies (Python issue 82300).
+One process owns each folder by the folder's lock. The kernel releases the lock when the owner dies
+for any reason. ``sweep`` therefore tells stale folders from live ones in any PID namespace.
+Python's
+multiprocessing.shared_memory is not used: its resource tracker unlinks segments when the process
+that mapped them dies (Python issue 82300).
 """
 
 from __future__ import annotations
@@ -31,15 +26,15 @@ _ROOT = Path("/")
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int | None:
-    """Return the least of what the machine and this process's control groups have left.
+    """Return the smaller of the memory left to the machine and to this process's control groups.
 
-    Shared memory counts against both, and its file system's size says nothing of either.
+    Shared memory counts against both. The size of its file system says nothing about either.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: Folder that contains ``proc`` and ``sys``.
 
     Returns:
-        None where nobody tells.
+        None if neither limit is known.
     """
     found = [*_of_machine(root), *_of_groups(root)]
     return min(found, default=None)
@@ -55,7 +50,7 @@ def _of_machine(root: Path) -> list[int]:
 
 
 def _of_groups(root: Path) -> list[int]:
-    """Return what each control group (version 2) around this process has left."""
+    """Return the memory left to each control group (version 2) around this process."""
     found: list[int] = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -74,7 +69,7 @@ def _is_bounded(group: Path, top: Path) -> bool:
 
 def _left(group: Path) -> int:
     limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-    # The page cache counts as used, and goes when somebody needs the memory.
+    # The page cache counts as used, but the kernel frees it on demand.
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return limit - used + int(stat.get("inactive_file", 0))
 
@@ -85,7 +80,7 @@ _STRIDE_BYTES = 1 << 20
 
 
 def private(size_bytes: int) -> memoryview:
-    """Return zeros that only this process sees, in huge pages where the machine gives them."""
+    """Return zeros private to this process, in huge pages if the machine has them."""
     if size_bytes == 0:
         return memoryview(bytearray())
     mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -96,18 +91,18 @@ def private(size_bytes: int) -> memoryview:
 
 
 def keep_from_children(mapped: mmap.mmap) -> None:
-    """Leave memory out of the processes that are forked from this one, such as a loader's.
+    """Exclude memory from processes forked from this one, such as data loader workers.
 
-    Else each fork shares its pages until they are written to: the next copy into it takes a fault
-    per page, ten times as long as a warm one, and as much memory again while the child lives. A
-    child has no use for it: the threads that persist are not there.
+    Otherwise each fork shares the pages until they are written to. The next copy into such a page
+    takes a page fault, 10 times as long as a warm copy, and doubles the memory while the child
+    lives. A child does not need the memory: it has no persisting threads.
     """
     with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_DONTFORK)
 
 
 class PrivateBuffers:
-    """Private memory by name, the same as last time where it is long enough."""
+    """Private memory by name, reused if it is long enough."""
 
     def __init__(self) -> None:
         self._held: dict[str, memoryview] = {}
@@ -121,10 +116,10 @@ class PrivateBuffers:
 
 
 def prefault(memory: memoryview) -> None:
-    """Have every page of fresh memory there, so that whoever writes first does not wait for it.
+    """Touch every page of fresh memory, so that the first writer does not wait for page faults.
 
     Args:
-        memory: writable; nobody needs what is in it.
+        memory: Writable memory whose content is not needed.
     """
     mapped = memory.obj
     if isinstance(mapped, mmap.mmap):
@@ -138,23 +133,23 @@ def prefault(memory: memoryview) -> None:
 
 
 ROOT = Path(os.environ.get("RESILIENT_SHARED_FOLDER") or "/dev/shm")  # noqa: S108 - in memory
-"""Where shared memory is made: another file system in memory, where a container's is too small."""
+"""Folder for shared memory. Set another one if that of a container is too small."""
 _PREFIX = "resilient-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-[0-9a-f]{{8}}")
 _OWNER = "owner.json"
 _ATTEMPTS_MAX = 16
 SPARE_BYTES = 128 << 20
-"""Memory of the machine that is never taken."""
+"""Memory of the machine that is never allocated."""
 
 
 class SharedFolder:
-    """A folder of shared memory that exists as long as this process wants it.
+    """A folder of shared memory that exists until this process closes it.
 
     Args:
-        root: where it is made; a file system in memory.
+        root: Parent folder, on a file system in memory.
 
     Raises:
-        StoreDenied: it cannot be made there.
+        StoreDenied: The folder cannot be created.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -170,10 +165,10 @@ class SharedFolder:
             ) from error
 
     def allocate(self, size_bytes: int) -> Path:
-        """Return a new file of ``size_bytes`` whose memory is promised, so no write can fail.
+        """Return a new file of ``size_bytes`` with reserved memory, so that no write can fail.
 
         Raises:
-            StoreFull: that much is not free.
+            StoreFull: That much memory is not free.
         """
         left_bytes = available_memory_bytes()
         if left_bytes is not None and size_bytes > left_bytes - SPARE_BYTES:
@@ -186,7 +181,7 @@ class SharedFolder:
         path = self.path / f"{self._made:06d}"
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            # A hole that cannot be filled later would kill the writer with SIGBUS.
+            # Reserve now: a write to a hole in a full file system kills the writer with SIGBUS.
             os.posix_fallocate(handle, 0, max(size_bytes, 1))
         except OSError as error:
             path.unlink()
@@ -200,36 +195,36 @@ class SharedFolder:
         return path
 
     def free(self, path: Path) -> None:
-        """Let a file go; who has mapped it keeps what it mapped."""
+        """Delete a file; a process that has it mapped keeps the mapped memory."""
         path.unlink(missing_ok=True)
 
     def mark(self, name: str) -> None:
-        """Let others see that this owner is at ``name``, until ``unmark``."""
+        """Show other processes that this owner is at ``name``, until ``unmark``."""
         (self.path / name).touch()
 
     def unmark(self, name: str) -> None:
-        """Take a mark away."""
+        """Remove a mark."""
         (self.path / name).unlink(missing_ok=True)
 
     def is_marked_elsewhere(self, name: str) -> bool:
-        """Say whether another living owner is at ``name``."""
+        """Return whether another living owner is at ``name``."""
         others = {found.parent for found in self._root.glob(f"{_PREFIX}*/{name}")}
         return any(_is_owned(path) for path in others - {self.path})
 
     def close(self) -> None:
-        """Let everything go."""
+        """Delete the folder and release its lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
     def _tell(self) -> None:
-        """Say for people who the owner is; the lock alone decides."""
+        """Write the owner for people to read; only the lock decides."""
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         owner = {"pid": os.getpid(), "started_ticks": int(started)}
         (self.path / _OWNER).write_text(json.dumps(owner))
 
 
 def _create(root: Path) -> tuple[Path, int]:
-    """Return a new folder and the descriptor that holds its lock."""
+    """Return a new folder and the descriptor that has its lock."""
     for _ in range(_ATTEMPTS_MAX):
         path = root / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         path.mkdir(mode=0o700)
@@ -240,9 +235,9 @@ def _create(root: Path) -> tuple[Path, int]:
 
 
 def lock_folder(path: Path) -> int | None:
-    """Return a descriptor that holds the lock of ``path``, None if another does or it is gone.
+    """Lock ``path`` and return the descriptor, None if another process has the lock or it is gone.
 
-    Crash: the kernel lets the lock go.
+    Crash: the kernel releases the lock.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -250,7 +245,7 @@ def lock_folder(path: Path) -> int | None:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # It may have been swept between the two calls above.
+        # The folder may have been swept between the two calls above.
         if os.path.samestat(path.stat(), os.fstat(handle)):
             return handle
     except OSError:
@@ -267,24 +262,25 @@ def _is_owned(path: Path) -> bool:
 
 
 def used_bytes(root: Path = ROOT) -> int:
-    """Return how much memory all that is shared under ``root`` takes, of all jobs of this host.
+    """Return how much memory the shared folders under ``root`` use, over all jobs of this host.
 
-    What this user may not look into is not counted.
+    Folders that this user may not read are not counted.
     """
     used = 0
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # its owner may be gone, or another user
-            # st_blocks counts 512 bytes each, whatever the file system.
+            # st_blocks counts 512 bytes each, on any file system.
             used += sum(512 * one.stat().st_blocks for one in folder.iterdir())
     return used
 
 
 def sweep(root: Path = ROOT) -> list[Path]:
-    """Remove the folders of this user whose owners are dead, and return them.
+    """Delete the folders of this user whose owners are dead, and return the deleted folders.
 
-    A live owner holds its lock, so nothing of it is touched. A folder that was made this
-    moment and is not locked yet may go; its maker notices and makes another. What somebody else
-    called so, such as a repository in memory, is no such folder and stays.
+    A live owner has its lock, so its folder is not touched. A folder that is new and not locked yet
+    may be deleted; its maker notices and makes another. A foreign folder with such a name, such as
+    a
+    repository in memory, stays.
     """
     swept = []
     for path in sorted(root.glob(f"{_PREFIX}*")):
@@ -301,9 +297,9 @@ def sweep(root: Path = ROOT) -> list[Path]:
 
 
 def _is_one(path: Path) -> bool:
-    """Say whether a folder is one of ours: by its name, and by what its owner wrote into it.
+    """Return whether a folder is a shared memory folder, by its name and its owner file.
 
-    An owner that was killed before it had written that had put nothing else there.
+    An owner that was killed before it wrote the owner file had put nothing else there.
     """
     named = _NAME.fullmatch(path.name)
     if named is None:
@@ -318,11 +314,11 @@ def _is_one(path: Path) -> bool:
 
 
 def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
-    """Return the first ``size_bytes`` of a shared file as memory.
+    """Map the first ``size_bytes`` of a shared file.
 
     Raises:
-        OSError: it is gone.
-        ValueError: it is shorter.
+        OSError: The file is gone.
+        ValueError: The file is shorter.
     """
     if size_bytes == 0:
         return memoryview(b"")
@@ -338,6 +334,6 @@ def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
 
 
 def free_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of shared memory nobody uses."""
+    """Return how many bytes of shared memory are free."""
     held = os.statvfs(root)
     return held.f_bavail * held.f_frsize

@@ -1,13 +1,4 @@
-"""Buffers, ranged reads into caller memory, multipart sizing, thread pool.
-
-What a caller hands to a store, checked once and in one way.
-
-Large objects in parts: how large, how many at once, and how they are sliced and joined.
-
-Several things at once, in a few threads that end before the call does.
-
-Ranges of an object straight into memory that the reader owns: what some stores can do.
-"""
+"""Buffers, ranged reads into caller memory, multipart sizing, thread pool."""
 
 from __future__ import annotations
 
@@ -30,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def as_byte_view(data: Data, key: str = "") -> memoryview:
-    """Return ``data`` as one flat view of bytes, copying nothing.
+    """Return ``data`` as one flat view of bytes, without a copy.
 
     Raises:
-        StoreError: the buffer has gaps, or is not one.
+        StoreError: ``data`` is no buffer, or its memory is not contiguous.
     """
     try:
         view = memoryview(data)
@@ -46,37 +37,37 @@ def as_byte_view(data: Data, key: str = "") -> memoryview:
 
 
 MEMORY_ALIGNMENT = 64
-"""Of what torch allocates, in bytes."""
+"""Alignment of the memory that torch allocates, in bytes."""
 _HUGE_BYTES_MIN = 2 << 20
 
 
 def new_memory(size_bytes: int, head_bytes: int = 0) -> memoryview:
-    """Return memory of our own for a file, in large pages where the machine has them.
+    """Allocate private memory for a file, in huge pages if the machine has them.
 
-    The first touch of a page costs several times the copy into it, and one large page stands
-    for 512 small ones.
+    The first touch of a page costs several times the copy into the page. One huge page replaces
+    512 small pages.
 
     Args:
-        size_bytes: how much.
-        head_bytes: what stands behind so many bytes begins at a multiple of 64, as memory of
-            torch does.
+        size_bytes: Size of the memory.
+        head_bytes: Size of the file's header. The byte after the header is aligned to 64 bytes, as
+            torch aligns memory.
     """
     before = -head_bytes % MEMORY_ALIGNMENT
     if size_bytes < _HUGE_BYTES_MIN:
         return memoryview(bytearray(size_bytes))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, before + size_bytes, flags=flags)
-    # Not every system has it, and nothing depends on it.
+    # Some systems lack huge pages, and nothing depends on them.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[before:]
 
 
 class ScatterBuffer:
-    """Memory for a run of bytes: one piece, or several that lie anywhere.
+    """Memory for a run of bytes: one piece, or several pieces at any addresses.
 
     Args:
-        pieces: flat, writable bytes, in the order of the run.
+        pieces: Flat, writable bytes, in the order of the run.
     """
 
     def __init__(self, pieces: Iterable[memoryview]) -> None:
@@ -84,11 +75,11 @@ class ScatterBuffer:
         self._stops = tuple(accumulate(map(len, self._pieces)))
 
     def __len__(self) -> int:
-        """Return how many bytes the run has."""
+        """Return the length of the run in bytes."""
         return self._stops[-1] if self._stops else 0
 
     def cut(self, begin: int, stop: int) -> list[memoryview]:
-        """Return the memory of the bytes from ``begin`` to ``stop`` of the run, or to its end."""
+        """Return the memory of bytes ``begin`` to ``stop`` of the run, or up to its end."""
         found = []
         for index in range(bisect_right(self._stops, begin), len(self._pieces)):
             piece = self._pieces[index]
@@ -99,11 +90,11 @@ class ScatterBuffer:
         return found
 
     def part(self, begin: int, stop: int) -> ScatterBuffer:
-        """Return the room of a part of the run."""
+        """Return the memory of a part of the run."""
         return ScatterBuffer(self.cut(begin, stop))
 
     def put(self, begin: int, data: Data) -> None:
-        """Copy ``data`` to the bytes from ``begin`` on; there must be so many."""
+        """Copy ``data`` into the run from byte ``begin``; the run must be long enough."""
         view, at = memoryview(data), 0
         for piece in self.cut(begin, begin + len(view)):
             piece[:] = view[at : at + len(piece)]
@@ -111,7 +102,7 @@ class ScatterBuffer:
 
 
 def check_range(key: str, start: int, length: int) -> None:
-    """Refuse a range that begins or ends before it starts.
+    """Reject a range with a negative start or length.
 
     Raises:
         StoreError: ``start`` or ``length`` is negative.
@@ -128,12 +119,12 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MultipartConfig:
-    """The back-pressure of one transfer: at most ``in_flight * part_bytes`` are on their way.
+    """Part size and concurrency of a transfer: at most ``in_flight * part_bytes`` in flight.
 
     Attributes:
-        part_bytes: least size of one part; an object that has no two of them is one request.
-        in_flight: parts that are on their way at once.
-        are_shared: whether all transfers of a store together have no more on their way.
+        part_bytes: Minimum size of a part; an object smaller than two parts is one request.
+        in_flight: Number of parts in flight at once.
+        are_shared: Whether ``in_flight`` bounds all transfers of a store together.
     """
 
     part_bytes: int = 16 * _MIB
@@ -141,32 +132,32 @@ class MultipartConfig:
     are_shared: bool = False
 
     def count_for(self, size_bytes: int) -> int:
-        """Return the number of parts of an object: S3 takes at most 10,000 of one upload."""
+        """Return the number of parts of an object: S3 takes at most 10,000 per upload."""
         return min(max(size_bytes // self.part_bytes, 1), _PARTS_MAX)
 
     def bytes_for(self, size_bytes: int) -> int:
-        """Return the part size for an object: parts of equal size, none of them a small rest."""
+        """Return the part size of an object: equal parts without a small remainder."""
         each = -(-size_bytes // self.count_for(size_bytes))
         return max(self.part_bytes, each)
 
 
 class TransferLimiter:
-    """What all transfers of a store together may have on their way.
+    """Bound on the parts that all transfers of a store have in flight together.
 
     Args:
-        in_flight: parts.
+        in_flight: Number of parts.
     """
 
     def __init__(self, in_flight: int) -> None:
         self._free = in_flight
-        # The next file begins before a large one has ended, so that nothing idles at its end.
+        # The next file starts before a large file ends, so the connections stay busy at its end.
         self._most = max(in_flight * 3 // 4, 1)
         self._least = max(in_flight // 4, 1)
         self._changed = threading.Condition()
 
     @contextmanager
     def take(self, wanted: int) -> Iterator[int]:
-        """Wait until some parts may go, and give how many: ``wanted``, or fewer."""
+        """Wait until some parts are free and yield their number: ``wanted``, or fewer."""
         wanted = min(wanted, self._most)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= min(wanted, self._least))
@@ -181,7 +172,7 @@ class TransferLimiter:
 
 
 class SlicedReader:
-    """Bytes that are copied only a slice at a time, for clients that take ``bytes`` alone."""
+    """Bytes copied one slice at a time, for clients that accept only ``bytes``."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -196,13 +187,13 @@ class SlicedReader:
 def read_in_parts(
     read: Callable[[int, int], Data], size_bytes: int, parts: MultipartConfig, began: Data = b""
 ) -> bytes:
-    """Return ``size_bytes`` bytes that ``read(start, length)`` gives, several parts at once.
+    """Read ``size_bytes`` bytes with ``read(start, length)``, several parts at once.
 
     Args:
-        read: returns a range of the object; called from several threads.
-        size_bytes: length of the object.
-        parts: how large and how many.
-        began: what was read of its beginning already.
+        read: Function that returns a range of the object; called from several threads.
+        size_bytes: Length of the object.
+        parts: Part size and number of concurrent reads.
+        began: Bytes of the object's beginning that are already read.
     """
     starts = range(len(began), size_bytes, parts.part_bytes)
     lengths = (min(parts.part_bytes, size_bytes - start) for start in starts)
@@ -219,21 +210,23 @@ def map_parallel(
 ) -> tuple[Result, ...]:
     """Return ``work(item)`` for every item, in the order of the items.
 
-    The items are begun in their order, and the calling thread works too. After a failure no more
-    are begun; those that were are waited for, so nothing goes on when this has returned.
+    The items start in their order, and the calling thread works too. After a failure no further
+    item starts. The function waits for the items that did start, so no work continues after it
+    returns.
 
-    Plain threads, and not an executor of the standard library: that one refuses work as soon as
-    the interpreter is about to end, and a save in flight lands even then.
+    Plain threads are used instead of an executor of the standard library. An executor refuses
+    work as soon as the interpreter is about to exit, and a save in flight must still be committed
+    then.
 
-    Crash: as ``work``, for any of the items that were begun.
+    Crash: as ``work``, for any of the items that started.
 
     Args:
-        work: called from several threads.
-        items: what to work on; made one at a time, if they are made.
-        at_once: how many at most; 1 starts no thread.
+        work: Function called from several threads.
+        items: Items to process; a lazy iterable is advanced one item at a time.
+        at_once: Maximum concurrency; 1 starts no thread.
 
     Raises:
-        BaseException: what ``work`` raised for the first item, in their order, that failed.
+        BaseException: The error that ``work`` raised for the first failed item, in their order.
     """
     lanes = _Lanes(work, items)
     count = min(at_once, len(items)) if isinstance(items, Sized) else at_once
@@ -243,7 +236,7 @@ def map_parallel(
     ]
     started = []
     for thread in others:
-        # A machine that gives no more threads only makes it slower.
+        # A machine without free threads only makes the work slower.
         with suppress(RuntimeError):
             thread.start()
             started.append(thread)
@@ -256,7 +249,7 @@ def map_parallel(
 
 
 class _Lanes(Generic[Item, Result]):
-    """What is left to do, and what came of the rest, by number."""
+    """Remaining items, and results and errors by number."""
 
     def __init__(self, work: Callable[[Item], Result], items: Iterable[Item]) -> None:
         self._work = work
@@ -267,7 +260,7 @@ class _Lanes(Generic[Item, Result]):
         self.failed: dict[int, BaseException] = {}
 
     def run(self) -> None:
-        """Take one item after the other until none is left, or one has failed."""
+        """Process items one by one until none is left or one has failed."""
         is_left = True
         while is_left:
             with self._lock:
@@ -279,7 +272,7 @@ class _Lanes(Generic[Item, Result]):
                 self._do(number, item[0])
 
     def _next(self, number: int) -> tuple[Item] | None:
-        """Return the next item in a tuple, None when there is none; the lock is held."""
+        """Return the next item in a tuple, None if there is none; the caller has the lock."""
         try:
             return None if self.failed else (next(self._left),)
         except StopIteration:
@@ -296,46 +289,49 @@ class _Lanes(Generic[Item, Result]):
 
 
 _SHARING_MAX = 8
-"""A thread for each."""
+"""Maximum number of files in flight; each file has its own thread."""
 
 Arrived = Callable[[int, int], None]
-"""Told of each piece, as soon as it is there, where in the room it begins and stops.
+"""Callback for each piece that arrived: its start and stop offsets in the buffer.
 
-Pieces come one behind the other from the room's beginning. They may begin anew; then what was
-there before counts for nothing. What this raises ends the filling.
+Pieces arrive in order from the beginning of the buffer. They may start again at the beginning;
+then all earlier pieces are void. An exception from this callback ends the read.
 """
 
 
 @runtime_checkable
 class ReadInto(Protocol):
-    """A store that fills memory without a copy between. Not a part of the seven verbs of a Store.
+    """A store that fills caller memory without an intermediate copy.
+
+    This is not one of the seven methods of a Store.
 
     Attributes:
-        ranges: how large a range it likes, and how many at once; in parts of this size it puts
-            large objects, so many at once of each.
+        ranges: Preferred size and concurrency of ranges. Large objects are put in parts of this
+            size, with the same concurrency for each object.
     """
 
     ranges: MultipartConfig
 
     def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start`` and return how many bytes came.
+        """Fill ``room`` from offset ``start`` and return the number of bytes read.
 
-        Fewer come only at the object's end. When it raises, ``room`` may hold anything.
+        Fewer bytes are read only at the object's end. After an error, the content of ``room`` is
+        undefined.
 
         Raises:
-            KeyNotFound: no such object.
+            KeyNotFound: The store has no such object.
         """
 
 
 def read_into(store: Store, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-    """Fill ``room`` from any store; one that cannot do it costs a copy.
+    """Fill ``room`` from any store; a store without ``ReadInto`` costs one copy.
 
     Args:
-        store: where the object is.
-        key: its key.
-        start: offset in it, bytes.
-        room: memory for what is wanted.
-        arrived: told of each piece.
+        store: Store that has the object.
+        key: Key of the object.
+        start: Offset in the object, in bytes.
+        room: Memory for the bytes.
+        arrived: Callback for each piece.
     """
     if isinstance(store, ReadInto):
         return store.fill(key, start, room, arrived)
@@ -346,15 +342,15 @@ def read_into(store: Store, key: str, start: int, room: ScatterBuffer, arrived: 
 
 
 def max_ranges(store: Store) -> MultipartConfig:
-    """Return how large ranges of ``store`` are best read, and how many at once."""
+    """Return the best size of a range of ``store``, and the number of concurrent reads."""
     return store.ranges if isinstance(store, ReadInto) else MultipartConfig(in_flight=4)
 
 
 def files_at_once(store: Store, size_bytes: int) -> int:
-    """Return how many objects of ``size_bytes`` may be on their way to ``store`` at once.
+    """Return how many objects of ``size_bytes`` may be in flight to ``store`` at once.
 
-    Their parts together are as many as the store wants on their way, or those of one object. A
-    store that bounds them by itself is given some more files, so that it always has parts to send.
+    Their parts together are as many as the store wants in flight, or the parts of one object. A
+    store that bounds its parts itself gets some more files, so that it always has parts to send.
     """
     best = max_ranges(store)
     if best.are_shared:

@@ -1,4 +1,4 @@
-"""The URL of a store: its protocol, and how it may be shown."""
+"""Protocol, redaction and checks of store URLs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def redacted(url: str) -> str:
 
 
 def require_plain_host(url: str) -> None:
-    """Refuse a URL with a secret that would be taken for a bucket, and then sent and shown as one.
+    """Reject a URL with a secret that would be taken for, sent as and shown as a bucket.
 
     Raises:
-        ConfigError: there is a colon in its host that begins no port, or in its bucket.
+        ConfigError: The host has a colon that begins no port, or the bucket has a colon.
     """
     netloc = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     _, colon, port = netloc.rpartition(":")
@@ -55,10 +55,10 @@ def require_plain_host(url: str) -> None:
 
 
 def redacted_text(text: str) -> str:
-    """Return another library's message without what a URL or an answer in it would give away.
+    """Remove the secrets of URLs and server responses from another library's message.
 
-    S3 repeats the request that it refuses, with the token of a session among the headers. Of such
-    an answer only its code and its message are kept.
+    S3 repeats the rejected request, with the session token among the headers. Of such a response
+    only the code and the message are kept.
     """
     text = _ANSWER.sub(_code_and_message, text)
     text = _HEADER.sub(r"\1: <redacted>", text)
@@ -66,10 +66,11 @@ def redacted_text(text: str) -> str:
 
 
 def fit_to_show(error: Exception) -> Exception:
-    """Return another library's error as the cause of one of ours: a traceback shows it too.
+    """Return another library's error as a safe cause: a traceback shows causes too.
 
-    It is that error itself unless it, or what it came from, says what :func:`redacted_text` would
-    not; then one that says the rest, from the same place.
+    The result is the error itself if :func:`redacted_text` would change neither its message nor the
+    messages of its causes. Otherwise it is a new error with the redacted message and the same
+    traceback.
     """
     if all(redacted_text(one) == one for one in _said_on_the_way(error)):
         return error
@@ -78,7 +79,7 @@ def fit_to_show(error: Exception) -> Exception:
 
 
 def _said_on_the_way(error: BaseException) -> list[str]:
-    """Return what an error says, and what those say that it came from."""
+    """Return the messages of an error and of all its causes and contexts."""
     chain: list[BaseException] = [error]
     for one in chain:
         chain += [two for two in (one.__cause__, one.__context__) if two and two not in chain]
