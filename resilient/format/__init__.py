@@ -1,1 +1,1 @@
-"""PURE: bytes to values and back. No I/O, no torch."""
+"""Formats of a checkpoint: pure conversion of bytes to values and back, without I/O or torch."""

@@ -1,9 +1,9 @@
-"""The digest, streaming: one function for writing and for reading.
+"""Streaming digests of files and chunks, for writing and reading.
 
-Files are cut into chunks of ``CHUNK_BYTES``; each chunk has an XXH3-128 digest, so damage is
-located, and the file's digest is the XXH3-128 of the chunk digests joined in order, so one pass
-over the bytes gives both. XXH3 is not cryptographic: it finds damage, not forgery. The manifest's
-own root is SHA-256.
+Files are cut into chunks of ``CHUNK_BYTES``. Each chunk has an XXH3-128 digest, which locates
+damage. The file's digest is the XXH3-128 of the joined chunk digests, so one pass over the bytes
+gives both. XXH3 is not cryptographic: it finds damage, not forgery. The manifest's own root is
+SHA-256.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 << 20
 _PIECE_BYTES = 512 << 10
-"""Lies in the cache of one core while it is digested twice: 40 ms for 343 MiB, 55 by the chunk."""
+"""Fits in one core's cache while it is digested twice: 40 ms for 343 MiB, 55 ms by chunk."""
 
 
 def no_progress(size_bytes: int) -> None:
-    """Take note of nothing: the default of whoever wants to be told of each piece."""
+    """Ignore the progress: the default of callers with a progress callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Proof of a file's content.
+    """Digests of a file's content.
 
     Attributes:
-        size_bytes: length in bytes.
+        size_bytes: Length in bytes.
         digest: 32 hex characters over the chunk digests.
         chunks: 32 hex characters per chunk, in order.
     """
@@ -43,7 +43,7 @@ class FileDigest:
 
 
 def digest_file(data: bytes | bytearray | memoryview) -> FileDigest:
-    """Return the digests of a whole file's content."""
+    """Compute the digests of a whole file's content."""
     view = memoryview(data).cast("B")
     chunks = tuple(
         xxhash.xxh3_128_hexdigest(view[start : start + CHUNK_BYTES])
@@ -57,18 +57,18 @@ def digest_with(
     ranges: Sequence[tuple[int, int]],
     told: Callable[[int], None] = no_progress,
 ) -> tuple[FileDigest, tuple[str, ...]]:
-    """Return the digests of a whole file's content, and that of each range of it.
+    """Compute the digests of a whole file's content and of ranges of it.
 
-    Both are taken of one piece after the other, so the bytes come from memory once.
+    Both are computed piece by piece, so the bytes come from memory once.
 
     Args:
-        data: the content.
-        ranges: (start, stop) inside it; they do not overlap.
-        told: told of each chunk's length when it is done, and may take its time.
+        data: Content of the file.
+        ranges: (start, stop) inside the content; they do not overlap.
+        told: Callback with the length of each digested chunk; it may block.
     """
     view = memoryview(data).cast("B")
     left = deque(sorted(enumerate(ranges), key=lambda one: one[1]))
-    # What is empty and lies behind the last chunk is not met below.
+    # The loop below does not reach empty ranges behind the last chunk.
     found = [digest_bytes(b"")] * len(ranges)
     chunks = []
     running = xxhash.xxh3_128()
@@ -98,29 +98,29 @@ def digest_bytes(data: bytes | bytearray | memoryview) -> str:
 
 
 class RunningDigest:
-    """The digest of a run of bytes that comes piece by piece."""
+    """Digest of a run of bytes that arrives piece by piece."""
 
     def __init__(self) -> None:
         self._running = xxhash.xxh3_128()
 
     def add(self, pieces: Iterable[memoryview]) -> None:
-        """Take what comes next."""
+        """Add the next bytes."""
         for piece in pieces:
             self._running.update(piece)
 
     def take(self) -> str:
-        """Return the digest of what came since the last call, and begin anew."""
+        """Return the digest of the bytes since the last call, and start again."""
         digest = self._running.hexdigest()
         self._running.reset()
         return digest
 
 
 def digest_slowly(data: memoryview, told: Callable[[int], None]) -> str:
-    """Return the same, telling of each piece when it is done.
+    """Return the digest of ``data`` and report each digested piece.
 
     Args:
-        data: flat bytes.
-        told: told of a piece's length; may take its time.
+        data: Flat bytes.
+        told: Callback with the length of each piece; it may block.
     """
     running = xxhash.xxh3_128()
     for start in range(0, len(data), CHUNK_BYTES):
@@ -138,9 +138,9 @@ def join_chunks(chunks: tuple[str, ...]) -> str:
 def damaged_ranges(
     data: bytes | bytearray | memoryview, expected: FileDigest
 ) -> list[tuple[int, int]]:
-    """Return the byte ranges (start, stop) whose chunks are not what was written.
+    """Return the byte ranges (start, stop) whose chunks differ from the written chunks.
 
-    A file of another length is damaged from the first missing or extra byte on as well.
+    A file of another length is also damaged from the first missing or extra byte on.
     """
     found = digest_file(data)
     ranges = [

@@ -1,15 +1,12 @@
-"""Sealed canonical JSON, bounded validation of untrusted documents.
+"""Sealed canonical JSON documents, and bounded validation of untrusted documents.
 
-What a document may hold, as data: types, lengths, counts and depths, looked at before use.
+A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. Its ``root``
+is the SHA-256 of the same document without that field. Reading requires the exact bytes that
+writing would produce, so a change of any bit is found.
 
-A seal finds damage, but whoever can write a document can also seal it. So nothing of a document
-is multiplied, allocated or walked before it was held against these bounds.
-
-Sealed JSON documents: canonical bytes that carry their own root digest.
-
-A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. Its
-``root`` is the SHA-256 of the same document without that field. Reading demands the very bytes
-that writing would produce, so a change of any bit is found.
+The bounds limit types, lengths, counts and depths. A seal finds damage, but anyone who can write a
+document can also seal it. Therefore no value of a document is multiplied, allocated or walked
+before it was checked against these bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from resilient.errors import IntegrityError
 from resilient.format.digest import root_digest
 
 Check = Callable[[Any, str], None]
-"""Raises ValueError, with the path, unless the value is as it must be."""
+"""Raises ValueError, with the path, if the value is invalid."""
 
 DEPTH_MAX = 100
 NUMBER_MAX = 1 << 62
@@ -45,18 +42,18 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def text(value: Any, path: str, length_max: int = _TEXT_LENGTH_MAX) -> None:
-    """Require a short text that can be shown: no lone surrogates, no control characters."""
+    """Require a short printable text: no lone surrogates, no control characters."""
     _require(isinstance(value, str) and len(value) <= length_max, path, "is no short text")
     _require(value.isprintable(), path, "is no text that can be shown")
 
 
 def name(value: Any, path: str) -> None:
-    """Require the name of a tensor: any keys of a model, so longer and less plain."""
+    """Require a tensor name; it holds any keys of a model, so it may be longer and less plain."""
     _require(isinstance(value, str) and len(value) <= _NAME_LENGTH_MAX, path, "is no name")
 
 
 def number(value: Any, path: str) -> None:
-    """Require a whole number that a file system could mean."""
+    """Require a whole number in the range of file sizes."""
     _require(type(value) is int and 0 <= value <= NUMBER_MAX, path, "is no whole number in bounds")
 
 
@@ -67,12 +64,12 @@ def digest(value: Any, path: str) -> None:
 
 
 def plain(value: Any, path: str) -> None:
-    """Require an object of whatever JSON can say."""
+    """Require an object of any JSON values."""
     _require(isinstance(value, dict), path, "is no object")
 
 
 def maybe(check: Check) -> Check:
-    """Require null or what ``check`` requires."""
+    """Require null or a value that ``check`` accepts."""
 
     def look(value: Any, path: str) -> None:
         if value is not None:
@@ -82,7 +79,7 @@ def maybe(check: Check) -> Check:
 
 
 def each(check: Check, count_max: int) -> Check:
-    """Require a list of at most ``count_max`` values, each as ``check`` requires."""
+    """Require a list of at most ``count_max`` values that ``check`` accepts."""
 
     def look(value: Any, path: str) -> None:
         _require(isinstance(value, list | tuple), path, "is no list")
@@ -94,7 +91,7 @@ def each(check: Check, count_max: int) -> Check:
 
 
 def having(**known: Check) -> Check:
-    """Require an object with these fields; whoever reads it decides about others."""
+    """Require an object with these fields; the reader decides about other fields."""
 
     def look(value: Any, path: str) -> None:
         _require(isinstance(value, dict), path, "is no object")
@@ -152,7 +149,7 @@ _RECORD = having(
 
 
 def row(value: Any, path: str) -> None:
-    """Require a record of a ledger: its kind, then what it says, in numbers and short texts."""
+    """Require a ledger record: its kind, then numbers and short texts."""
     each(_cell, ROW_LENGTH_MAX)(value, path)
     _require(len(value) > 0 and isinstance(value[0], str), path, "does not say its kind")
 
@@ -161,7 +158,7 @@ def _cell(value: Any, path: str) -> None:
     if isinstance(value, str):
         text(value, path)
         return
-    # A seed may use all of 64 bits.
+    # A seed may use all 64 bits.
     is_whole = type(value) is int and -CELL_MAX <= value <= CELL_MAX
     is_number = is_whole or (type(value) is float and math.isfinite(value))
     _require(is_number, path, "is no number in bounds")
@@ -184,20 +181,20 @@ _LEDGER = having(
 
 
 def check_ledger(fields: Mapping[str, Any]) -> None:
-    """Hold the fields of a segment of the ledger against the bounds.
+    """Check the fields of a ledger segment against the bounds.
 
     Raises:
-        ValueError: a field is missing, of another type or out of bounds.
+        ValueError: A field is missing, of another type or out of bounds.
     """
     _LEDGER(fields, "segment")
 
 
 def check_manifest(fields: Mapping[str, Any]) -> None:
-    """Hold a manifest's fields against the bounds, before a value is made of them.
+    """Check a manifest's fields against the bounds, before values are built from them.
 
     Raises:
-        ValueError: a field is missing, of another type or out of bounds, or tensors claim more
-            bytes of a file than it has, so that reading them would take more memory than it does.
+        ValueError: A field is missing, of another type or out of bounds. Also if tensors claim more
+            bytes of a file than it has, because reading them would take more memory than the file.
     """
     _MANIFEST(fields, "manifest")
     claimed = _check_tensors(fields["tensors"])
@@ -207,10 +204,10 @@ def check_manifest(fields: Mapping[str, Any]) -> None:
 
 
 def check_record(fields: Mapping[str, Any]) -> None:
-    """Hold the fields of a life's record against the bounds.
+    """Check the fields of a generation record against the bounds.
 
     Raises:
-        ValueError: a field is missing, of another type or out of bounds.
+        ValueError: A field is missing, of another type or out of bounds.
     """
     _RECORD(fields, "record")
     skipped = fields.get("skipped", 0)
@@ -219,17 +216,17 @@ def check_record(fields: Mapping[str, Any]) -> None:
 
 
 def check_receipt(fields: Mapping[str, Any]) -> None:
-    """Hold a receipt's fields against the bounds.
+    """Check a receipt's fields against the bounds.
 
     Raises:
-        ValueError: as :func:`check_manifest`.
+        ValueError: As for :func:`check_manifest`.
     """
     _RECEIPT(fields, "receipt")
     _check_tensors(fields["tensors"])
 
 
 def nested(values: Iterable[Any]) -> list[Any]:
-    """Return the lists and objects among values that were read from JSON."""
+    """Return the lists and objects among parsed JSON values."""
     return [one for one in values if type(one) in _NESTED]
 
 
@@ -237,7 +234,7 @@ def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
     """Require that lists and objects nest at most ``depth_max`` deep, without recursion.
 
     Raises:
-        ValueError: they nest deeper.
+        ValueError: They nest deeper.
     """
     level = nested([value])
     for _ in range(depth_max):
@@ -253,7 +250,7 @@ def _check_tensors(tensors: list[dict[str, Any]]) -> Counter[str]:
     """Return how many bytes of each file the tensors claim."""
     claimed: Counter[str] = Counter()
     for tensor in tensors:
-        # An empty axis must not hide the others: strides are products without it.
+        # An empty axis must not hide the other axes: strides are products without it.
         elements = math.prod(max(one, 1) for one in tensor["shape"])
         _require(elements <= _ELEMENTS_MAX, tensor["name"], "is too large for any memory")
         for one in tensor["regions"]:
@@ -267,16 +264,16 @@ def _require(holds: bool, path: str, what: str) -> None:  # noqa: FBT001 - reads
 
 
 DOCUMENT_BYTES_MAX = 256 << 20
-"""A manifest of 30 TB of state has about as much; nothing of ours is larger."""
+"""Size of a manifest for about 30 TB of state; no document of this format is larger."""
 RECORD_BYTES_MAX = 1 << 20
-"""Records, marks, tags and the like have some hundred bytes."""
+"""Records, marks, tags and similar documents have some hundred bytes."""
 
 
 def canonical(value: Any) -> bytes:
-    """Return the one JSON text of ``value``: sorted keys, no spaces, ASCII, a newline.
+    """Return the canonical JSON text of ``value``: sorted keys, no spaces, ASCII, a newline.
 
     Raises:
-        ValueError: a float is NaN or infinite, which JSON cannot say.
+        ValueError: A float is NaN or infinite, which JSON cannot represent.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii") + b"\n"
@@ -288,14 +285,15 @@ def seal(fields: Mapping[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, key: str) -> dict[str, Any]:
-    """Return the fields of a sealed document, root included, or refuse it.
+    """Return the fields of a sealed document, root included, or reject the document.
 
     Args:
-        data: the document's bytes.
-        key: where they were found, for the message.
+        data: Bytes of the document.
+        key: Key of the document, for the message.
 
     Raises:
-        IntegrityError: not a JSON object, not canonical, or its root does not match.
+        IntegrityError: The document is no JSON object, is not canonical, or its root does not
+            match.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise IntegrityError(f"`{key}`: larger than any document of ours", key=key)

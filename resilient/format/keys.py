@@ -1,16 +1,16 @@
-"""The names of everything in a repository; the only module that spells or parses a key.
+"""Object keys of a repository; the only module that builds or parses a key.
 
 ::
 
-    generations/g000003.json                 one life of the run, created exclusively
-    generations/g000003.committed.json       that life has committed something
-    store-abilities.json                     whether this server's exclusive create is one
-    store-probe/3f2a...9c-0                  what a probe of that was doing
+    generations/g000003.json                 one attempt of the run, created exclusively
+    generations/g000003.committed.json       that attempt has committed a checkpoint
+    store-abilities.json                     whether this server's exclusive create is exclusive
+    store-probe/3f2a...9c-0                  an object of a probe of that ability
     tags/release.json                        a name for a checkpoint, created exclusively
-    ledger/g000003-000000000120.json         what was trained up to step 120 of life 3
+    ledger/g000003-000000000120.json         samples trained up to step 120 of generation 3
     checkpoint-120-g3/manifest.json          its presence is the commit
     checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
-    checkpoint-80-g3/manifest.trashed-...    in the trash since when and until when; no commit
+    checkpoint-80-g3/manifest.trashed-...    in the trash, with both moments; no commit
     checkpoint-120-g3/model.r00000.safetensors
     checkpoint-120-g3/optimizer.r00000-00.safetensors
     checkpoint-120-g3/optimizer.r00000-01.safetensors
@@ -19,7 +19,7 @@
     checkpoint-120-g3/trainer_state.json
     checkpoint-120-g3/parity-0-1.r00000.parity
     checkpoint-120-g3/signature-8c1f0a52b67d934e.json
-    checkpoint-120-g3/aside-5e1d07c2a94f-state.json   what a repair replaced; means nothing
+    checkpoint-120-g3/aside-5e1d07c2a94f-state.json   file that a repair replaced; unused
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ABILITIES = "store-abilities.json"
 PARITY_SUFFIX = ".parity"
 
 STEP_MAX = 10**18 - 1
-"""The greatest step that the name of a checkpoint can say."""
+"""Highest step that fits in the name of a checkpoint."""
 
 _ROOT_LENGTH = 16
 _TRASHED = "manifest.trashed-"
@@ -53,16 +53,17 @@ _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
 _SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-# What a reference to a checkpoint may say besides a tag.
+# Texts that refer to a checkpoint without a tag.
 _TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors|parity)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """Names one checkpoint and owns every key under its folder.
+    """Name of one checkpoint, and owner of every key under its folder.
 
-    Order is (generation, step): whatever a later life saves outranks all of an earlier one.
+    The order is (generation, step): each save of a later attempt outranks all saves of an earlier
+    one.
     """
 
     generation: int
@@ -93,12 +94,13 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class TrashedManifest:
-    """What the name of a manifest in the trash says.
+    """Parsed name of a manifest in the trash.
 
     Attributes:
-        name: the file.
-        since: when it was put there, UTC, ISO 8601; what one prune lets go has the same.
-        until: when its bytes may be freed.
+        name: Name of the file.
+        since: Time of the move to the trash, UTC, ISO 8601; the same for all manifests of one
+            prune.
+        until: Time from which its bytes may be freed.
     """
 
     name: str
@@ -107,22 +109,22 @@ class TrashedManifest:
 
     @property
     def prune(self) -> str:
-        """The id of the prune that put it there: both moments, as the name spells them."""
+        """The id of the prune that moved it: both moments, as spelled in the name."""
         return self.name.removeprefix(_TRASHED).removesuffix(".json")
 
 
 def whole_step(step: Any) -> int:
-    """Return a step as the plain number that it is, of NumPy and of a tensor too.
+    """Return a step as a plain number, also a step of NumPy or of a tensor.
 
     Raises:
-        ConfigError: it is no single whole number, or out of bounds.
+        ConfigError: The step is no single whole number, or out of bounds.
     """
     number = -1
     is_truth = "bool" in str(getattr(step, "dtype", type(step).__name__))
     if not is_truth and not getattr(step, "ndim", 0) and hasattr(step, "__index__"):
         try:
             number = operator.index(step)
-        except TypeError:  # such as a tensor of floats, which has the method all the same
+        except TypeError:  # such as a tensor of floats, which has the method too
             number = -1
     if not 0 <= number <= STEP_MAX:
         raise ConfigError(
@@ -134,7 +136,7 @@ def whole_step(step: Any) -> int:
 
 
 def parse_checkpoint(folder: str) -> CheckpointId | None:
-    """Return the id that a folder's name spells, or None for any other name."""
+    """Parse the id of a checkpoint from a folder's name; None for any other name."""
     match = _FOLDER.fullmatch(folder)
     return CheckpointId(int(match[2]), int(match[1])) if match else None
 
@@ -147,34 +149,34 @@ def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
 
 
 def key_of_file(checkpoint: CheckpointId, name: str) -> str:
-    """Return the key of a file as a manifest names it: of its own folder, or ``folder/name``."""
+    """Return the key of a file named in a manifest: of its own folder, or ``folder/name``."""
     return name if "/" in name else checkpoint.key(name)
 
 
 def origin_of(name: str) -> CheckpointId | None:
-    """Return the checkpoint whose folder a manifest's name of a file leads to, None for its own."""
+    """Return the older checkpoint whose folder has the file, None for the own folder."""
     split = split_checkpoint_key(name)
     return split[0] if split and split[1] != MANIFEST else None
 
 
 def trash_name(since: str, until: str) -> str:
-    """Return the name of a manifest that is in the trash from one moment to another.
+    """Return the name of a manifest that is in the trash from ``since`` to ``until``.
 
     Args:
-        since: UTC, ISO 8601, with milliseconds.
-        until: the same.
+        since: Start, UTC, ISO 8601, with milliseconds.
+        until: End, in the same format.
     """
     return f"{_TRASHED}{_compact(since)}-{_compact(until)}.json"
 
 
 def parse_trash(name: str) -> TrashedManifest | None:
-    """Return what the name of a manifest in the trash says, or None for any other name."""
+    """Parse the name of a manifest in the trash; None for any other name."""
     match = _TRASH.fullmatch(name)
     return TrashedManifest(name, _iso(match[1]), _iso(match[2])) if match else None
 
 
 def parse_prune(text: str) -> TrashedManifest | None:
-    """Return what the id of a prune says, or None for any other text."""
+    """Parse the id of a prune; None for any other text."""
     return parse_trash(f"{_TRASHED}{text}.json")
 
 
@@ -189,28 +191,28 @@ def _iso(compact: str) -> str:
 
 
 def generation_key(number: int) -> str:
-    """Return the key of the record of life ``number``."""
+    """Return the key of the record of generation ``number``."""
     return f"{GENERATIONS}g{number:06d}.json"
 
 
 def probe_key(token: str, number: int) -> str:
-    """Return the key that racers meet at in one round of a probe; ``token`` is of the probe."""
+    """Return the key that competing writers create in one round of the probe ``token``."""
     return f"store-probe/{token}-{number}"
 
 
 def parse_generation(key: str) -> int | None:
-    """Return the number that a generation's key spells, or None for any other key."""
+    """Return the number in the key of a generation record, or None for any other key."""
     number = _spelled(key)
     return number if number and generation_key(number) == key else None
 
 
 def committed_key(number: int) -> str:
-    """Return the key of the mark that life ``number`` has committed something."""
+    """Return the key of the mark that generation ``number`` has committed a checkpoint."""
     return f"{GENERATIONS}g{number:06d}.committed.json"
 
 
 def parse_committed(key: str) -> int | None:
-    """Return the number of the life that a mark's key spells, or None for any other key."""
+    """Return the generation in a mark's key, or None for any other key."""
     number = _spelled(key)
     return number if number and committed_key(number) == key else None
 
@@ -221,12 +223,12 @@ def _spelled(key: str) -> int:
 
 
 def segment_key(checkpoint: CheckpointId) -> str:
-    """Return the key of the ledger's segment that a checkpoint's save puts."""
+    """Return the key of the ledger segment that a checkpoint's save writes."""
     return f"{LEDGER}g{checkpoint.generation:06d}-{checkpoint.step:012d}.json"
 
 
 def parse_segment(key: str) -> CheckpointId | None:
-    """Return the checkpoint whose segment of the ledger a key spells, or None for any other key."""
+    """Return the checkpoint of a ledger segment's key, or None for any other key."""
     match = _SEGMENT.fullmatch(key)
     checkpoint = CheckpointId(int(match[1]), int(match[2])) if match else None
     return checkpoint if checkpoint and segment_key(checkpoint) == key else None
@@ -238,9 +240,9 @@ def tag_key(name: str) -> str:
 
 
 def parse_tag(key: str) -> str | None:
-    """Return the name that a tag's key spells, or None for any other key.
+    """Return the name in a tag's key, or None for any other key.
 
-    A name that means a checkpoint already, like ``latest`` or a step, is no tag's.
+    A name that already means a checkpoint, such as ``latest`` or a step, is no tag.
     """
     if not key.startswith(TAGS) or not key.endswith(".json"):
         return None
@@ -249,39 +251,39 @@ def parse_tag(key: str) -> str | None:
 
 
 def is_file_name(name: str) -> bool:
-    """Say whether ``name`` may be a file of ours: one segment, no climbing, a known ending."""
+    """Return whether ``name`` is a valid file name: one segment, no climbing, a known ending."""
     return _FILE.fullmatch(name) is not None
 
 
 def signature_name(root: str) -> str:
-    """Return the file that signs the manifest with this root."""
+    """Return the name of the file that signs the manifest with this root."""
     return f"signature-{root[:_ROOT_LENGTH]}.json"
 
 
 def aside_name(name: str, digest: str) -> str:
-    """Return the name under which a damaged file of ours is kept once a whole one replaces it.
+    """Return the name under which a repair keeps the damaged file that it replaced.
 
     Args:
-        name: the file's, without a folder.
-        digest: of what is kept, so that other damage has another name.
+        name: Name of the file, without a folder.
+        digest: Digest of the kept bytes, so that other damage has another name.
     """
     return f"aside-{digest[:_ASIDE_LENGTH]}-{name[-_ASIDE_NAME_MAX:]}"
 
 
 def shard_name(part: str, rank: int, number: int | None = None) -> str:
-    """Return a file that holds one rank's regions of a replicated part.
+    """Return the name of a file with one rank's regions of a replicated part.
 
     Args:
-        part: the part's name.
-        rank: who writes it.
-        number: which of the files that the rank's share is cut into; None for the only one.
+        part: Name of the part.
+        rank: Rank that writes the file.
+        number: Number of the file among the files of the rank's share; None for a single file.
     """
     which = "" if number is None else f"-{number:02d}"
     return f"{part}.r{rank:05d}{which}.safetensors"
 
 
 def rank_part(part: str, rank: int) -> str:
-    """Return the name of one rank's copy of a part that each rank has for itself."""
+    """Return the name of one rank's copy of a per-rank part."""
     return f"{part}_{rank}"
 
 
@@ -291,10 +293,10 @@ def rank_part_file(part: str, rank: int) -> str:
 
 
 def parity_name(group: int, row: int, rank: int) -> str:
-    """Return the file that holds one parity row over a group of one rank's files."""
+    """Return the file that has one parity row over a group of one rank's files."""
     return f"parity-{group}-{row}.r{rank:05d}{PARITY_SUFFIX}"
 
 
 def is_parity_name(name: str) -> bool:
-    """Say whether a file holds parity: nothing that a restore reads."""
+    """Return whether a file is a parity file, which no restore reads."""
     return name.endswith(PARITY_SUFFIX)

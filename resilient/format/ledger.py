@@ -1,8 +1,8 @@
-"""The ledger's bytes: records in rows, a hash chain over them, segments that hold both.
+"""Encoding of the sample ledger: rows, a hash chain over them, and segments.
 
-A record is a row of JSON. Its link is a SHA-256 over the link before it, the life that wrote it
-and its own text, so a link stands for every record since the run began, however they are cut into
-segments. A segment holds the records between one checkpoint and the next::
+A record is a row of JSON. Its link is a SHA-256 over the previous link, the generation that wrote
+the record and the record's text. A link therefore stands for every record since the run began, for
+any division into segments. A segment has the records between one checkpoint and the next::
 
     link 0 = sha256(run and place where the ledger begins)
     link 1 = sha256(link 0, generation, row 1)    link 2 = sha256(link 1, generation, row 2)    ...
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 FORMAT = "resilient-ledger"
 VERSION = 1
 CHECK_LENGTH = 16
-"""Characters of each link that a segment keeps, to name the first record that was changed."""
+"""Characters of each link that a segment keeps, to identify the first changed record."""
 _START = ("step", "epoch", "samples")
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerPosition:
-    """How far a run has come: the last step, and the samples that its epoch has used up."""
+    """Progress of a run: the last step, and the samples used in its epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -47,13 +47,13 @@ class LedgerPosition:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """What a manifest says of the ledger, so that no segment can be changed unnoticed.
+    """Ledger entry of a manifest, so that no segment can be changed unnoticed.
 
     Attributes:
-        segment: key of the segment that belongs to the checkpoint.
-        head: the link after its last record.
-        records: how many there are since the ledger began.
-        place: where they end.
+        segment: Key of the checkpoint's segment.
+        head: Link after its last record.
+        records: Number of records since the ledger began.
+        place: Position after the last record.
     """
 
     segment: str
@@ -73,10 +73,10 @@ class LedgerHead:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> LedgerHead | None:
-        """Return what the data of a manifest says, None if it says nothing.
+        """Parse the ledger entry of a manifest's data, None if there is none.
 
         Raises:
-            IntegrityError: it says something else.
+            IntegrityError: The entry is malformed.
         """
         if "ledger" not in data:
             return None
@@ -95,19 +95,19 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The records between one checkpoint and the next, of one life.
+    """The records of one generation between one checkpoint and the next.
 
     Attributes:
-        run_id: of the run.
-        checkpoint: whose save put it there.
-        previous: key of the segment before; empty where the ledger begins.
-        opens: the head of that one; empty where the ledger begins.
-        start: where its first record begins.
-        stop: where its last one ends.
-        before: how many records the segments before it have.
-        rows: the records, each its canonical JSON.
-        checks: the beginning of each record's link, as stored.
-        head: the link after the last of them, as stored.
+        run_id: Id of the run.
+        checkpoint: Checkpoint whose save wrote the segment.
+        previous: Key of the previous segment; empty for the first segment.
+        opens: Head of the previous segment; empty for the first segment.
+        start: Position before its first record.
+        stop: Position after its last record.
+        before: Number of records in all previous segments.
+        rows: The records, each as canonical JSON.
+        checks: Beginning of each record's link, as stored.
+        head: Link after the last record, as stored.
     """
 
     run_id: str
@@ -123,26 +123,26 @@ class Segment:
 
     @property
     def key(self) -> str:
-        """Where it belongs."""
+        """Key of the segment."""
         return segment_key(self.checkpoint)
 
     @property
     def anchor(self) -> LedgerHead:
-        """What the manifest says of it."""
+        """The manifest's entry for this segment."""
         return LedgerHead(self.key, self.head, self.before + len(self.rows), self.stop)
 
     @property
     def opening(self) -> str:
-        """The link before its first record."""
+        """Link before its first record."""
         return self.opens or beginning(self.run_id, self.start)
 
     @property
     def links(self) -> list[str]:
-        """The link of each record, computed anew."""
+        """Link of each record, computed again."""
         return list(extend_chain(self.opening, self.checkpoint.generation, self.rows))
 
     def closed(self) -> Segment:
-        """Return it with what is stored of its links."""
+        """Return a copy with its links filled in."""
         links = self.links
         checks = tuple(one[:CHECK_LENGTH] for one in links)
         return replace(self, checks=checks, head=links[-1] if links else self.opening)
@@ -155,7 +155,7 @@ def beginning(run_id: str, start: LedgerPosition) -> str:
 
 
 def extend_chain(link: str, generation: int, rows: Iterable[str]) -> Iterator[str]:
-    """Yield the link of each row that a life wrote, the first of which comes after ``link``."""
+    """Yield the link of each row of a generation, starting after ``link``."""
     for row in rows:
         link = root_digest(f"{link}\n{generation}\n{row}\n".encode())
         yield link
@@ -169,9 +169,9 @@ def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
     """Return the record of optimizer steps.
 
     Args:
-        place: where they begin.
-        step: last step, epoch, start, stop, rounds, batch, seats, ranks, updates.
-        loss: mean over the steps and ranks.
+        place: Position before the steps.
+        step: Last step, epoch, start, stop, rounds, batch, seats, ranks, updates.
+        loss: Mean over the steps and ranks.
     """
     last, epoch, start, stop, rounds, batch, seats, ranks, updates = step
     shown = repr(loss) if math.isfinite(loss) else f'"{loss}"'
@@ -182,12 +182,12 @@ def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
 
 
 def row_of(*values: Any) -> str:
-    """Return any other record."""
+    """Return a record of any other kind."""
     return canonical(list(values)).decode().rstrip("\n")
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """Return the bytes of a segment that is closed."""
+    """Return the bytes of a closed segment."""
     return seal(
         {
             "format": FORMAT,
@@ -208,15 +208,15 @@ def encode_segment(segment: Segment) -> bytes:
 
 
 def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
-    """Return the segment in ``data``; whether its chain holds is for an audit to say.
+    """Return the segment in ``data``; only an audit verifies its chain.
 
     Args:
-        data: its bytes.
-        key: where they were found.
-        is_sealed: whether the seal must fit; an audit that names what was changed looks on.
+        data: Bytes of the segment.
+        key: Key of the segment.
+        is_sealed: Whether the seal must match. An audit passes False to name the changed record.
 
     Raises:
-        IntegrityError: the bytes are damaged, are no segment, or belong under another key.
+        IntegrityError: The bytes are damaged, are no segment, or belong under another key.
     """
     fields = unseal(data, key) if is_sealed else _parse(data, key)
     if (fields.get("format"), fields.get("version")) != (FORMAT, VERSION):

@@ -1,10 +1,6 @@
-"""Manifest, consistency checks, merging of rank receipts.
+"""Manifest of a checkpoint, its consistency checks, and the merge of rank receipts.
 
-Whether a manifest that was read makes sense: names, places, sizes.
-
-The Manifest: a checkpoint's table of contents; its presence is the commit.
-
-Receipts of all ranks, joined into what one manifest says.
+The manifest is a checkpoint's table of contents; its presence is the commit.
 """
 
 from __future__ import annotations
@@ -32,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
-    """Refuse what contradicts itself, so that nothing that reads a manifest has to doubt it.
+    """Reject a manifest that contradicts itself, so that its readers can rely on it.
 
     Args:
-        manifest: as it was decoded.
-        chunk_bytes: the length of chunks that it states.
+        manifest: Decoded manifest.
+        chunk_bytes: Chunk length that the manifest states.
 
     Raises:
-        ValueError: names climb, offsets leave files, or tensors have holes.
-        KeyError: a region lies in a file that is not listed.
+        ValueError: Names climb, offsets leave files, or tensors have holes.
+        KeyError: A region lies in a file that is not listed.
     """
     _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
     sizes: dict[str, int] = {}
@@ -67,10 +63,10 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
 
 
 def _may_be_listed(name: str, manifest: Manifest) -> bool:
-    """Say whether it names a file of our own or, since version 2, of an older checkpoint.
+    """Return whether it names a file of this or, since version 2, of an older checkpoint.
 
-    Never of a newer one: so references cannot run in a ring, and rotation knows how far the
-    needs of a manifest that it cannot read may reach.
+    A file of a newer checkpoint is never allowed. References therefore have no cycles, and garbage
+    collection knows which checkpoints an unreadable manifest may need.
     """
     origin = origin_of(name)
     if origin is None:
@@ -98,20 +94,20 @@ def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sente
 FORMAT = "resilient-checkpoint"
 FORMAT_VERSION = 2
 READABLE = (1, 2)
-"""Versions that this release reads. The second knows files of older checkpoints, and parity."""
+"""Versions that this release reads. Version 2 adds files of older checkpoints, and parity."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Proof of one stored file.
+    """Length and digests of one stored file.
 
     Attributes:
-        name: file name inside the checkpoint's folder; of a file that lies in an older
-            checkpoint's, ``folder/name``.
-        size_bytes: its length.
-        digest: digest over the chunk digests.
-        chunks: digest of each chunk of ``CHUNK_BYTES``.
-        rank: who wrote it.
+        name: File name inside the checkpoint's folder; ``folder/name`` for a file in the folder of
+            an older checkpoint.
+        size_bytes: Length in bytes.
+        digest: Digest over the chunk digests.
+        chunks: Digest of each chunk of ``CHUNK_BYTES``.
+        rank: Rank that wrote the file.
     """
 
     name: str
@@ -122,25 +118,25 @@ class FileEntry:
 
     @property
     def proof(self) -> FileDigest:
-        """The digests, to hold content against."""
+        """The digests, to verify content."""
         return FileDigest(self.size_bytes, self.digest, self.chunks)
 
     @property
     def origin(self) -> CheckpointId | None:
-        """The older checkpoint in whose folder the file lies; None for one of our own."""
+        """The older checkpoint whose folder has the file; None for the manifest's own folder."""
         return origin_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRegion:
-    """Where a box of a tensor lies, row-major.
+    """Place of a box of a tensor, stored row-major.
 
     Attributes:
-        region: the box.
-        file: name of the file that holds it, as :class:`FileEntry` spells it.
-        start: its first byte in the file.
-        size_bytes: its length.
-        digest: of its bytes alone, so damage names the tensor; empty before it was written.
+        region: The box.
+        file: Name of the file, as in :class:`FileEntry`.
+        start: Offset of its first byte in the file.
+        size_bytes: Length in bytes.
+        digest: Digest of its bytes alone, so that damage names the tensor; empty before the write.
     """
 
     region: Region
@@ -152,14 +148,14 @@ class StoredRegion:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: what it is, and where its regions lie.
+    """One tensor and the places of its regions.
 
     Attributes:
-        name: the part's name, a slash, and the path inside the part.
-        part: the part that it belongs to.
-        dtype: a name of :data:`resilient.format.regions.ITEM_BYTES`.
-        shape: the global shape.
-        regions: boxes that hold every element exactly once.
+        name: Name of the part, a slash, and the path inside the part.
+        part: Part that the tensor belongs to.
+        dtype: Name in :data:`resilient.format.regions.ITEM_BYTES`.
+        shape: Global shape.
+        regions: Boxes that cover every element exactly once.
     """
 
     name: str
@@ -176,7 +172,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part: ``scope`` is ``replicated`` or ``rank``; ``document`` holds its plain values."""
+    """One part: ``scope`` is ``replicated`` or ``rank``; ``document`` has its plain values."""
 
     name: str
     scope: str
@@ -185,7 +181,7 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one rank stored."""
+    """Files, tensors and parts that one rank stored."""
 
     rank: int
     files: tuple[FileEntry, ...]
@@ -199,10 +195,10 @@ class Receipt:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that ``to_json`` described.
+        """Parse the output of ``to_json``.
 
         Raises:
-            IntegrityError: it is none.
+            IntegrityError: The value is no receipt.
         """
         try:
             check_receipt(value)
@@ -219,24 +215,24 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that a checkpoint says of itself.
+    """Description of a whole checkpoint.
 
     Attributes:
-        run_id: names the run through all of its lives.
-        checkpoint: generation and step.
-        parent: the checkpoint that this life began from, None when from scratch.
-        created_at: UTC, ISO 8601.
-        world: ``{"size": ranks that wrote it, "strategy": how the model was parallel}``.
-        files: every file that it needs, the manifest itself left out.
-        tensors: every tensor.
-        parts: every part.
-        config: the resolved configuration of the run.
-        software: versions that wrote it.
-        data: the data position.
-        metrics: what was measured at this step, finite numbers by name.
-        protects: checkpoints that the run wants kept, for example its best.
-        parity: which files protect each other.
-        root: SHA-256 of the document, known once it was encoded or decoded.
+        run_id: Id of the run, the same in all attempts.
+        checkpoint: Generation and step.
+        parent: Checkpoint that this attempt resumed from, None if from scratch.
+        created_at: Time of creation, UTC, ISO 8601.
+        world: ``{"size": number of ranks that wrote it, "strategy": parallelism of the model}``.
+        files: Every file that the checkpoint needs, without the manifest itself.
+        tensors: Every tensor.
+        parts: Every part.
+        config: Resolved configuration of the run.
+        software: Versions of the software that wrote it.
+        data: Data position.
+        metrics: Metrics of this step, finite numbers by name.
+        protects: Checkpoints that the run wants to keep, for example its best.
+        parity: Groups of files that protect each other.
+        root: SHA-256 of the document, known after encoding or decoding.
     """
 
     run_id: str
@@ -258,17 +254,17 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files that it needs, the manifest itself not counted."""
+        """Bytes of all files that the checkpoint needs, without the manifest."""
         return sum(entry.size_bytes for entry in self.files)
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the files in its own folder; the rest lies in those of older checkpoints."""
+        """Bytes of the files in its own folder; other files lie in older checkpoints."""
         return sum(entry.size_bytes for entry in self.files if entry.origin is None)
 
     @property
     def needed(self) -> frozenset[str]:
-        """Names of the files that a restore may read: all but parity, and what it needs alone."""
+        """Names of the files that a restore may read: no parity, and no file only parity needs."""
         regions = (one.file for tensor in self.tensors for one in tensor.regions)
         return frozenset({*regions, *(part.document for part in self.parts)})
 
@@ -277,7 +273,7 @@ class Manifest:
         return key_of_file(self.checkpoint, name)
 
     def file(self, name: str) -> FileEntry:
-        """Return the entry of a file; the name must be one of ours."""
+        """Return the entry of a listed file."""
         return next(entry for entry in self.files if entry.name == name)
 
 
@@ -308,15 +304,15 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Manifest:
-    """Return the manifest in ``data``, proved and checked.
+    """Parse, verify and check a manifest.
 
     Args:
-        data: the manifest's bytes.
-        key: its key in the store; the folder must be the one that the manifest names.
+        data: Bytes of the manifest.
+        key: Key in the store; its folder must be the one that the manifest names.
 
     Raises:
-        IntegrityError: the bytes are damaged, or the content contradicts itself.
-        IncompatibleCheckpoint: a format or version that this release does not read.
+        IntegrityError: The bytes are damaged, or the content contradicts itself.
+        IncompatibleCheckpoint: This release does not read the format or version.
     """
     fields = unseal(data, key)
     if fields.get("format") != FORMAT or fields.get("version") not in READABLE:
@@ -384,10 +380,10 @@ def _tensor(value: Mapping[str, Any]) -> TensorEntry:
 
 
 def merge_receipt_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
-    """Join the files that ranks stored; what several refer to stands there once.
+    """Merge the files that ranks stored; a file that several ranks refer to is listed once.
 
     Raises:
-        IntegrityError: two ranks disagree on a file.
+        IntegrityError: Two ranks disagree about a file.
     """
     merged: dict[str, FileEntry] = {}
     for receipt in receipts:
@@ -398,10 +394,10 @@ def merge_receipt_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
 
 
 def merge_receipt_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
-    """Join the regions that ranks wrote into whole tensors, in the order of names.
+    """Merge the regions that ranks wrote into whole tensors, in the order of names.
 
     Raises:
-        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
+        IntegrityError: Two ranks disagree about a tensor's dtype or shape, or a region is missing.
     """
     first: dict[str, TensorEntry] = {}
     regions: defaultdict[str, list[StoredRegion]] = defaultdict(list)

@@ -1,18 +1,15 @@
 """Reed-Solomon parity groups over GF(256).
 
-Arithmetic of bytes for parity: the field GF(256), and a code whose first row is plain XOR.
+A group is up to ``GROUP_FILES_MAX`` files of one rank and k parity files, each as long as the
+group's longest file. Shorter files count as if zeros followed. Any k files of a group can be
+reconstructed. The code works byte by byte, so damage counts per place: in each chunk's place of the
+group any k files may be damaged.
 
 Addition is XOR; multiplication is that of polynomials over GF(2) modulo x^8+x^4+x^3+x^2+1
 (0x11D, as in RAID-6 and most Reed-Solomon codes). The code is systematic: byte ``p`` of parity row
 ``i`` is the sum over the group's files ``j`` of ``coefficient(i, j)`` times their byte ``p``. The
-coefficients are a Cauchy matrix with its columns scaled so that row 0 is all ones, and every
-square part of such a matrix can be inverted: so any ``k`` losses can be solved for.
-
-Parity over the files of one rank: any k of a group may be lost and are computed back.
-
-A group is up to ``GROUP_FILES_MAX`` files of one rank and k parity files as long as its longest;
-shorter files count as if zeros followed. As the code works byte by byte, damage is counted where
-it is: in each chunk's place of the group any k of the files may be damaged.
+coefficients are a Cauchy matrix whose columns are scaled so that row 0 is all ones (plain XOR).
+Every square submatrix of such a matrix is invertible, so any ``k`` losses have a solution.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 
 POLYNOMIAL = 0x11D
 SHARES_MAX = 256
-"""Files and parity rows of one group together; the field has no more elements."""
+"""Maximum number of files and parity rows of one group; the field has no more elements."""
 
 _BLOCK_BYTES = 1 << 18
 
@@ -59,26 +56,26 @@ def multiply(one: int, other: int) -> int:
 
 
 def invert(value: int) -> int:
-    """Return what ``value``, not 0, must be multiplied with to give 1."""
+    """Return the multiplicative inverse of ``value``, which is not 0."""
     return _EXP[255 - _LOG[value]]
 
 
 def coefficient(row: int, column: int) -> int:
-    """Return what parity row ``row`` multiplies file ``column`` of its group with.
+    """Return the factor of file ``column`` of a group in parity row ``row``.
 
-    Together fewer than ``SHARES_MAX`` rows and columns, or it divides by 0.
+    The numbers of rows and columns together must be below ``SHARES_MAX``, or it divides by 0.
     """
     return multiply(255 ^ column, invert((255 - row) ^ column))
 
 
 def solve(lost: Sequence[int], rows: Sequence[int]) -> Matrix:
-    """Return how to compute lost files of a group from the sums of as many parity rows.
+    """Return the factors that reconstruct lost files from the sums of as many parity rows.
 
-    The sum of a row is its parity plus the row's coefficients times the files that are there.
+    The sum of a row is its parity plus the row's coefficients times the available files.
 
     Args:
-        lost: the columns that are lost, each once.
-        rows: as many parity rows, each once.
+        lost: Lost columns, each once.
+        rows: As many parity rows, each once.
 
     Returns:
         For each lost column, in order, the factors of the rows' sums, in order.
@@ -88,11 +85,11 @@ def solve(lost: Sequence[int], rows: Sequence[int]) -> Matrix:
 
 
 def add(total: bytearray, terms: Sequence[tuple[int, Bytes]]) -> None:
-    """Add to the head of ``total``, in place, the sum of (factor, bytes), none longer."""
+    """Add the sum of (factor, bytes) to the head of ``total`` in place; no term is longer."""
     import numpy as np
 
     sums = np.frombuffer(total, np.uint8)
-    # In pieces that stay in the processor's cache until all terms are in.
+    # Work in blocks that stay in the processor's cache until all terms are added.
     for start in range(0, len(total), _BLOCK_BYTES):
         for factor, data in terms:
             piece = memoryview(data)[start : start + _BLOCK_BYTES]
@@ -109,7 +106,7 @@ def _products(factor: int) -> bytes:
 
 
 def _inverted(matrix: Matrix) -> Matrix:
-    """Return the inverse of a small square matrix, by Gauss and Jordan."""
+    """Return the inverse of a small square matrix, by Gauss-Jordan elimination."""
     size = len(matrix)
     work = [[*line, *(int(at == own) for at in range(size))] for own, line in enumerate(matrix)]
     for step in range(size):
@@ -137,9 +134,9 @@ class ParityGroup:
     """Files that protect each other.
 
     Attributes:
-        code: how parity is computed; ``rs256`` is :mod:`resilient.format.parity`.
-        files: names of the files that are protected, in the order of the code's columns.
-        parity: names of the parity files, in the order of the code's rows.
+        code: Name of the code; ``rs256`` is :mod:`resilient.format.parity`.
+        files: Names of the protected files, in the order of the code's columns.
+        parity: Names of the parity files, in the order of the code's rows.
     """
 
     code: str
@@ -148,7 +145,7 @@ class ParityGroup:
 
     @property
     def shares(self) -> tuple[str, ...]:
-        """All files of the group: first what is protected, then the parity."""
+        """All files of the group: first the protected files, then the parity files."""
         return (*self.files, *self.parity)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,15 +154,15 @@ class ParityGroup:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ParityGroup:
-        """Return the group that ``to_json`` described; its names are checked by the manifest."""
+        """Parse the output of ``to_json``; the manifest checks the names."""
         return ParityGroup(value["code"], tuple(value["files"]), tuple(value["parity"]))
 
 
 def check_parity(count: object) -> int:
-    """Return how many losses a group shall survive, or refuse the number.
+    """Return the number of losses that a group survives, or reject the number.
 
     Raises:
-        ConfigError: it is no whole number from 0 to ``PARITY_MAX``.
+        ConfigError: ``count`` is no whole number from 0 to ``PARITY_MAX``.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= PARITY_MAX:
         raise ConfigError(
@@ -176,14 +173,14 @@ def check_parity(count: object) -> int:
 
 
 def check_groups(groups: Sequence[ParityGroup], sizes: Mapping[str, int]) -> None:
-    """Hold the groups of a manifest against its files.
+    """Check the groups of a manifest against its files.
 
     Args:
-        groups: as they were read.
-        sizes: bytes by name of every file of the manifest.
+        groups: Groups as read.
+        sizes: Bytes of every file of the manifest, by name.
 
     Raises:
-        ValueError: they contradict each other, or no release of this version wrote them.
+        ValueError: They contradict each other, or no release of this version wrote them.
     """
     parity = [name for group in groups for name in group.parity]
     if sorted(parity) != sorted(name for name in sizes if is_parity_name(name)):
@@ -216,7 +213,7 @@ def grouped(names: Sequence[str], rank: int, count: int) -> list[ParityGroup]:
 
 
 def parity_bytes(sizes: Sequence[int], count: int) -> int:
-    """Return the length of all parity files of a rank whose files have these lengths."""
+    """Return the total length of a rank's parity files, from the lengths of its files."""
     starts = range(0, len(sizes), GROUP_FILES_MAX)
     return count * sum(max(sizes[start : start + GROUP_FILES_MAX]) for start in starts)
 
@@ -224,11 +221,11 @@ def parity_bytes(sizes: Sequence[int], count: int) -> int:
 def protect(files: Sequence[FileContent], groups: Iterable[ParityGroup]) -> Iterator[StagedFile]:
     """Yield the parity files of the groups, group by group, in the order of the manifest.
 
-    The parity of one group is in memory at a time; what is protected is read once, file by file.
+    Only the parity of one group is in memory at a time. Each protected file is read once.
 
     Args:
-        files: every file of the groups.
-        groups: what :func:`grouped` returned for them.
+        files: Every file of the groups.
+        groups: Result of :func:`grouped` for these files.
     """
     named = {file.name: file for file in files}
     for group in groups:

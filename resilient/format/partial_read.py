@@ -1,4 +1,4 @@
-"""Files that were read in part: which chunks a load touches, and what was read of them."""
+"""Partial reads of files: chunks that a load touches, and the parts that were read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from resilient.format.manifest import StoredRegion, TensorEntry
 
 Boxes = dict[str, tuple[Region, ...]]
-"""By tensor name, the boxes of it that are wanted; a tensor that is not named is wanted whole."""
+"""Wanted boxes by tensor name; a tensor without an entry is wanted whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTarget:
-    """Memory that wants bytes of a file as they lie there.
+    """Memory for bytes of a file in their stored layout.
 
     Attributes:
-        start: offset of the first byte in the file.
-        memory: flat, writable; as long as what is wanted.
+        start: Offset of the first byte in the file.
+        memory: Flat, writable memory, as long as the wanted bytes.
     """
 
     start: int
@@ -36,22 +36,22 @@ class ReadTarget:
 
     @property
     def stop(self) -> int:
-        """Offset of the byte behind the last."""
+        """Offset after the last byte."""
         return self.start + len(self.memory)
 
 
 PlacesByFile = Mapping[str, Sequence[ReadTarget]]
-"""By file name, places in the order of the file; they share no byte of it and no memory."""
+"""Read targets by file name, in the order of the file; they share no byte of file or memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialFile:
-    """The parts of a file that were read, each held against its digests.
+    """Parts of a file that were read and verified.
 
     Attributes:
-        starts: offset of each part in the file, bytes, ascending. Parts that touch lie apart in
+        starts: Offset of each part in the file, in bytes, ascending. Adjacent parts are separate in
             memory.
-        parts: their bytes.
+        parts: Bytes of the parts.
     """
 
     starts: tuple[int, ...]
@@ -63,7 +63,7 @@ class PartialFile:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Return what was read: (first byte, byte after the last), as long as they can be."""
+        """Return the ranges that were read, merged: (first byte, byte after the last)."""
         found: list[tuple[int, int]] = []
         for start, part in zip(self.starts, self.parts, strict=True):
             first = found.pop()[0] if found and found[-1][1] == start else start
@@ -71,10 +71,10 @@ class PartialFile:
         return found
 
     def view(self, start: int, length: int) -> memoryview:
-        """Return bytes of the file, copying nothing.
+        """Return bytes of the file, without a copy.
 
         Raises:
-            LookupError: they were not read, or not into one piece of memory.
+            LookupError: The bytes were not read, or not into one piece of memory.
         """
         index = bisect_right(self.starts, start) - 1
         begin = start - self.starts[index] if index >= 0 else -1
@@ -84,15 +84,15 @@ class PartialFile:
 
 
 Content = bytes | PartialFile
-"""All of a file, or what was read of it."""
+"""A whole file, or the parts of it that were read."""
 
 
 def view_of(content: Content | memoryview, start: int, length: int) -> memoryview:
-    """Return ``length`` bytes of a file from ``start``, copying nothing.
+    """Return ``length`` bytes of a file from ``start``, without a copy.
 
     Raises:
-        IntegrityError: the file ends before.
-        LookupError: they were not read.
+        IntegrityError: The file ends before.
+        LookupError: The bytes were not read.
     """
     if isinstance(content, PartialFile):
         return content.view(start, length)
@@ -105,9 +105,9 @@ def view_of(content: Content | memoryview, start: int, length: int) -> memoryvie
 def stored_spans(
     stored: StoredRegion, box: Region, item_bytes: int
 ) -> Iterator[tuple[Region, int, int]]:
-    """Yield where what ``stored`` holds of ``box`` lies in its file.
+    """Yield the places in the file of the parts of ``box`` that ``stored`` has.
 
-    The same cuts for planning what to read and for reading from it.
+    Planning a read and reading use the same cuts.
 
     Yields:
         (part of the box in global coordinates, first byte in the file, bytes). Inside, elements
@@ -121,10 +121,11 @@ def stored_spans(
 
 
 def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, set[int]]:
-    """Return by file name the numbers of the chunks that hold what is wanted of ``tensors``.
+    """Return by file name the numbers of the chunks that contain the wanted boxes of ``tensors``.
 
-    Files of our own none of whose tensors are named in ``boxes`` are left out: they are wanted
-    whole. Of a file in an older checkpoint's folder only what is referred to is wanted.
+    Own files without a tensor in ``boxes`` are left out, because they are wanted whole. Of a file
+    in
+    an older checkpoint's folder only the referenced bytes are wanted.
     """
     tensors = list(tensors)
     partial = {
@@ -147,7 +148,7 @@ def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, se
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs of consecutive ones: (first, how many)."""
+    """Return ascending numbers as runs of consecutive numbers: (first, count)."""
     ordered = enumerate(sorted(numbers))
     grouped = [
         [number for _, number in run]

@@ -1,9 +1,4 @@
-"""Regions (boxes) of global tensors, dtype names.
-
-Boxes inside tensors: the arithmetic of who holds what.
-
-The dtypes that a checkpoint may hold, by their names in safetensors.
-"""
+"""Regions (boxes) of global tensors, and dtype names as in safetensors."""
 
 from __future__ import annotations
 
@@ -35,11 +30,11 @@ class Region:
         return math.prod(self.lengths)
 
     def is_whole(self, shape: Sequence[int]) -> bool:
-        """Say whether the box is the whole tensor of ``shape``."""
+        """Return whether the box is the whole tensor of ``shape``."""
         return self.lengths == tuple(shape) and not any(self.offsets)
 
     def inside(self, shape: Sequence[int]) -> bool:
-        """Say whether the box lies in a tensor of ``shape``."""
+        """Return whether the box lies in a tensor of ``shape``."""
         return len(self.offsets) == len(self.lengths) == len(shape) and all(
             0 <= offset and 0 <= length and offset + length <= extent
             for offset, length, extent in zip(self.offsets, self.lengths, shape, strict=True)
@@ -59,7 +54,7 @@ def whole(shape: Sequence[int]) -> Region:
 
 
 def intersect(one: Region, other: Region) -> Region | None:
-    """Return the box that both regions share, or None when they share no element."""
+    """Return the box that both regions share, or None if they share no element."""
     offsets = tuple(map(max, one.offsets, other.offsets))
     ends = (
         min(a + n, b + m)
@@ -70,7 +65,7 @@ def intersect(one: Region, other: Region) -> Region | None:
 
 
 def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
-    """Say whether ``regions`` hold every element of a tensor of ``shape`` exactly once."""
+    """Return whether ``regions`` cover every element of a tensor of ``shape`` exactly once."""
     total = math.prod(shape)
     if not all(region.inside(shape) for region in regions):
         return False
@@ -82,14 +77,15 @@ def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
         for axis, extent in enumerate(shape)
         if any(box.lengths[axis] != extent for box in boxes)
     ]
-    # Corners double with each axis, and so does the memory for them: few boxes are compared.
+    # The number of corners, and their memory, doubles with each axis. Few boxes are compared in
+    # pairs.
     if len(cut) <= _CUT_AXES_MAX and 2 << len(cut) <= len(boxes):
         return _corners_cancel(shape, boxes, cut)
     return not _any_meet(boxes)
 
 
 def _any_meet(boxes: Sequence[Region]) -> bool:
-    """Say whether two of ``boxes`` share an element, by looking at pairs; none of them is empty."""
+    """Return whether two of the non-empty ``boxes`` share an element, by comparing pairs."""
     ordered = sorted(boxes)
     return any(
         intersect(one, other)
@@ -100,16 +96,16 @@ def _any_meet(boxes: Sequence[Region]) -> bool:
 
 
 def _corners_cancel(shape: Sequence[int], boxes: Sequence[Region], axes: Sequence[int]) -> bool:
-    """Say whether ``boxes`` hold each element as often as the whole tensor does: once.
+    """Return whether ``boxes`` cover each element as often as the whole tensor does: once.
 
-    How often each element is held is a sum of boxes, and a sum of boxes is known by its corners,
-    each counted up or down by the parity of its far edges: two sums are the same exactly if
-    these counts are. So it is linear in the number of boxes, however they are cut.
+    The cover count of the elements is a sum of boxes. A sum of boxes is determined by its corners,
+    each counted with the parity of its far edges: two sums are equal exactly if these counts are.
+    The test is linear in the number of boxes, for any cuts.
 
     Args:
-        shape: of the tensor.
-        boxes: inside of it, none of them empty.
-        axes: on which some box is not as long as the tensor.
+        shape: Shape of the tensor.
+        boxes: Non-empty boxes inside the tensor.
+        axes: Axes on which some box is shorter than the tensor.
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for box, sign in ((whole(shape), -1), *((box, 1) for box in boxes)):
@@ -156,13 +152,13 @@ def _leading_split_axes(outer: Region, inner: Region) -> int:
 def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, int]]:
     """Cut ``inner`` into boxes that each lie in one run of ``outer`` laid out row-major.
 
-    A run may have holes, where it passes elements of ``outer`` that are not in the box, but none
-    of ``hole`` elements or more: there it is cheaper to begin another run than to read on.
+    A run may have holes: elements of ``outer`` that are not in the box. Each hole is shorter than
+    ``hole`` elements, because a new run is cheaper than reading on over a longer hole.
 
     Args:
-        outer: what is laid out; global coordinates.
-        inner: inside ``outer``; global coordinates.
-        hole: elements; at least 1. With 1 every run is dense.
+        outer: Stored box, in global coordinates.
+        inner: Box inside ``outer``, in global coordinates.
+        hole: Number of elements; at least 1. With 1 every run is dense.
 
     Returns:
         (box, first element of its run in ``outer``, elements of the run), row-major.
@@ -185,15 +181,15 @@ def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, in
 
 
 def flat_regions(shape: Sequence[int], start: int, count: int) -> list[Region]:
-    """Cut a run of elements of a tensor laid out row-major into boxes, as few as there can be.
+    """Cut a run of elements of a row-major tensor into as few boxes as possible.
 
     Args:
-        shape: of the whole tensor.
-        start: first element of the run.
-        count: elements of the run; it ends inside the tensor.
+        shape: Shape of the whole tensor.
+        start: First element of the run.
+        count: Number of elements of the run; it ends inside the tensor.
 
     Returns:
-        Boxes in the order of the run, each of them whole in it: at most two per axis.
+        Boxes in the order of the run, each contiguous in it: at most two per axis.
     """
     if count == 0:
         return []
@@ -220,7 +216,7 @@ def _in_row(shape: Sequence[int], row: int, start: int, count: int) -> list[Regi
 
 
 def row_strides(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return by how many elements one step along each axis moves, laid out row-major."""
+    """Return the stride in elements of each axis, laid out row-major."""
     return tuple(math.prod(lengths[axis + 1 :]) for axis in range(len(lengths)))
 
 

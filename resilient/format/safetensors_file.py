@@ -1,13 +1,9 @@
-"""Safetensors layout of one file, host/streamed/reduced files.
+"""Safetensors layout of one file, and host, streamed and reduced files.
 
-Files of a checkpoint as bytes: the safetensors layout, and what crosses to the storage side.
-
-Source of the layout: the safetensors format description. Eight bytes little-endian header
-length, a JSON header padded with spaces, then the tensors without holes. We pad the header to
-eight bytes, of a large file to 64, and order tensors by falling item size, so each starts at a
-multiple of its item size.
-
-A staged file without some of its tensors: as valid a safetensors file, and shorter.
+Source of the layout: the safetensors format description. A file has eight bytes of little-endian
+header length, a JSON header padded with spaces, then the tensors without holes. The header is
+padded to eight bytes, or to 64 bytes in a large file. Tensors are ordered by falling item size, so
+each tensor starts at a multiple of its item size.
 """
 
 from __future__ import annotations
@@ -29,18 +25,18 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES_MAX = 100 << 20
 _ALIGNMENT = 8
-# What memory of torch begins at: a tensor may then lie where its file was read.
+# Alignment of torch's memory: a tensor can then use the memory that its file was read into.
 _LARGE_ALIGNMENT, _LARGE_BYTES = 64, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """One tensor, or one region of it, to lay out in a file.
+    """One tensor, or one region of a tensor, to lay out in a file.
 
     Attributes:
-        key: its name inside the file.
-        dtype: a name of :data:`resilient.format.regions.ITEM_BYTES`.
-        shape: elements per axis.
+        key: Name inside the file.
+        dtype: Name in :data:`resilient.format.regions.ITEM_BYTES`.
+        shape: Elements per axis.
     """
 
     key: str
@@ -55,12 +51,12 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Where everything of one file goes.
+    """Layout of one file.
 
     Attributes:
-        head: the length and the JSON header, ready to copy to the file's start.
-        starts: offset of each slot's data from the file's start, in bytes.
-        size_bytes: length of the whole file.
+        head: Length and JSON header, ready to copy to the file's start.
+        starts: Offset of each slot's data from the file's start, in bytes.
+        size_bytes: Length of the whole file.
     """
 
     head: bytes
@@ -70,12 +66,12 @@ class FileLayout:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of one rank in host memory: what crosses from tensors to storage.
+    """One file of one rank in host memory, as passed from tensors to storage.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
-        data: the whole content; nobody changes it until the save is over.
-        tensors: what it holds, one region each, with offsets into ``data``.
+        name: File name inside the checkpoint's folder.
+        data: Whole content; it does not change until the save is over.
+        tensors: Tensors in the file, one region each, with offsets into ``data``.
     """
 
     name: str
@@ -84,16 +80,16 @@ class StagedFile:
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
+        """Length of the content in bytes."""
         return len(self.data)
 
     def lend(self) -> AbstractContextManager[bytes | memoryview]:
-        """Return the content, to look at inside."""
+        """Return the content, valid only inside the context."""
         return nullcontext(self.data)
 
 
 class FileContent(Protocol):
-    """A file whose content may have to be made, or fetched, each time it is asked for."""
+    """A file whose content may be produced or fetched at each request."""
 
     @property
     def name(self) -> str:
@@ -101,25 +97,26 @@ class FileContent(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
+        """Length of the content in bytes."""
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """What it holds, with offsets into the content."""
+        """Tensors in the file, with offsets into the content."""
 
     def lend(self) -> AbstractContextManager[bytes | memoryview]:
-        """Return the content, to look at inside: outside its memory is somebody else's."""
+        """Return the content, valid only inside the context; the memory is reused afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedFile:
-    """One file of one rank that has no memory: its bytes are copied each time they are asked for.
+    """One file of one rank without memory: its bytes are copied at each request.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
-        size_bytes: its length.
-        tensors: what it holds, one region each, with offsets into the content.
-        fill: writes the whole content into so much memory; the same until the save is over.
+        name: File name inside the checkpoint's folder.
+        size_bytes: Length in bytes.
+        tensors: Tensors in the file, one region each, with offsets into the content.
+        fill: Function that writes the whole content into memory of that length; the same content
+            until the save is over.
     """
 
     name: str
@@ -129,18 +126,18 @@ class StreamedFile:
 
     @contextmanager
     def lend(self) -> Iterator[memoryview]:
-        """Yield the content, in memory of its own that is gone afterwards."""
+        """Yield the content in temporary memory, which is freed afterwards."""
         data = memoryview(bytearray(self.size_bytes))
         self.fill(data)
         yield data
 
 
 def compute_layout(slots: Sequence[TensorSlot], metadata: Mapping[str, str]) -> FileLayout:
-    """Return the layout of a safetensors file that holds ``slots``.
+    """Compute the layout of a safetensors file with ``slots``.
 
     Args:
-        slots: distinct keys, any order.
-        metadata: strings for the header's ``__metadata__``.
+        slots: Slots with distinct keys, in any order.
+        metadata: Strings for the header's ``__metadata__``.
     """
     ordered = sorted(slots, key=lambda slot: (-ITEM_BYTES[slot.dtype], slot.key))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -168,7 +165,7 @@ def read_header(data: bytes | memoryview, key: str) -> tuple[dict[str, Any], int
     """Return a safetensors file's header and the offset where its data begins.
 
     Raises:
-        IntegrityError: the header is cut short, too large or not JSON.
+        IntegrityError: The header is cut short, too large or not JSON.
     """
     size = int.from_bytes(bytes(data[:8]), "little")
     if len(data) < 8 or size > min(_HEADER_BYTES_MAX, len(data) - 8):  # noqa: PLR2004
@@ -184,15 +181,15 @@ def read_header(data: bytes | memoryview, key: str) -> tuple[dict[str, Any], int
 
 @dataclass(frozen=True, slots=True)
 class ReducedFile:
-    """What is left of a staged file; its bytes are put together only when they are asked for.
+    """A staged file without some of its tensors; its bytes are assembled on request.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
-        size_bytes: its length.
-        tensors: what it still holds, with offsets into the file as it will be.
-        head: the length and the header.
+        name: File name inside the checkpoint's folder.
+        size_bytes: Length in bytes.
+        tensors: Remaining tensors, with offsets into the reduced file.
+        head: Length and header.
         moves: (first byte here, first byte in ``staged``, bytes) of each tensor.
-        staged: the whole content as it was staged.
+        staged: Whole content of the staged file.
     """
 
     name: str
@@ -204,7 +201,7 @@ class ReducedFile:
 
     @property
     def data(self) -> memoryview:
-        """The content, copied anew at each call: one file's memory, for as long as it is used."""
+        """The content, copied at each call: memory of one file while it is in use."""
         data, staged = memoryview(bytearray(self.size_bytes)), memoryview(self.staged)
         data[: len(self.head)] = self.head
         for target, source, length in self.moves:
@@ -212,21 +209,21 @@ class ReducedFile:
         return data
 
     def lend(self) -> AbstractContextManager[memoryview]:
-        """Return the content, to look at inside."""
+        """Return the content, valid only inside the context."""
         return nullcontext(self.data)
 
 
 def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
-    """Return a file that lacks the tensors whose data begin at ``starts``.
+    """Remove the tensors whose data begins at ``starts`` from a file.
 
-    The others keep their order, and the header its metadata.
+    The other tensors keep their order, and the header its metadata.
 
     Args:
-        file: as it was staged.
-        starts: offsets in the file, bytes, of tensors that are not empty.
+        file: Staged file.
+        starts: Offsets in the file, in bytes, of non-empty tensors.
 
     Raises:
-        IntegrityError: the file has no header of safetensors.
+        IntegrityError: The file has no header of safetensors.
     """
     header, base = read_header(file.data, file.name)
     metadata = header.pop("__metadata__", {})
@@ -237,7 +234,7 @@ def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
     moves = tuple(
         (layout.starts[key], places[key][0], places[key][1] - places[key][0]) for key in kept
     )
-    # An empty tensor may begin where another does: then both begin at one place again.
+    # An empty tensor may begin at the offset of another tensor; then both keep a common offset.
     moved = {source: target for target, source, _ in moves}
     tensors = tuple(
         replace(tensor, regions=(replace(one, start=moved[one.start]),))

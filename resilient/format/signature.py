@@ -1,9 +1,9 @@
-"""A signature of a manifest: who holds the key says that this checkpoint is its own.
+"""Signature of a manifest (HMAC): proof that a key holder wrote the checkpoint.
 
-HMAC-SHA-256 (RFC 2104) over the manifest's root, which is the SHA-256 of everything that the
-manifest says, and over the SHA-256 of every file, because the manifest's own digests of files
-find damage and not forgery. It lies beside the manifest in a sealed document of its own: a
-manifest can say nothing about its own root.
+HMAC-SHA-256 (RFC 2104) covers the manifest's root, which is the SHA-256 of the manifest's content.
+It also covers the SHA-256 of every file, because the manifest's file digests find damage and not
+forgery. The signature lies beside the manifest in its own sealed document: a manifest cannot
+contain a value over its own root.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = "resilient-signature"
 VERSION = 1
 SECRET_BYTES_MIN = 16
 _ALGORITHM = "hmac-sha256"
-# What is signed begins with what it is, so that no other use of the key makes the same bytes.
+# The signed bytes begin with their purpose, so that no other use of the key has the same bytes.
 _SIGNED = b"resilient manifest root\n"
 _NAMED = b"resilient key id\n"
 _KEY_ID_LENGTH = 16
@@ -34,13 +34,13 @@ _FIELDS = having(checkpoint=text, manifest=text, algorithm=text, key_id=text, ma
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A secret that signs and checks; never shown, stored or logged.
+    """A secret that signs and verifies; never shown, stored or logged.
 
     Attributes:
-        secret: at least 16 bytes, better 32 random ones.
+        secret: At least 16 bytes; 32 random bytes are better.
 
     Raises:
-        ConfigError: it is shorter.
+        ConfigError: The secret is shorter.
     """
 
     secret: bytes = field(repr=False)
@@ -55,7 +55,7 @@ class SigningKey:
 
     @property
     def key_id(self) -> str:
-        """A fingerprint: tells keys apart and says nothing about the secret."""
+        """A fingerprint: tells keys apart and reveals nothing about the secret."""
         return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
 
     def mac(self, root: str, files: Mapping[str, str]) -> str:
@@ -66,14 +66,14 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class SigningPolicy:
-    """What a run does about signatures.
+    """Signature policy of a run.
 
     Attributes:
-        key: signs every save, and checks; None: nothing is signed.
-        is_required: whether only what this key signed is read.
+        key: Key that signs every save and verifies; None to sign nothing.
+        is_required: Whether only checkpoints signed with this key are read.
 
     Raises:
-        ConfigError: something is required that nobody could check.
+        ConfigError: A signature is required but there is no key to verify it.
     """
 
     key: SigningKey | None = None
@@ -88,13 +88,13 @@ class SigningPolicy:
 
     @staticmethod
     def of_secret(secret: str, *, is_required: bool = False) -> SigningPolicy:
-        """Return what a secret as text makes; an empty one is none."""
+        """Return the policy of a secret text; an empty text means no key."""
         key = SigningKey(secret.encode("utf-8", "surrogateescape")) if secret else None
         return SigningPolicy(key, is_required)
 
 
 UNSIGNED = SigningPolicy()
-"""Nothing is signed, and nothing has to be."""
+"""Nothing is signed, and no signature is required."""
 
 
 def encode_signature(
@@ -116,10 +116,10 @@ def encode_signature(
 
 
 def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
-    """Return the fields of a signature of the manifest with this root; nothing is checked by key.
+    """Parse the signature of the manifest with this root, without verifying it by key.
 
     Raises:
-        IntegrityError: it is damaged, of another manifest, or of a version that is not known.
+        IntegrityError: It is damaged, belongs to another manifest, or has an unknown version.
     """
     fields = unseal(data, name)
     expected = {"format": FORMAT, "version": VERSION, "algorithm": _ALGORITHM, "manifest": root}
@@ -135,10 +135,10 @@ def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
 
 
 def check_mac(fields: Mapping[str, Any], key: SigningKey) -> None:
-    """Hold a signature against the key, in constant time.
+    """Verify a signature with the key, in constant time.
 
     Raises:
-        SignatureRefused: another key made it, or nobody who has this one did.
+        SignatureRefused: Another key made it, or a writer without this key made it.
     """
     if not hmac.compare_digest(str(fields["key_id"]).encode(), key.key_id.encode()):
         raise SignatureRefused(

@@ -1,14 +1,9 @@
-"""JSON grammar of non-tensor state.
+"""JSON grammar of non-tensor state (docs/format.md), checked without building values.
 
-A long list of objects in a document for people, as the text that it is there (pure).
-
-What a run logged grows with its steps, and nobody needs it to go on. Where the document shows such
-a list begins and ends at the edge of its lines, so it is cut out and put back without being
-decoded: what that takes does not grow with the number of objects, only with their bytes.
-
-The grammar of plain values (docs/format.md), held against without making a value of them.
-
-Who reads a tree later makes lists, dicts and arrays of it; here it is only walked, in bounds.
+A later reader builds lists, dicts and arrays from a tree; here the tree is only walked, in bounds.
+A long list of objects stays text. The logs of a run grow with its steps, and a resume does not need
+them. The document marks the edges of such a list by indentation, so the list is cut out and put
+back without decoding. The cost does not grow with the number of objects, only with their bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ if TYPE_CHECKING:
     from resilient.format.manifest import PartEntry
 
 INDENT = 2
-"""Of a document for people, in spaces per level."""
+"""Indentation of a document for people, in spaces per level."""
 
 _EDGE = " " * INDENT
 _BETWEEN = ",\n"
@@ -37,40 +32,41 @@ _BETWEEN = ",\n"
 
 @dataclass(frozen=True, slots=True)
 class JsonRows:
-    """Objects, one after another, as a document of ours spells them.
+    """A sequence of objects as text, spelled as in a document.
 
     Attributes:
-        text: what stands between the brackets' lines; empty for none.
+        text: Lines between the brackets' lines; empty for no objects.
     """
 
     text: str = ""
 
     def trees(self) -> list[Any]:
-        """Return the objects as the JSON trees that they are.
+        """Parse the objects as JSON trees.
 
         Raises:
-            ValueError: they are no JSON.
-            RecursionError: they nest deeper than any state.
+            ValueError: The text is no JSON.
+            RecursionError: The objects nest deeper than any state.
         """
         found: list[Any] = json.loads(f"[{self.text}]")
         return found
 
     def newest(self) -> Iterator[Any]:
-        """Yield the objects' trees from the last one back, each decoded when it is its turn.
+        """Yield the objects' trees from the last to the first, each decoded on demand.
 
         Raises:
-            ValueError: one is no JSON.
-            RecursionError: one nests deeper than any state.
+            ValueError: An object is no JSON.
+            RecursionError: An object nests deeper than any state.
         """
         end = len(self.text)
         while end > 0:
-            # Lines with this many spaces and a brace begin an object of the list and no other.
+            # A line with this many spaces and a brace begins an object of this list, and nothing
+            # else.
             begin = max(self.text.rfind(f"\n{2 * _EDGE}{{", 0, end), 0)
             yield json.loads(self.text[begin:end].rstrip(_BETWEEN))
             end = begin
 
     def plus(self, more: Iterable[str]) -> JsonRows:
-        """Return these and then others, each as :func:`row_of` spells it."""
+        """Return these rows followed by ``more``, each spelled by :func:`row_of`."""
         return JsonRows(_BETWEEN.join([self.text, *more] if self.text else more))
 
 
@@ -78,18 +74,18 @@ def row_of(tree: Any) -> str:
     """Return an object's JSON tree as its lines in a document.
 
     Raises:
-        ValueError: a number in it is not finite; a tree says that otherwise.
+        ValueError: A number is not finite; a tree spells such a number otherwise.
     """
     text = json.dumps(tree, sort_keys=True, indent=INDENT, allow_nan=False)
     return 2 * _EDGE + text.replace("\n", "\n" + 2 * _EDGE)
 
 
 def extract_rows(document: str, field: str) -> tuple[str, JsonRows]:
-    """Return a document with an empty list for ``field``, and what stood there.
+    """Return a document with an empty list for ``field``, and the rows that were cut out.
 
-    A line of JSON that begins with one level of spaces and no more is about a field of the object
-    itself, as no text in JSON spans lines. A document in which there is no such list, or that
-    somebody spelled otherwise, is returned as it is, with no rows.
+    A line of JSON with exactly one level of indentation belongs to a field of the outer object, as
+    no text in JSON spans lines. A document without such a list, or with another spelling, is
+    returned unchanged, without rows.
     """
     opens = f'\n{_EDGE}"{field}": ['
     closes = f"\n{_EDGE}]"
@@ -102,7 +98,7 @@ def extract_rows(document: str, field: str) -> tuple[str, JsonRows]:
 
 
 def insert_rows(document: str, field: str, rows: JsonRows) -> str:
-    """Return a document with rows where it has an empty list for ``field``."""
+    """Put rows into a document that has an empty list for ``field``."""
     if not rows.text:
         return document
     opens = f'\n{_EDGE}"{field}": ['
@@ -116,7 +112,7 @@ _ARRAYS = frozenset({"$numpy", "$array"})
 _TEXTS = frozenset({"$bytes", "$dtype", "$device"})
 _FLOATS = frozenset({"nan", "inf", "-inf"})
 _COMPLEX_LENGTH = 2
-# A dtype of NumPy that has plain bytes; `S`, `U`, `V` and `O` could ask for any memory.
+# NumPy dtypes with plain bytes; `S`, `U`, `V` and `O` could request any amount of memory.
 _NUMPY = re.compile(r"[<>|=](?:[biuf](?:1|2|4|8)|f16|c8|c16)")
 
 
@@ -124,12 +120,12 @@ def tree_of(part: PartEntry, data: bytes, rows: str = "") -> Any:
     """Return a part's tree from the content of its document.
 
     Args:
-        part: what the manifest says of it.
-        data: the document's.
-        rows: a field of the tree to leave as :class:`Rows`, where its text allows it.
+        part: Entry of the part in the manifest.
+        data: Content of the document.
+        rows: Field of the tree to keep as :class:`JsonRows`, if its text allows it.
 
     Raises:
-        IntegrityError: the document is no JSON, or does not hold the part.
+        IntegrityError: The document is no JSON, or does not contain the part.
     """
     try:
         return _tree_around(rows, data) if rows and _is_its_own(part) else _tree_of(part, data)
@@ -159,10 +155,10 @@ def _tree_around(field: str, data: bytes) -> Any:
 
 
 def tensors_of(tree: Any) -> list[str]:
-    """Return the name of every tensor in a tree, having held all of it against the grammar.
+    """Check a whole tree against the grammar and return the name of every tensor in it.
 
     Raises:
-        IntegrityError: it does not fit the grammar, or nests too deep.
+        IntegrityError: The tree does not fit the grammar, or nests too deep.
     """
     try:
         check_depth(tree, DEPTH_MAX)
@@ -188,7 +184,7 @@ def _walk(tree: Any) -> Iterator[str]:
 
 
 def _inside(tag: str, raw: Any) -> list[Any]:
-    """Return what a tagged value holds that is a tree itself."""
+    """Return the content of a tagged value that is a tree itself."""
     if tag in _LISTS:
         return list(_list(tag, raw))
     if tag in _PAIRS:
