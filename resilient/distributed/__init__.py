@@ -1,1 +1,1 @@
-"""Who we are among many, and small values passed between ranks."""
+"""Rank identity and the control plane: small values exchanged between ranks."""

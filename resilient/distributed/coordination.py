@@ -1,14 +1,9 @@
-"""Gather-decide-broadcast among ranks, failure propagation.
+"""Coordination of ranks: gather, decide, broadcast, and propagation of failures.
 
-Agreement over a Board: everyone shows, one rules, everyone obeys.
-
-Never through the accelerator's collectives: those hang with the training they serve.
-Values are JSON, so nothing received can run code.
-
-One agreement, both ways: everyone shows, the coordinator rules, everyone obeys.
-
-A rank that cannot do its part shows a Failure in place of its value, so its peers learn at once
-instead of waiting for a deadline.
+An agreement goes through a key-value store: each rank posts a value, the coordinator decides, and
+all ranks read the decision. It never uses the accelerator's collectives, which hang together with
+the training. Values are JSON, so no received value can run code. A rank that cannot do its part
+posts a failure instead of its value. Its peers then fail at once instead of at a deadline.
 """
 
 from __future__ import annotations
@@ -30,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class ControlGroup:
-    """Gather and broadcast of small JSON values among the ranks of one life.
+    """Gather and broadcast of small JSON values among the ranks of one attempt.
 
-    Every topic is used once; ``scope`` keeps the lives and the users of a board apart.
+    Every topic is used once; ``scope`` separates the attempts and the users of a store.
 
     Args:
-        board: where values are posted.
-        world: who this rank is.
-        scope: prefix of every key.
+        board: Key-value store for the values.
+        world: Identity of this rank.
+        scope: Prefix of every key.
     """
 
     def __init__(self, board: KVStore, world: World, scope: str) -> None:
@@ -48,54 +43,54 @@ class ControlGroup:
         self._beats = 0
 
     def key(self, topic: str, who: int | str) -> str:
-        """Return where on the board a rank shows its value, or the coordinator its ruling."""
+        """Return the key of a rank's value, or of the coordinator's decision."""
         return f"{self.scope}/{topic}/{who}"
 
     def over(self, board: KVStore) -> ControlGroup:
-        """Return the same ranks and scope on another board."""
+        """Return a group of the same ranks and scope on another store."""
         return ControlGroup(board, self.world, self.scope)
 
     def apart(self, name: str, world: World) -> ControlGroup:
-        """Return another world on a connection of its own, for use by another thread."""
+        """Return a group of another world on its own connection, for use by another thread."""
         return ControlGroup(self._board.another(), world, f"{self.scope}/{name}")
 
     def close(self) -> None:
-        """End the connection of ``apart``; nobody uses it any more."""
+        """Close the connection that ``apart`` opened."""
         if isinstance(self._board, Closeable):
             self._board.close()
 
     @property
     def here(self) -> str:
-        """The address of this host as the others reach it."""
+        """The address of this host as the other hosts reach it."""
         return self._board.here()
 
     def call(self, topic: str) -> None:
-        """Let the others know that this rank waits at ``topic``, where they may not expect it.
+        """Announce that this rank waits at ``topic``, in case the others do not expect it.
 
         Raises:
-            PeerFailed: the board is gone.
+            PeerFailed: The key-value store is gone.
         """
         self._board.post(self.key(topic, "call"), b"")
 
     def is_called(self, topic: str) -> bool:
-        """Say whether a rank waits at ``topic``; never waits itself.
+        """Return whether a rank waits at ``topic``; never blocks.
 
         Raises:
-            PeerFailed: the board is gone.
+            PeerFailed: The key-value store is gone.
         """
         return self._board.peek(self.key(topic, "call")) is not None
 
     def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
-        """Show a failure on a topic without waiting for the others; the coordinator rules with it.
+        """Post a failure on a topic without waiting; the coordinator decides with it.
 
-        For a rank that does not come to ``topic``: whoever waits there fails at once.
+        A rank that never reaches ``topic`` uses this: each rank that waits there fails at once.
 
         Args:
-            topic: names the agreement.
-            failure: as JSON, with the number of this rank.
+            topic: Name of the agreement.
+            failure: Failure as JSON, with the number of this rank.
 
         Raises:
-            PeerFailed: the board is gone.
+            PeerFailed: The key-value store is gone.
         """
         who = "ruling" if self.world.is_coordinator else self.world.rank
         said = {key: one for key, one in failure.items() if key != "rank" or who == "ruling"}
@@ -103,10 +98,11 @@ class ControlGroup:
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
-        """Yield what to call now and then inside: who waits for this rank goes on waiting then.
+        """Yield a function to call now and then; ranks that wait for this rank then keep waiting.
 
-        For work without a bound of its own, such as a host's share of a promotion: as long as it
-        goes on, this rank is not silent, however much longer it takes than the others.
+        This is for work without a bound, such as a host's share of a promotion. During the work
+        this
+        rank does not count as silent, however much longer it takes than the other ranks.
         """
         key = self.key("beat", self.world.rank)
 
@@ -120,18 +116,19 @@ class ControlGroup:
             self._board.remove(key)
 
     def gather(self, topic: str, value: Any, within_seconds: float) -> list[Any] | None:
-        """Show ``value``; the coordinator gets everyone's, in the order of ranks.
+        """Post ``value``; the coordinator gets the values of all ranks, in the order of ranks.
 
         Args:
-            topic: names it.
-            value: of this rank.
-            within_seconds: how long a rank may be silent: neither here nor ``at_work``.
+            topic: Name of the agreement.
+            value: Value of this rank.
+            within_seconds: Maximum silence of a rank: neither a value here nor calls in
+                ``at_work``.
 
         Returns:
-            The values at the coordinator, None elsewhere.
+            The values at the coordinator, None at the other ranks.
 
         Raises:
-            DeadlineExceeded: at the coordinator, naming the ranks that were silent.
+            DeadlineExceeded: At the coordinator, with the names of the silent ranks.
         """
         self._board.post(self.key(topic, self.world.rank), json.dumps(value).encode())
         if not self.world.is_coordinator:
@@ -152,15 +149,15 @@ class ControlGroup:
         return [json.loads(one) for one in shown]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
-        """Give the coordinator's ``ruling`` to all; other ranks' argument is ignored.
+        """Send the coordinator's ``ruling`` to all ranks; the argument of other ranks is ignored.
 
         Args:
-            topic: names it.
-            ruling: of the coordinator.
-            within_seconds: how long it may take while no rank is ``at_work``.
+            topic: Name of the agreement.
+            ruling: Decision of the coordinator.
+            within_seconds: Deadline while no rank is in ``at_work``.
 
         Raises:
-            DeadlineExceeded: the coordinator did not rule in time.
+            DeadlineExceeded: The coordinator did not decide in time.
         """
         key = self.key(topic, "ruling")
         if self.world.is_coordinator:
@@ -170,7 +167,7 @@ class ControlGroup:
             return ruling
         before: dict[int, bytes] = {}
         while (heard := self._board.wait([key], within_seconds)) is None:
-            # It may be waiting for any of them.
+            # The coordinator may be waiting for any of the ranks.
             beats = self._beats_of(range(self.world.size))
             if beats == before:
                 raise DeadlineExceeded(
@@ -183,21 +180,21 @@ class ControlGroup:
         return json.loads(heard[0])
 
     def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
-        """Return what those ranks that are at work have shown of it last."""
+        """Return the last heartbeats of the ranks that are in ``at_work``."""
         beats = {rank: self._board.peek(self.key("beat", rank)) for rank in ranks}
         return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def _forget_mine(self, topic: str) -> None:
-        """Drop what this rank has shown: there is a ruling, so the coordinator has read it.
+        """Delete this rank's value: there is a decision, so the coordinator has read the value.
 
-        Each rank its own: the coordinator would delete those of all, one after the other, while
-        all wait for it. Whoever does not get to it leaves a value that nobody reads.
+        Each rank deletes its own value. The coordinator would delete the values one after the other
+        while all ranks wait. A value that remains is never read.
         """
         with suppress(PeerFailed):
             self._board.remove(self.key(topic, self.world.rank))
 
     def _forget_older(self, key: str) -> None:
-        """Drop rulings that everyone has heard: a rank that gathers again has read the last."""
+        """Delete decisions that all ranks have read: a rank that gathers again read the last."""
         self._spoken.append(key)
         while len(self._spoken) > 2:  # noqa: PLR2004
             self._board.remove(self._spoken.pop(0))
@@ -213,14 +210,14 @@ def _hint(within_seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Why a rank could not do its part; travels in place of the part.
+    """Failure of a rank, posted instead of its value.
 
     Attributes:
         code: RES id of the error.
-        message: its text.
-        hint: the command to run next.
-        rank: who failed; -1 until it is known.
-        cause: the exception itself, in the process where it happened.
+        message: Message of the error.
+        hint: Command to run next.
+        rank: Rank that failed; -1 until known.
+        cause: Exception itself, in the process that raised it.
     """
 
     code: str
@@ -234,7 +231,7 @@ class RankFailure:
         return {"failure": {"code": self.code, "message": self.message, "hint": self.hint}}
 
     def to_error(self, size: int) -> ResilientError:
-        """Return an error of the same kind, naming the rank if there are several."""
+        """Return an error of the same kind; it names the rank if there are several."""
         kind = _KINDS.get(self.code, ResilientError)
         where = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
         return kind(f"{where}{self.message}", hint=self.hint)
@@ -248,7 +245,7 @@ _KINDS = {kind.code: kind for kind in _subclasses(errors.ResilientError)}
 
 
 def capture_failure(work: Callable[[], Any]) -> Any | RankFailure:
-    """Return what ``work`` returns, or the Failure to show in its place."""
+    """Return the result of ``work``, or the failure to post instead."""
     try:
         return work()
     except ResilientError as error:
@@ -264,21 +261,21 @@ def agree(
     rule: Callable[[list[Any]], Any],
     within_seconds: float,
 ) -> Any:
-    """Show ``mine``, let the coordinator rule over what all showed, and return the ruling.
+    """Post ``mine``, let the coordinator decide over all values, and return the decision.
 
     Collective: every rank, same topic, each topic once.
 
     Args:
-        comms: among whom.
-        topic: names this agreement.
-        mine: a JSON-able value, or a Failure.
-        rule: called on the coordinator with the values by rank, when nobody failed; its result
-            is JSON-able. What it raises becomes everyone's failure.
-        within_seconds: how long the ranks may take to show, and then the coordinator to rule.
+        comms: Group of ranks.
+        topic: Name of this agreement.
+        mine: A JSON-able value, or a RankFailure.
+        rule: Function called on the coordinator with the values by rank, if no rank failed. Its
+            result is JSON-able. An error that it raises becomes the failure of all ranks.
+        within_seconds: Deadline for the ranks' values, and then for the coordinator's decision.
 
     Raises:
-        ResilientError: the first rank's failure, or the rule's, as an error of the same kind.
-        DeadlineExceeded: a rank was silent, or the coordinator did not rule.
+        ResilientError: The first rank's failure, or the rule's, as an error of the same kind.
+        DeadlineExceeded: A rank was silent, or the coordinator did not decide.
     """
     shown = mine.to_json() if isinstance(mine, RankFailure) else {"value": mine}
     ruling: Any = None
@@ -288,7 +285,7 @@ def agree(
         heard = (
             ruling.to_json() | {"rank": ruling.rank} if isinstance(ruling, RankFailure) else None
         )
-        # Ranks that were silent until now may still come; they read the same ruling.
+        # Ranks that were silent until now may still come; they read the same decision.
         comms.broadcast(topic, heard or {"value": ruling}, within_seconds)
     else:
         if isinstance(gathered, RankFailure):
@@ -301,13 +298,13 @@ def agree(
 
 
 def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any:
-    """Return the ruling on ``topic`` without having a part in it; never on the coordinator.
+    """Return the decision on ``topic`` without a vote; never on the coordinator.
 
-    For one whose part another process does in its name.
+    A rank uses this if another process takes part on its behalf.
 
     Raises:
-        ResilientError: as ``agree`` raises it.
-        DeadlineExceeded: the coordinator did not rule.
+        ResilientError: As for ``agree``.
+        DeadlineExceeded: The coordinator did not decide.
     """
     ruling = _hear(comms, topic, within_seconds)
     if isinstance(ruling, RankFailure):
@@ -316,7 +313,7 @@ def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any
 
 
 def _hear(comms: ControlGroup, topic: str, within_seconds: float) -> Any | RankFailure:
-    # The coordinator may wait for the slowest rank and then work on its ruling.
+    # The coordinator may wait for the slowest rank and then work on its decision.
     return _parse(comms.broadcast(topic, None, 2 * within_seconds))
 
 

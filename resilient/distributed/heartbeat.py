@@ -1,18 +1,14 @@
-"""Progress heartbeats of a rank, phases, loop heartbeat.
+"""Progress heartbeats of a rank, its phases, and the heartbeat of a user's training loop.
 
-A rank's signs of progress, in a small file that it shares with the agent of its host.
+A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. It
+costs about a microsecond and needs no network. The agent can read it in any state of the rank and
+its collectives. Its times are those of the monotonic clock, which all processes of a host share.
 
-A sign is a few stores into mapped memory: it costs about a microsecond, needs no network, and
-the agent can read it whatever the rank and its collectives are doing. The times in it are those
-of the monotonic clock, which all processes of a host share.
+A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
+handler is faulthandler's, in C. It therefore answers even if the rank is stuck inside a collective
+or holds the interpreter's lock.
 
-The same file's neighbour receives the stacks of all threads when the agent sends
-:data:`STACKS_SIGNAL`: the handler is faulthandler's, in C, so that a rank answers which is stuck
-inside a collective or holds the interpreter's lock.
-
-Shows when torch's compiler is at work: a step may then take minutes, and is no hang.
-
-The signs of progress of a loop that says no more than the steps of its optimizer.
+While torch's compiler works, a step may take minutes without being a hang.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.clock import Clock
 
 STACKS_SIGNAL = signal.SIGRTMIN + 10
-"""Asks a worker for the stacks of its threads; nobody else uses it."""
+"""Requests the stacks of a worker's threads; no other code uses this signal."""
 
 RECENT_STEPS = 64
 
@@ -51,15 +47,15 @@ _READS_MAX = 5
 
 
 class Phase(IntEnum):
-    """What a rank is doing; how long it may take depends on it."""
+    """Activity of a rank, which determines how long it may take."""
 
     OUTSIDE = 0
-    """Before training or after it: nobody knows how long that takes."""
+    """Before or after training: the duration is unknown."""
     FIRST = 1
     """Restoring, and the first step: compilers run, loaders start."""
     STEP = 2
     BETWEEN = 3
-    """Callbacks, logs, whatever is done between two steps."""
+    """Callbacks, logs and other work between two steps."""
     LOADING = 4
     """Waiting for a batch."""
     EVALUATING = 5
@@ -75,15 +71,15 @@ _SIZE = _OWN_AT + RECENT_STEPS * _NUMBER.size
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """What a rank last showed.
+    """Last published progress of a rank.
 
     Attributes:
-        step: the last optimizer step that it finished; -1 before the first.
-        phase: what it is doing.
-        since_seconds: since when, on the monotonic clock.
-        longest_seconds: how long it has been in each phase at most, by phase.
-        step_seconds: what recent steps took, without waiting for data, saves and the like.
-        own_seconds: what of them it took before it needed other ranks; empty when not known.
+        step: Last optimizer step that the rank finished; -1 before the first.
+        phase: Current activity.
+        since_seconds: Start of the activity, on the monotonic clock.
+        longest_seconds: Longest duration of each phase so far, by phase.
+        step_seconds: Durations of recent steps, without waits for data, saves and similar.
+        own_seconds: The part of each step before it needed other ranks; empty if unknown.
     """
 
     step: int
@@ -95,22 +91,22 @@ class ProgressRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Whether it was in training, and if only for a moment."""
+        """Whether the rank was in training, even for a moment."""
         return self.step >= 0 or any(self.longest_seconds[Phase.FIRST :])
 
 
 class ProgressReporter:
-    """Shows this process's progress. One thread calls it.
+    """Publisher of this process's progress, called by one thread.
 
     Args:
-        path: the file; None shows it to nobody, at the same cost.
-        clock: its monotonic time is the host's.
+        path: File to write; None publishes nothing, at the same cost.
+        clock: Clock whose monotonic time is the host's.
 
     Attributes:
-        is_told: whether a loop shows its progress itself, by :func:`heartbeat`.
+        is_told: Whether a loop publishes its progress itself, by :func:`heartbeat`.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
@@ -118,10 +114,11 @@ class ProgressReporter:
         self._now_seconds = clock.monotonic_seconds
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         if path is not None:
-            # A new file: whoever still has the old one mapped keeps that.
+            # Create a new file: a process that still maps the old file keeps the old file.
             path.unlink(missing_ok=True)
             with path.open("x+b") as file:
-                # Written, not only made longer: a full disk must fail here and not at a store.
+                # Write zeros instead of extending the file: a full disk must fail here, not at a
+                # store.
                 file.write(bytes(_SIZE))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), _SIZE)
@@ -138,11 +135,11 @@ class ProgressReporter:
 
     @property
     def phase(self) -> Phase:
-        """What was last entered."""
+        """The phase that was entered last."""
         return self._phase
 
     def enter(self, phase: Phase) -> None:
-        """Show that something begins, or goes on, and is alive."""
+        """Publish that a phase begins, or continues and is alive."""
         now_seconds = self._now_seconds()
         took_seconds = now_seconds - self._since_seconds
         before = self._phase
@@ -155,35 +152,36 @@ class ProgressReporter:
             _NUMBER.pack_into(self._memory, _LONGEST_AT + before * _NUMBER.size, took_seconds)
         self._phase, self._since_seconds = phase, now_seconds
         self._signs += 1
-        # Six times a step: said here once more, as a call would cost as much as the rest.
+        # This code runs six times per step and is repeated here, because a call would double its
+        # cost.
         _WRITE_HEAD(self._memory, 0, self._signs, self._step, phase, now_seconds, self._timed)
 
     def again(self) -> None:
-        """Show that what goes on gets on."""
+        """Publish that the current phase makes progress."""
         self.enter(self._phase)
 
     def during(self, phase: Phase) -> PhaseScope:
-        """Be in ``phase`` inside, and in what it was before afterwards; outside training, stay."""
+        """Return a context of ``phase`` that restores the previous phase; only in training."""
         return PhaseScope(self, phase)
 
     def begin_step(self) -> None:
-        """Show that a step begins; the first of a life stays what it is, it says little."""
+        """Publish that a step begins; the atypical first step of an attempt keeps its phase."""
         if self._phase is not Phase.FIRST:
             self.enter(Phase.STEP)
         self._in_step_seconds = self._loaded_seconds = 0.0
         self._own_seconds = None
 
     def need_others(self) -> None:
-        """Note that the step needs the other ranks from here on: what it took so far is its own."""
+        """Record that the step needs other ranks from now on: its time so far is its own."""
         waited_seconds = self._now_seconds() - self._since_seconds
         self._own_seconds = self._loaded_seconds + self._in_step_seconds + waited_seconds
 
     def end_step(self, step: int) -> None:
-        """Show that optimizer step ``step`` is done."""
+        """Publish that optimizer step ``step`` is done."""
         self._end_step(step, is_timed=self._phase is Phase.STEP)
 
     def count_step(self, step: int) -> None:
-        """Show that a step is done where nobody says when one begins: at the end of another."""
+        """Publish that a step is done; it counts from the end of the previous step."""
         if self._phase is Phase.BETWEEN and self._step >= 0:
             self._in_step_seconds = self._now_seconds() - self._since_seconds
             self._own_seconds = None
@@ -210,11 +208,13 @@ class ProgressReporter:
 
 
 class PhaseScope:
-    """What ``Pulse.during`` returns: a context, entered once. A generator's would cost a step more.
+    """Context that ``ProgressReporter.during`` returns, entered once.
+
+    A context made of a generator would cost one more step.
 
     Args:
-        pulse: what shows it.
-        phase: inside.
+        pulse: Reporter to publish with.
+        phase: Phase inside the context.
     """
 
     __slots__ = ("_before", "_phase", "_pulse")
@@ -233,14 +233,14 @@ class PhaseScope:
 
 
 def read_progress(path: Path) -> ProgressRecord | None:
-    """Return what the pulse at ``path`` shows, None while there is none."""
+    """Read the progress at ``path``, None if there is none."""
     data = b""
     for _ in range(_READS_MAX):
         try:
             before, data = data, path.read_bytes()
         except OSError:
             return None
-        # Read twice alike, it was not being written meanwhile.
+        # Two equal reads mean that the file was not being written meanwhile.
         if data == before:
             break
     return _parse(data) if len(data) == _SIZE else None
@@ -267,23 +267,23 @@ def _numbers(data: bytes, at: int, count: int) -> tuple[float, ...]:
 
 
 def progress_path(notes: str, local_rank: int) -> Path:
-    """Return where the pulse of a rank of this host lies; ``notes`` is the agent's folder."""
+    """Return the progress file of a rank of this host; ``notes`` is the agent's folder."""
     return Path(notes, f"pulse-{local_rank}")
 
 
 def stacks_path(notes: str, local_rank: int) -> Path:
-    """Return where a rank of this host writes its stacks."""
+    """Return the file for the stacks of a rank of this host."""
     return Path(notes, f"stacks-{local_rank}")
 
 
-# A process has one progress to show, and one file to show it in.
+# A process has one progress to publish, and one file for it.
 _own: list[tuple[str, ProgressReporter]] = []
 
 
 def progress_reporter() -> ProgressReporter:
-    """Return this process's pulse; the first call opens it and makes stacks answerable.
+    """Return this process's reporter; the first call opens it and enables the stack signal.
 
-    Without an agent of ours, or where its folder cannot be written, nobody sees it.
+    Without our agent, or if its folder is not writable, the progress is not visible.
     """
     launch = read_launch(os.environ)
     place = f"{launch.notes}#{launch.attempt}#{launch.world.local_rank}"
@@ -301,28 +301,28 @@ def _open(notes: str, local_rank: int) -> ProgressReporter:
     if not notes:
         return ProgressReporter(None, SystemClock())
     pulse = ProgressReporter(progress_path(notes, local_rank), SystemClock())
-    # Not closed: the handler writes there for as long as this process lives.
+    # Never closed: the handler writes there as long as this process lives.
     path = stacks_path(notes, local_rank)
     path.unlink(missing_ok=True)
     stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True, chain=False)
-    # Last, and at once: whoever reads it may send the signal.
+    # Write the process id last: a reader of the file may send the signal at once.
     os.write(stacks, f"{os.getpid()}\n".encode())
     return pulse
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Tell the agent that this rank gets on, from a loop of one's own.
+    """Report the progress of a user's own loop to the agent.
 
-    A job whose ranks never call it is never taken for hung. With ``step`` it says that this
-    optimizer step is done, and the time to the next call with a step is a step: after a few of
-    them the agent knows how long one takes, and a much longer one is a hang. Without, it says that
-    something other than a step begins (an evaluation, a save): until the next call with a step
-    the agent has patience (``--hang-patience``). Costs about two microseconds; outside
+    A job whose ranks never call this function never counts as hung. A call with ``step`` says that
+    this optimizer step is done. The time until the next call with a step counts as one step. After
+    a few steps the agent knows their duration, and a much longer step counts as a hang. A call
+    without ``step`` says that other work begins (an evaluation, a save). Until the next call with a
+    step the agent then uses ``--hang-patience``. A call costs about two microseconds; outside
     ``resilient train`` it does nothing.
 
     Args:
-        step: the optimizer step that is done.
+        step: Optimizer step that is done.
     """
     pulse = progress_reporter()
     pulse.is_told = True
@@ -340,12 +340,12 @@ _NAME = "torch._dynamo.callback"
 
 @contextmanager
 def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> Iterator[None]:
-    """Show compilations inside.
+    """Publish compilations inside the context.
 
     Args:
-        pulse: what shows them.
-        is_wanted: whether there will be any. Without, they are shown if somebody has imported the
-            compiler already; it costs a second, so not for nothing.
+        pulse: Reporter to publish with.
+        is_wanted: Whether compilations are expected. If False, they are published only if the
+            compiler is already imported, because its import costs a second.
     """
     module: Any = import_module(_NAME) if is_wanted else sys.modules.get(_NAME)
     if module is None:
@@ -371,13 +371,14 @@ def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> I
 
 
 class LoopHeartbeat:
-    """Shows a loop's progress for it, until it calls ``resilient.heartbeat`` and shows its own.
+    """Heartbeat of a loop, until the loop calls ``resilient.heartbeat`` itself.
 
-    Nobody knows what a loop does between two steps of its optimizer, so that has the patience of
-    what is no step; an adapter that is told when a step begins says so, and it has a step's.
+    The work between two optimizer steps of a loop is unknown, so it gets the patience of work
+    outside steps. An integration that knows the begin of a step reports it, and then a step's limit
+    applies.
 
     Args:
-        pulse: of this process.
+        pulse: Reporter of this process.
     """
 
     def __init__(self, pulse: ProgressReporter) -> None:
@@ -386,7 +387,7 @@ class LoopHeartbeat:
         self._compilers = ExitStack()
 
     def start(self, step: int) -> None:
-        """Show that training begins after ``step``."""
+        """Publish that training begins after ``step``."""
         self._step = step
         self._compilers.enter_context(report_compilation(self._pulse))
         if not self._pulse.is_told:
@@ -398,31 +399,32 @@ class LoopHeartbeat:
         return self._step
 
     def begin_step(self) -> None:
-        """Show that a step begins."""
+        """Publish that a step begins."""
         if not self._pulse.is_told:
             self._pulse.begin_step()
 
     def end_step(self, *_: Any) -> None:
-        """Show that the optimizer has made a step."""
+        """Publish that the optimizer has made a step."""
         self._step += 1
         if not self._pulse.is_told:
             self._pulse.count_step(self._step)
 
     def between(self) -> None:
-        """Show that something begins or goes on that is no step.
+        """Publish that work outside a step begins or continues.
 
-        Outside training it stays outside, and before the first step is done it is a part of that.
+        Outside training the phase stays the same; before the first step is done, it stays that of
+        the first step.
         """
         if not self._pulse.is_told:
             phase = self._pulse.phase
             self._pulse.enter(phase if phase in (Phase.OUTSIDE, Phase.FIRST) else Phase.BETWEEN)
 
     def saving(self) -> PhaseScope:
-        """Be saving inside."""
+        """Return a context in which this rank is saving."""
         return self._pulse.during(Phase.SAVING)
 
     def stop(self) -> None:
-        """Show that training is over."""
+        """Publish that training is over."""
         self._compilers.close()
         if not self._pulse.is_told:
             self._pulse.enter(Phase.OUTSIDE)

@@ -1,13 +1,13 @@
-"""Numbers of the ranks of one host, added up through shared memory and not over sockets.
+"""Sums of numbers over the ranks of one host, through shared memory instead of sockets.
 
-Each rank has a page that it alone writes, and reads those of all others. A number of each rank and
-turn is one record::
+Each rank has a page that only this rank writes, and reads the pages of all other ranks. A rank's
+number in one turn is one record::
 
-    turn | number | CRC-32 of both      in place of the one some turns before
+    turn | number | CRC-32 of both      in place of the record some turns before
 
-A record that is being written, or of which another processor sees a part, does not fit its check
-and is read again. Nobody is woken: to add eight bytes up by gloo wakes threads of every rank in the
-midst of an optimizer's step, which costs more than to look.
+A record that is being written, or of which another processor sees a part, does not match its CRC
+and is read again. No thread is woken. A sum of eight bytes by gloo wakes threads of every rank in
+the middle of an optimizer step, which costs more than polling.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ PAGE_BYTES = 4096
 _SAID = struct.Struct("<Qd")
 _CHECK = struct.Struct("<I")
 _RECORD_BYTES = _SAID.size + _CHECK.size
-# A rank gives the number of a turn once it has read all of the turn before.
+# A rank writes its number of a turn only after it has read the whole previous turn.
 _TURNS = 4
 _STRIDE_BYTES = PAGE_BYTES // _TURNS
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 20e-6, 2e-3
 
 
 class HostLocalSum:
-    """Adds up one number of each rank, turn by turn.
+    """Sum of one number of each rank, turn by turn.
 
     Args:
-        pages: shared memory of each rank, by rank: zeros, of ``PAGE_BYTES``; one's own is written.
-        rank: whose this is.
-        within_seconds: how long a rank may be behind the others; as long as in torch's collectives
-            by default.
+        pages: Shared memory of each rank, by rank: zeros, of ``PAGE_BYTES``; only the own page is
+            written.
+        rank: This rank.
+        within_seconds: Maximum delay of a rank behind the others; by default that of torch's
+            collectives.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class HostLocalSum:
         self._turn = 0
 
     def give(self, number: float) -> int:
-        """Show the others this rank's number of the next turn, and return the turn.
+        """Publish this rank's number of the next turn, and return the turn.
 
-        Crash: the others wait until they are ended, too.
+        Crash: the other ranks wait until they are killed, too.
         """
         self._turn += 1
         said = _SAID.pack(self._turn, number)
@@ -65,13 +66,13 @@ class HostLocalSum:
         return self._turn
 
     def total(self, turn: int) -> float:
-        """Return the sum of a turn over ranks, in their order; by then each has given its number.
+        """Return the sum of a turn, in the order of ranks, once each rank gave its number.
 
         Args:
-            turn: the one given last.
+            turn: The turn that was given last.
 
         Raises:
-            DeadlineExceeded: a rank has not given its own in time.
+            DeadlineExceeded: A rank has not given its number in time.
         """
         return reduce(add, (self._number(rank, turn) for rank in range(len(self._pages))))
 
@@ -83,7 +84,7 @@ class HostLocalSum:
                     f"rank {rank} has not given its loss within {self._within_seconds:g} s",
                     hint="look what that rank does: `py-spy dump`, or the stacks in the report",
                 )
-            # Asleep, as who waits for another is taken to be.
+            # Sleep, because a rank that waits for another rank is expected to be asleep.
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
         return number
@@ -94,7 +95,7 @@ def _start(turn: int) -> int:
 
 
 def _read(page: memoryview, turn: int) -> float | None:
-    """Return the number of a turn; None while it is not there."""
+    """Return the number of a turn; None if it is not there yet."""
     start = _start(turn)
     record = bytes(page[start : start + _RECORD_BYTES])
     there, number = _SAID.unpack_from(record)

@@ -1,25 +1,15 @@
-"""KVStore protocol; in-memory and TCP-socket implementations, JSON-lines RPC.
+"""Key-value store for small values of all ranks of an attempt: in memory and over TCP sockets.
 
-One JSON value per line over a socket: all that our processes say to each other.
+The socket store is for processes that must not load torch: the saver daemons. One daemon serves,
+the others connect. A client may leave a *failure notice* (``will``): a value that the server posts
+for it if its connection ends before the client has posted the key. The death of a process is
+therefore noticed at once instead of at a deadline. The idea is the last will of MQTT 3.1.1, section
+3.1.2.5.
 
-Nothing received can run code, and nobody can make the reader hold more than a bound.
-
-Serve whoever knows a token over plain TCP, a thread for each connection.
-
-The token keeps apart the lives on one port; it is no protection from someone who can listen to
-the network (docs/guarantees.md).
-
-A Board in memory: for a world of one, and for ranks that are threads.
-
-A Board over plain TCP sockets, for processes that must not load torch: the keepers.
-
-One keeper serves, the others connect. A client may leave a *will*: a value that the server posts
-for it when its connection ends before it has posted the key itself. So a process that dies is
-heard of at once instead of at a deadline.
-
-Source of the idea: the last will of MQTT 3.1.1, section 3.1.2.5.
-
-The Board: a small key-value place that all ranks of a life can see.
+Messages are one JSON value per line. No received value can run code, and no sender can make the
+reader keep more than a bound. The server accepts clients that know a token, with one thread per
+connection. The token separates the attempts on one port; it does not protect against an attacker
+who can read the network traffic (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -46,15 +36,15 @@ _READ_BYTES = 1 << 16
 
 
 class MalformedMessage(Exception):
-    """What came is no JSON object on one line: cut short, too long, or something else."""
+    """A received line is no JSON object: it is cut short, too long, or something else."""
 
 
 class JsonLineSocket:
-    """Sends and receives JSON objects; used by one thread at a time.
+    """Sender and receiver of JSON objects; used by one thread at a time.
 
     Args:
-        connection: a connected stream socket, with the timeout that one operation may take.
-        line_bytes_max: longest line to take.
+        connection: Connected stream socket, with the timeout of one operation.
+        line_bytes_max: Maximum length of a received line.
     """
 
     def __init__(self, connection: socket.socket, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -66,16 +56,16 @@ class JsonLineSocket:
         """Send one object.
 
         Raises:
-            OSError: the other side is gone or does not read.
+            OSError: The peer is gone or does not read.
         """
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next object, or None when the other side has closed.
+        """Return the next object, or None if the peer has closed.
 
         Raises:
-            BadLine: a torn line, one longer than the bound, or not a JSON object.
-            OSError: the connection broke, or nothing came within its timeout.
+            MalformedMessage: The line is torn, longer than the bound, or no JSON object.
+            OSError: The connection broke, or nothing came within its timeout.
         """
         looked = 0
         while (end := self._read.find(b"\n", looked)) < 0:
@@ -96,8 +86,8 @@ class JsonLineSocket:
         """Fill ``view`` with the raw bytes that follow the last line.
 
         Raises:
-            BadLine: fewer came.
-            OSError: as for ``receive``.
+            MalformedMessage: Fewer bytes came.
+            OSError: As for ``receive``.
         """
         ready = min(len(self._read), len(view))
         view[:ready] = self._read[:ready]
@@ -109,10 +99,10 @@ class JsonLineSocket:
             ready += came
 
     def send_bytes(self, data: bytes | memoryview) -> None:
-        """Send raw bytes, whose number a line before has said.
+        """Send raw bytes; a previous line has their number.
 
         Raises:
-            OSError: as for ``send``.
+            OSError: As for ``send``.
         """
         self._connection.sendall(data)
 
@@ -150,7 +140,7 @@ _KEEPALIVE_SECONDS = (10, 5, 3)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something is served, and the token that it asks for."""
+    """Address of a server, and the token that it requires."""
 
     host: str
     port: int
@@ -162,21 +152,21 @@ class Address:
 
     @staticmethod
     def from_json(value: Any) -> Address:
-        """Return the address that ``to_json`` described."""
+        """Parse the output of ``to_json``."""
         return Address(str(value["host"]), int(value["port"]), str(value["token"]))
 
 
 class TcpServer:
-    """Accepts connections, and hands each that greets with the token to ``serve``.
+    """TCP server that passes each connection with a valid token to ``serve``.
 
     Args:
-        serve: talks with one client until it leaves; what of ``NONSENSE`` it raises ends the
-            talk and hurts nobody else.
-        listen: address to listen on; empty for all interfaces.
-        host: the name under which clients reach it.
+        serve: Function that talks with one client until it leaves. An error in ``NONSENSE`` ends
+            this conversation and affects no other client.
+        listen: Address to listen on; empty for all interfaces.
+        host: Name under which clients reach the server.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: The server cannot listen there.
     """
 
     def __init__(
@@ -196,8 +186,8 @@ class TcpServer:
         self._threads[0].start()
 
     def close(self) -> None:
-        """Stop to serve; clients that still ask learn that the place is gone."""
-        # Closing alone would not wake the thread that waits in accept.
+        """Stop serving; clients that still send requests learn that the server is gone."""
+        # A close alone would not wake the thread that waits in accept.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -225,10 +215,10 @@ class TcpServer:
             thread.start()
 
     def _greet(self, connection: socket.socket) -> None:
-        # A stranger may not make us hold more than a greeting, or wait for it for long.
+        # A stranger may not make this process keep more than a greeting, or wait for it for long.
         connection.settimeout(SILENCE_SECONDS)
         lines = JsonLineSocket(connection, _GREETING_BYTES_MAX)
-        # Whoever talks nonsense or leaves is cut off; the others are not hurt.
+        # A client that sends invalid data or leaves is cut off; other clients are not affected.
         with suppress(*NONSENSE), connection:
             if self._is_known(lines.receive()):
                 connection.settimeout(None)
@@ -243,10 +233,10 @@ class TcpServer:
 
 
 def greeted(address: Address) -> socket.socket:
-    """Return a connection to a :class:`Server` that has been shown the token.
+    """Connect to a :class:`TcpServer` and send the token.
 
     Raises:
-        OSError: nobody serves there.
+        OSError: No server is there.
     """
     connection = socket.create_connection((address.host, address.port), SILENCE_SECONDS)
     try:
@@ -259,7 +249,7 @@ def greeted(address: Address) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice within 25 s that the other host vanished without a word."""
+    """Let the kernel detect within 25 s that the other host vanished silently."""
     idle, interval, count = _KEEPALIVE_SECONDS
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
@@ -270,36 +260,36 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Have the kernel end a connection when what was sent is not acknowledged for so long.
+    """Let the kernel end a connection if sent data is not acknowledged for ``seconds``.
 
-    Probes alone do not notice that while something is on its way (tcp(7), TCP_USER_TIMEOUT): it
-    is sent again and again, a quarter of an hour by default.
+    Keep-alive probes do not detect this while data is in flight (tcp(7), TCP_USER_TIMEOUT): the
+    kernel retransmits for a quarter of an hour by default.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def listen_for(host: str) -> str:
-    """Return where to listen so that ``host`` leads here: on the loopback if that does."""
+    """Return the listen address for ``host``: the loopback if ``host`` is a loopback address."""
     if host in ("localhost", "::1") or host.startswith("127."):
         return host if host == "::1" else LOOPBACK
     return ANYWHERE
 
 
 def address_toward(host: str, port: int) -> str:
-    """Return the address of this host on the way to another one; nothing is sent.
+    """Return the address of this host on the route to another host; nothing is sent.
 
     Raises:
-        OSError: the name leads nowhere.
+        OSError: The name cannot be resolved or reached.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket only looks the route up (connect(2)).
+        # connect on a datagram socket only looks up the route (connect(2)).
         probe.connect(place)
         return str(probe.getsockname()[0])
 
 
 class InMemoryKVStore:
-    """A Board for threads of one process."""
+    """A key-value store for threads of one process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -307,7 +297,7 @@ class InMemoryKVStore:
         self._changed = threading.Condition()
 
     def post(self, key: str, value: bytes) -> None:
-        """Set ``key`` and wake whoever waits."""
+        """Set ``key`` and wake all waiting threads."""
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
@@ -329,12 +319,12 @@ class InMemoryKVStore:
             return [self._values[key] for key in keys]
 
     def remove(self, key: str) -> None:
-        """Forget ``key``."""
+        """Delete ``key``."""
         with self._changed:
             self._values.pop(key, None)
 
     def fail(self, error: PeerFailed) -> None:
-        """Break the board for good, as when the host of a real one dies: all waits raise."""
+        """Break the store permanently, as if the server's host died: all waits raise."""
         with self._changed:
             self._gone = error
             self._changed.notify_all()
@@ -344,23 +334,23 @@ class InMemoryKVStore:
         return self
 
     def here(self) -> str:
-        """Return the loopback address: everybody is in this process."""
+        """Return the loopback address: all users are in this process."""
         return LOOPBACK
 
 
-# The server answers within a slice, so silence for much longer means that its host is gone.
+# The server answers within a slice, so a much longer silence means that its host is gone.
 _SLICE_SECONDS = 1.0
 
 
 class KVStoreServer(TcpServer):
-    """Serves one board to any number of clients, from threads of its own.
+    """Server of one key-value store for any number of clients, with its own threads.
 
     Args:
-        listen: address to listen on; empty for all interfaces.
-        host: the name under which clients reach it.
+        listen: Address to listen on; empty for all interfaces.
+        host: Name under which clients reach the server.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: The server cannot listen there.
     """
 
     def __init__(self, listen: str = LOOPBACK, host: str = LOOPBACK) -> None:
@@ -399,14 +389,14 @@ class KVStoreServer(TcpServer):
 
 
 class SocketKVStore:
-    """A client's view of a board that a :class:`BoardServer` serves.
+    """Client of a key-value store that a :class:`KVStoreServer` serves.
 
     Args:
-        address: where.
-        clock: for the deadline of a wait.
+        address: Address of the server.
+        clock: Clock for the deadline of a wait.
 
     Raises:
-        PeerFailed: nobody serves there.
+        PeerFailed: No server is there.
     """
 
     def __init__(self, address: Address, clock: Clock | None = None) -> None:
@@ -419,11 +409,11 @@ class SocketKVStore:
             raise self._gone(error) from error
 
     def post(self, key: str, value: bytes) -> None:
-        """Set ``key`` on the server; a will for it is void."""
+        """Set ``key`` on the server; this cancels a failure notice for the key."""
         self._ask(verb="post", keys=[key], value=_text(value))
 
     def will(self, key: str, value: bytes) -> None:
-        """Have the server post ``value`` if this connection ends before ``key`` was posted."""
+        """Let the server post ``value`` if this connection ends before ``key`` was posted."""
         self._ask(verb="will", keys=[key], value=_text(value))
 
     def peek(self, key: str) -> bytes | None:
@@ -432,7 +422,7 @@ class SocketKVStore:
         return None if held is None else _bytes(held)
 
     def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
-        """Wait for all ``keys``, asking again each second, so that neither side hangs."""
+        """Wait for all ``keys``, with a new request each second, so that neither side hangs."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
             left_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
@@ -451,11 +441,11 @@ class SocketKVStore:
         return SocketKVStore(self._address, self._clock)
 
     def here(self) -> str:
-        """Return the end of the connection that is on this host."""
+        """Return the local address of the connection."""
         return str(self._connection.getsockname()[0])
 
     def close(self) -> None:
-        """End the connection; what was left as a will is posted."""
+        """Close the connection; the server posts the failure notices that are left."""
         self._lines.close()
 
     def _ask(self, **message: Any) -> Any:
@@ -482,37 +472,37 @@ def _bytes(text: str) -> bytes:
 
 
 class KVStore(Protocol):
-    """Verbs over keys; values are bytes. It never touches the collective backend.
+    """Operations over keys with bytes as values, without the collective backend.
 
-    A board may be used by one thread at a time; ``another`` gives a second thread its own.
+    One thread at a time may use a store; ``another`` opens a store for a second thread.
     """
 
     def post(self, key: str, value: bytes) -> None:
         """Set ``key``; the last value wins.
 
         Raises:
-            PeerFailed: the place is gone (its host died).
+            PeerFailed: The server is gone (its host died).
         """
 
     def peek(self, key: str) -> bytes | None:
-        """Return the value of ``key``, or None if nobody posted it yet; never waits."""
+        """Return the value of ``key``, or None if it was not posted yet; never waits."""
 
     def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
-        """Return the values of all ``keys`` once posted, or None when the time is over."""
+        """Return the values of all ``keys`` once posted, or None after the deadline."""
 
     def remove(self, key: str) -> None:
-        """Forget ``key``; a missing one is no error."""
+        """Delete ``key``; a missing key is no error."""
 
     def another(self) -> KVStore:
-        """Return a board on the same place for use by another thread."""
+        """Open the same store for use by another thread."""
 
     def here(self) -> str:
-        """Return the address of this host as the others on the board reach it."""
+        """Return the address of this host as the other clients reach it."""
 
 
 @runtime_checkable
 class Closeable(Protocol):
-    """A board with a connection that somebody must end."""
+    """A key-value store with a connection that must be closed."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""

@@ -1,11 +1,7 @@
-"""Rank identity and everything a launcher tells a worker (environment).
-
-Who this process is among the ranks of one life.
-
-Variables by which a launcher starts a worker.
+"""Rank identity, and the environment variables by which a launcher starts a worker.
 
 `resilient train` writes these variables and torchrun writes the first six, so a script runs
-under either, or alone.
+under either launcher, or alone.
 """
 
 from __future__ import annotations
@@ -27,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of one rank.
+    """Identity of one rank.
 
     Attributes:
         rank: 0 to ``size - 1``.
-        size: how many ranks train together.
-        local_rank: the rank among those of this host.
+        size: Number of ranks that train together.
+        local_rank: Number of the rank among those of its host.
     """
 
     rank: int = 0
@@ -41,7 +37,7 @@ class World:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank rules in agreements and writes the manifest."""
+        """Whether this rank decides in agreements and writes the manifest."""
         return self.rank == 0
 
 
@@ -60,30 +56,30 @@ _EVENTS = "events"
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnv:
-    """One worker's start.
+    """Start parameters of one worker.
 
     Attributes:
-        world: rank, size and local rank.
-        host: address of the rendezvous store; empty when alone.
-        port: its TCP port.
-        hosted: whether the launcher's agent serves that store.
-        attempt: name of this life of the worker group, new at every restart.
+        world: Rank, size and local rank.
+        host: Address of the rendezvous store; empty if alone.
+        port: TCP port of the rendezvous store.
+        hosted: Whether the launcher's agent serves that store.
+        attempt: Name of this attempt of the worker group, new at every restart.
         repo: URL of the checkpoint repository; empty leaves it to the script.
-        resume: Wish of the user: ``auto``, ``never``, a reference or a folder. It holds in every
+        resume: User's choice: ``auto``, ``never``, a reference or a folder. It holds in every
             attempt until this run has a checkpoint.
-        cause: why this life began, as one word.
-        events: folder for event files; empty leaves it to the script.
-        single_writer: the user promises that no two jobs write to the repository at once.
-        keeper: socket of this host's keeper; empty when there is none.
-        storage_options: endpoint, credentials and the like of the repository; never shown.
-        agent_pid: process of our agent, which owns the deadline of a stop; 0 without one.
-        grace_seconds: what that agent gives from SIGTERM to SIGKILL.
-        notes: folder where workers leave word for that agent; empty without one.
-        require_signature: whether only checkpoints that the key has signed are resumed from.
+        cause: Reason of this attempt, as one word.
+        events: Folder for event files; empty leaves it to the script.
+        single_writer: The user promises that no two jobs write to the repository at once.
+        keeper: Socket of this host's saver daemon; empty if there is none.
+        storage_options: Endpoint, credentials and similar options of the repository; never shown.
+        agent_pid: Process of our agent, which controls the deadline of a stop; 0 without an agent.
+        grace_seconds: The agent's time from SIGTERM to SIGKILL.
+        notes: Folder for messages of workers to the agent; empty without an agent.
+        require_signature: Whether a resume requires a checkpoint signed with the key.
         strict_resume: Whether a resume with a loss is refused.
-        every: how often to save (``--every``); empty leaves it to the script.
-        until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
-        start: Identity of the start that this worker belongs to; empty without an agent of ours.
+        every: Save schedule (``--every``); empty leaves it to the script.
+        until_step: Step after which this agent run ends (``--until-step``); 0 for the last step.
+        start: Identity of the worker's start; empty without our agent.
         restarts: Restarts of the group so far, as torchrun counts them.
         takes_over: Whether a live writer of the repository is fenced off on purpose.
     """
@@ -118,11 +114,10 @@ class LaunchEnv:
 
 
 def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
-    """Return the start of this worker; a world of one without a launcher.
+    """Parse the start of this worker; a world of one without a launcher.
 
     Raises:
-        ConfigError: a variable has a value that is not accepted, or the rank lies outside the
-            world.
+        ConfigError: A variable has an invalid value, or the rank lies outside the world.
     """
     world = World(
         rank=read_integer(environ, "RANK", 0),
@@ -160,25 +155,25 @@ def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
 
 
 def read_storage_options(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of ``RESILIENT_STORAGE_OPTIONS``; see :func:`parse_storage_options`."""
+    """Parse the options in ``RESILIENT_STORAGE_OPTIONS``; see :func:`parse_storage_options`."""
     return parse_storage_options(environ.get(STORAGE_OPTIONS, ""), STORAGE_OPTIONS)
 
 
 def parse_storage_options(text: str, where: str) -> dict[str, Any]:
-    """Return the storage options that a JSON object spells; nothing for an empty text.
+    """Parse storage options from a JSON object; an empty text gives no options.
 
     Args:
-        text: the JSON; it may hold credentials, so no error shows any of it.
-        where: what it was read from, for an error.
+        text: The JSON; it may contain credentials, so no error shows any of it.
+        where: Source of the text, for an error.
 
     Raises:
-        ConfigError: it is not a JSON object.
+        ConfigError: The text is no JSON object.
     """
     try:
         options = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
         place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        # Not chained: the cause keeps the whole text.
+        # Not chained: the cause contains the whole text.
         raise ConfigError(f"{where} is no JSON{place}", hint=_EXAMPLE) from None
     if not isinstance(options, dict):
         raise ConfigError(f"{where} is no JSON object", hint=_EXAMPLE)
@@ -186,10 +181,10 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
 
 
 def read_signing_key(environ: Mapping[str, str]) -> str:
-    """Return the secret of ``RESILIENT_SIGNING_KEY``, or of the file that its sibling names.
+    """Return the secret of ``RESILIENT_SIGNING_KEY``, or of the file that the file variable names.
 
     Raises:
-        ConfigError: both are set, or the file cannot be read; no error shows any of the secret.
+        ConfigError: Both are set, or the file cannot be read; no error shows any of the secret.
     """
     secret, file = environ.get(SIGNING_KEY, ""), environ.get(SIGNING_KEY_FILE, "")
     if secret and file:
@@ -209,15 +204,15 @@ def read_signing_key(environ: Mapping[str, str]) -> str:
         ) from error
     if len(data) > _SECRET_BYTES_MAX or not data.strip():
         raise ConfigError(f"{SIGNING_KEY_FILE}: `{file}` holds no key", hint=hint)
-    # Bytes that are no text stay what they are.
+    # Keep bytes that are no valid text.
     return data.strip().decode("utf-8", "surrogateescape")
 
 
 def write_launch(launch: LaunchEnv) -> dict[str, str]:
-    """Return the variables that :func:`read_launch` reads back as ``launch``."""
+    """Return the variables that :func:`read_launch` parses back to ``launch``."""
     options = launch.storage_options
     return {
-        # Not to be set where there is nothing to say: it would hide what the worker inherits.
+        # Do not set an empty value: it would hide the value that the worker inherits.
         **({STORAGE_OPTIONS: json.dumps(dict(options))} if options else {}),
         "RANK": str(launch.world.rank),
         "WORLD_SIZE": str(launch.world.size),
@@ -244,16 +239,16 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 
 
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
-    """Let the agent know which repository this worker opened, so that it can look into it.
+    """Tell the agent which repository this worker opened, so that the agent can inspect it.
 
-    A URL that may hold a secret is not told: it would lie on the disk in plain text, and
+    A URL that may contain a secret is not written. It would lie on the disk in plain text, and
     without the secret it would open nothing.
 
     Args:
-        launch: who this worker is.
-        url: of the repository.
-        saves_when_stopped: whether this worker handles SIGTERM while it trains; else what it has
-            not saved is lost with it, and the agent is told so.
+        launch: Start of this worker.
+        url: URL of the repository.
+        saves_when_stopped: Whether this worker handles SIGTERM while it trains. If not, unsaved
+            work is lost at SIGTERM, and the agent is told.
     """
     if not launch.notes:
         return
@@ -269,24 +264,24 @@ def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool 
 
 
 def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
-    """Let the agent know in which folder this worker keeps its events.
+    """Tell the agent the folder of this worker's events.
 
     Args:
-        launch: who this worker is.
-        folder: of the event files; may not be there yet.
+        launch: Start of this worker.
+        folder: Folder of the event files; it may not exist yet.
     """
     if launch.notes:
         _leave_word(launch, _EVENTS, str(folder.expanduser().absolute()))
 
 
 def read_published_event_file(notes: str) -> Path | None:
-    """Return where workers keep their events, None while nobody knows.
+    """Return the folder of the workers' events, None if unknown.
 
-    A worker that said only which repository it opened keeps them beside its checkpoints, if that
-    is a folder of this host.
+    The events of a worker that published only its repository lie beside its checkpoints, if the
+    repository is a folder of this host.
 
     Args:
-        notes: the agent's folder; empty while nobody knows it.
+        notes: The agent's folder; empty if unknown.
     """
     if not notes:
         return None
@@ -298,18 +293,18 @@ def read_published_event_file(notes: str) -> Path | None:
 
 
 def read_published_repository(notes: str) -> str:
-    """Return the URL that a worker left in the folder ``notes``, empty when none did."""
+    """Return the URL that a worker left in the folder ``notes``, empty if there is none."""
     return _read_word(notes, _REPOSITORY)
 
 
 def exited_without_save(notes: str) -> str:
-    """Return the attempt in which a worker last said that SIGTERM costs it what is not saved."""
+    """Return the last attempt in which a worker reported that SIGTERM loses its unsaved work."""
     return _read_word(notes, _UNSAVED)
 
 
 def _leave_word(launch: LaunchEnv, name: str, text: str) -> None:
     fresh = Path(launch.notes, f"{name}-{launch.world.local_rank}")
-    # The agent only loses a better message by not being told.
+    # If the write fails, the agent only loses a better message.
     with suppress(OSError):
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(Path(launch.notes, name))

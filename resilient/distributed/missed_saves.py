@@ -1,9 +1,9 @@
-"""Detection of a rank that trains on while another rank waits for it at ``save()``.
+"""Detection of a rank that continues to train while another rank waits for it at ``save()``.
 
 ``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never come. Such a rank
-answers in its absence: its peers hear at once that all ranks must call ``save()``.
+answers in its absence: its peers learn at once that all ranks must call ``save()``.
 
-A rank is absent without doubt in three cases. It closed its checkpointer. It made more optimizer
+A rank is certainly absent in three cases. It closed its checkpointer. It made more optimizer
 steps than the waiting rank had made at its call. It made as many, and its thread is in a backward
 pass or in a collective that needs the waiting rank.
 """
@@ -39,12 +39,12 @@ def decline_save(comms: ControlGroup, save: int, reason: str) -> None:
     """Answer that this rank does not take part in a save. Every agreement of the save fails.
 
     Args:
-        comms: on a board that no other thread uses now.
-        save: number of the save, counted from 1 on every rank.
-        reason: subject and verb, for example ``it closed its checkpointer``.
+        comms: Group on a key-value store that no other thread uses now.
+        save: Number of the save, counted from 1 on every rank.
+        reason: Subject and verb, for example ``it closed its checkpointer``.
 
     Raises:
-        PeerFailed: the board is gone.
+        PeerFailed: The key-value store is gone.
     """
     failure = RankFailure(
         SaveFailed.code, f"{reason} and did not call save(); all ranks call save()", _HINT
@@ -63,10 +63,10 @@ class MissedSaveDetector:
     """A thread that answers for this rank if it misses a save for which a peer waits.
 
     Args:
-        comms: among the ranks of the checkpointer.
-        board: connection of its own.
-        saves: returns how many saves this rank began.
-        steps: returns how many optimizer steps this rank made.
+        comms: Group of the checkpointer's ranks.
+        board: Key-value store with its own connection.
+        saves: Function that returns how many saves this rank began.
+        steps: Function that returns how many optimizer steps this rank made.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MissedSaveDetector:
         self._saves = saves
         self._steps = steps
         rank, size = comms.world.rank, comms.world.size
-        # Ranks 0 and 1 show their calls: of a subset of ranks that save, one is enough.
+        # Ranks 0 and 1 publish their calls: one rank of a saving subset is enough.
         self._peer = 0 if rank else 1
         self._shows = rank < 2  # noqa: PLR2004
         self._look_seconds = max(_LOOK_SECONDS, size / _LOOKS_PER_SECOND_MAX)
@@ -94,7 +94,7 @@ class MissedSaveDetector:
         self._thread = threading.Thread(target=self._run, name="missed-saves", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, once per second."""
+        """Start to check once per second."""
         self._thread.start()
 
     def decline(self, reason: str) -> None:
@@ -136,7 +136,7 @@ class MissedSaveDetector:
             try:
                 self._look()
             except PeerFailed:
-                # Without the board no rank hears an answer.
+                # Without the key-value store no rank receives an answer.
                 return
 
     def _look(self) -> None:
@@ -154,7 +154,7 @@ class MissedSaveDetector:
             decline_save(self._comms, missed, evidence)
 
     def _evidence(self, call: dict[str, Any], missed: int) -> str:
-        """Return why this rank cannot be on its way to a save; empty without proof."""
+        """Return why this rank cannot be on its way to a save; empty if it may be."""
         ahead = self._steps() - int(call["steps"])
         if self._is_inside or int(call["save"]) < missed or ahead < 0:
             return ""

@@ -1,6 +1,6 @@
-"""The ranks that this process belongs to, and the board where they meet.
+"""Rank group of this process, and the key-value store that its ranks share.
 
-A process joins once, whoever asks first: the trainer, or a checkpointer in a loop of one's own.
+A process joins once, at the first request of the trainer or of a checkpointer in a user's loop.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SETTLE_SECONDS = 0.1
 
 @dataclass(slots=True)
 class RankGroup:
-    """The ranks this process belongs to; a process joins once and stays until it ends.
+    """Ranks of this process's group; a process joins once and stays until it ends.
 
     Attributes:
-        outputs: the output folder of the training at each repository.
+        outputs: Output folder of the training at each repository.
         trained: Number of trainings that this process has begun.
     """
 
@@ -58,24 +58,25 @@ class RankGroup:
         return self.start
 
     def next_topic(self) -> str:
-        """Return a name for one user of the board, new on it and the same on all ranks."""
+        """Return a name for one user of the key-value store, new and equal on all ranks."""
         return f"{self.launch.attempt}/{next(self.trainings)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupSpec:
-    """How the ranks compute together, where it is for us to start the process group.
+    """Backend of the ranks' collectives, if we start the process group.
 
     Attributes:
         name: ``gloo``, ``nccl``, ...
-        timeout_seconds: of a collective.
+        timeout_seconds: Timeout of a collective.
     """
 
     name: str
     timeout_seconds: float
 
 
-# A process has one default process group, so it has one gang; torch keeps the former the same way.
+# A process has one default process group, so it has one rank group; torch stores its group the same
+# way.
 _joined: list[RankGroup] = []
 
 
@@ -83,13 +84,13 @@ def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGrou
     """Join the other ranks, unless this process already has. Collective.
 
     Args:
-        backend: starts the default process group too, if the script has not; None leaves that
-            to the script.
+        backend: Function that chooses the backend of the default process group, which is started
+            if the script has none; None leaves it to the script.
 
     Raises:
-        ConfigError: the launcher's variables make no sense, there is no place to meet, or the
-            process group was made later than asked for.
-        PeerFailed: the rendezvous store cannot be reached.
+        ConfigError: The launcher's variables are inconsistent, there is no meeting place, or the
+            process group was created after this process joined as another size.
+        PeerFailed: The rendezvous store cannot be reached.
     """
     if not _joined:
         launch = read_launch(os.environ)
@@ -113,7 +114,7 @@ def _join(launch: LaunchEnv, *, may_serve: bool) -> RankGroup:
     if not launch.host or not launch.port:
         raise ConfigError(f"WORLD_SIZE={world.size} needs MASTER_ADDR and MASTER_PORT")
     if not may_serve and not launch.hosted:
-        # To serve a store at that port would take it from the script's process group.
+        # A store served at that port would take the port from the script's process group.
         raise ConfigError(
             f"{world.size} ranks have no place to meet yet",
             hint="call torch.distributed.init_process_group() first, or start with torchrun",
@@ -122,7 +123,7 @@ def _join(launch: LaunchEnv, *, may_serve: bool) -> RankGroup:
 
 
 def _require_same_size(size: int) -> None:
-    """Raise if the script made its process group after this process had joined as another one."""
+    """Raise if the script created a process group of another size after this process joined."""
     if dist.get_world_size() != size:
         raise ConfigError(
             f"this process is one of {dist.get_world_size()} ranks, and was one of {size} when a "
@@ -132,14 +133,14 @@ def _require_same_size(size: int) -> None:
 
 
 def _compute_together(gang: RankGroup, board: TorchKVStore, backend: ProcessGroupSpec) -> None:
-    """Start the default process group on the gang's board. Collective."""
+    """Start the default process group on the group's key-value store. Collective."""
     attempt = gang.launch.attempt
     join_process_group(board, gang.world, backend.name, attempt, backend.timeout_seconds)
     atexit.register(_leave_process_group)
 
 
 def is_single_process(backend: str) -> None:
-    """Start a process group of one, for what computes in nothing less."""
+    """Start a process group of one rank, for libraries that need a process group."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     atexit.register(_leave_process_group)
 
@@ -148,8 +149,8 @@ def _leave_process_group() -> None:
     """Let gloo's threads finish while the interpreter still lives.
 
     A worker thread drops the last collective's tensors a moment after it woke the caller, and
-    needs the interpreter for that; when it is gone, the thread aborts the process (torch 2.13;
-    seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
+    needs the interpreter for that. Without the interpreter, the thread aborts the process (torch
+    2.13; seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -157,11 +158,11 @@ def _leave_process_group() -> None:
 
 
 def _adopt(launch: LaunchEnv) -> RankGroup:
-    """Take the process group that the script has made, and make a board beside it. Collective."""
+    """Use the process group of the script, and open a key-value store beside it. Collective."""
     world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
     if world.size == 1:
         return RankGroup(world, None, launch)
-    # Whoever made it may end it before; its threads have to end in time all the same.
+    # The script may end its process group earlier; the threads must finish in time in any case.
     atexit.register(_leave_process_group)
     host = launch.host or "127.0.0.1"
     served = _serve(host) if world.is_coordinator else None
@@ -180,14 +181,14 @@ def _serve(host: str) -> Any:
 
 
 def exit_barrier(gang: RankGroup, topic: str) -> None:
-    """Wait until no rank needs the board for this topic, if this rank may be serving it.
+    """Wait until no rank needs the key-value store for this topic, if this rank may serve it.
 
-    Bounded: a rank that died does not hold the others back for longer than ten seconds.
+    Bounded: a rank that died delays the others by at most ten seconds.
     """
     if gang.board is None:
         return
     keys = [f"farewell/{topic}/{rank}" for rank in range(gang.world.size)]
-    # Everything is durable by now; a board that is gone already is no failure.
+    # Everything is durable by now; a missing key-value store is no failure.
     with suppress(PeerFailed):
         gang.board.post(keys[gang.world.rank], b"1")
         if gang.world.is_coordinator:

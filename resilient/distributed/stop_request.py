@@ -1,7 +1,7 @@
-"""A request to stop as one value, and how the agent of a host hands it to the workers there.
+"""A request to stop, and its transfer from the agent of a host to the workers there.
 
-A deadline is an instant on the monotonic clock, which all processes of a host share and nobody
-can set. Between hosts the seconds that are left travel instead.
+A deadline is an instant on the monotonic clock, which all processes of a host share and no process
+can set. Between hosts the remaining seconds are sent instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WORD = "stop"
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Why we are asked to stop, and until when we may take.
+    """Reason and deadline of a stop.
 
     Attributes:
-        reason: for a person: ``SIGTERM``, ``aws: spot terminate``.
-        deadline_seconds: when this host or process is gone, on the monotonic clock of this host.
-        is_for_all: whether it is meant for all hosts of the run, and not for this one alone.
+        reason: Text for a person: ``SIGTERM``, ``aws: spot terminate``.
+        deadline_seconds: End of this host or process, on the monotonic clock of this host.
+        is_for_all: Whether the request is for all hosts of the run, and not only for this host.
     """
 
     reason: str
@@ -33,11 +33,11 @@ class StopRequest:
     is_for_all: bool = False
 
     def left_seconds(self, now_seconds: float) -> float:
-        """Return what is left at ``now_seconds``; negative once it is over."""
+        """Return the seconds left at ``now_seconds``; negative after the deadline."""
         return self.deadline_seconds - now_seconds
 
     def within(self, other: StopRequest) -> StopRequest:
-        """Return this request, ending no later than ``other``."""
+        """Return this request, with a deadline no later than that of ``other``."""
         is_for_all = self.is_for_all or other.is_for_all
         if other.deadline_seconds >= self.deadline_seconds:
             is_same = self.is_for_all is is_for_all
@@ -46,19 +46,19 @@ class StopRequest:
         return StopRequest(reason, other.deadline_seconds, is_for_all)
 
     def to_json(self, now_seconds: float) -> dict[str, Any]:
-        """Return a JSON-able value that means the same on another host."""
+        """Return a JSON-able value that has the same meaning on another host."""
         return {"reason": self.reason, "left_seconds": self.left_seconds(now_seconds)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], now_seconds: float) -> StopRequest:
-        """Return the request that ``to_json`` described, heard at ``now_seconds``."""
+        """Parse the output of ``to_json``, received at ``now_seconds``."""
         return StopRequest(str(value["reason"]), now_seconds + float(value["left_seconds"]))
 
 
 def write_stop_request(notes: str, request: StopRequest) -> None:
-    """Leave a request in the folder ``notes`` for the workers of this host; then signal them.
+    """Write a request to the folder ``notes`` for the workers of this host; then signal them.
 
-    A worker that finds none goes by the grace that it was started with.
+    A worker that finds no request uses the grace that it was started with.
     """
     if not notes:
         return

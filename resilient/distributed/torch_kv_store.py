@@ -1,7 +1,7 @@
-"""A Board over torch's TCPStore, and the process group of a life on the same store.
+"""KVStore over torch's TCPStore, and the process group of an attempt on the same store.
 
-The TCPStore speaks over its own sockets, so an agreement goes on while a collective hangs.
-It has no authentication: keep its port inside the cluster (docs/guarantees.md).
+The TCPStore uses its own sockets, so an agreement continues while a collective hangs. It has no
+authentication: keep its port inside the cluster (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CONNECT_SECONDS = 300.0
 
 
 class TorchKVStore:
-    """A Board whose place is a TCPStore server.
+    """A KVStore on a TCPStore server.
 
     Args:
-        store: a client of its own, because a TCPStore client serves one call at a time.
+        store: A client for this store alone, because a TCPStore client serves one call at a time.
     """
 
     def __init__(self, store: dist.TCPStore) -> None:
@@ -51,7 +51,7 @@ class TorchKVStore:
             return None
         except dist.DistNetworkError as error:
             raise _gone(error) from error
-        # One question for all: rank 0 would ask thousands, one after the other.
+        # One request for all keys: rank 0 would send thousands, one after the other.
         values: list[bytes] = self._call(self.store.multi_get, list(keys))
         return values
 
@@ -69,7 +69,7 @@ class TorchKVStore:
             here = address_toward(self.store.host, self.store.port)
         except OSError as error:
             raise _gone(error) from error
-        # Its own name may lead a host to its loopback, where nobody else reaches it.
+        # A host's own name may lead to its loopback, which no other host reaches.
         return self.store.host if here.startswith("127.") else here
 
     @staticmethod
@@ -85,16 +85,16 @@ def _gone(error: Exception) -> PeerFailed:
 
 
 def connect(world: World, host: str, port: int, *, hosted: bool) -> TorchKVStore:
-    """Open the life's board; rank 0 serves it unless the agent already does.
+    """Open the attempt's key-value store; rank 0 serves it unless the agent already does.
 
     Args:
-        world: who this rank is.
-        host: address of the server.
+        world: Identity of this rank.
+        host: Address of the server.
         port: TCP port of the server.
-        hosted: true when a launcher's agent serves the store already.
+        hosted: Whether a launcher's agent already serves the store.
 
     Raises:
-        PeerFailed: no server answered within five minutes, or rank 0 cannot listen there.
+        PeerFailed: No server answered within five minutes, or rank 0 cannot listen there.
     """
     try:
         store = dist.TCPStore(
@@ -113,10 +113,10 @@ def connect(world: World, host: str, port: int, *, hosted: bool) -> TorchKVStore
 def join_process_group(
     board: TorchKVStore, world: World, backend: str, attempt: str, timeout_seconds: float
 ) -> None:
-    """Start torch's default process group on the board's store.
+    """Start torch's default process group on the key-value store.
 
-    ``attempt`` keeps the keys of one life of the group from those of the next on the same
-    server. Libraries that ask for the default group later (accelerate, FSDP) find this one.
+    ``attempt`` separates the keys of this attempt of the group from those of the next attempt on
+    the same server. Libraries that use the default group later (accelerate, FSDP) find this group.
     """
     dist.init_process_group(
         backend,

@@ -1,1 +1,1 @@
-"""Live state to host bytes and back: the torch side."""
+"""Conversion of live training state to host bytes and back: the torch side."""

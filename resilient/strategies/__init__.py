@@ -1,1 +1,1 @@
-"""How a model is parallel."""
+"""Parallelism strategies of a model."""
