@@ -1,26 +1,12 @@
-"""Skip re-flattening when nothing but values changed.
+"""Cache of captured parts: skip flattening if nothing but values changed.
 
-Ask a module for its state in less time than its own ``state_dict()`` takes, for the same answer.
-
-Asked at each step, torch's way through a model costs more than the copy of what it finds. Modules
-that do as ``torch.nn.Module`` does, and have nothing hooked to it, are gone through here.
-
-See that a stateful still has what it had when it was asked, in less time than asking takes.
-
-A held step asks at each step, and to put a state together that nobody changed costs more than to
-copy its tensors. What the answer was made of is kept here and compared, object by object: the
-containers, their keys and what lies in them. Whether a tensor still lies where it did is for
-:mod:`~resilient.state_dict.capture_cache` to see.
-
-Know a part's tensors again: the same memory as when it was captured last, named the same.
-
-A held step is captured at each step, and mostly nothing is new but the numbers. What a part is
-made of is asked of it each time, or seen at a glance (:mod:`~resilient.state_dict.capture_cache`); every key,
-the kind of every container and the place of every tensor among them are compared with the last
-time, and so is each tensor: its storage, offset, shape, strides and dtype. Only if all of that is
-the same are the tensors the same *object*, :class:`Kept`, and what was derived from them holds.
-Whatever else is there is taken apart anew, so nothing depends on what is remembered here but the
-time that it takes.
+The step cache captures the state at each step, and mostly only numbers changed. Three means save
+time. Plain ``torch.nn.Module`` trees without hooks are walked here, faster than by their own
+``state_dict()``. Change detectors compare the objects of the last capture one by one, without
+asking the stateful again. Otherwise every key, container kind and tensor (storage, offset, shape,
+strides, dtype) is compared with the last capture. Only if all are equal, the tensors are the same
+*object*, :class:`CachedTensors`, and results derived from them stay valid. Any other state is
+flattened again, so the cache affects only time.
 """
 
 from __future__ import annotations
@@ -50,11 +36,11 @@ if TYPE_CHECKING:
 
 _Module = torch.nn.Module
 ASKED = frozenset({"state_dict", "_save_to_state_dict"})
-"""What torch calls of a module that is asked for its state, by the names of methods."""
+"""Names of the methods that torch calls on a module for its state."""
 
 
 def fast_state_dict(stateful: Any) -> Mapping[str, Any]:
-    """Return what ``stateful.state_dict()`` does; tensors of a module may not be detached.
+    """Return the result of ``stateful.state_dict()``; tensors of a module may not be detached.
 
     Crash: nothing was stored.
     """
@@ -66,12 +52,12 @@ def fast_state_dict(stateful: Any) -> Mapping[str, Any]:
 
 
 def is_plain_module(module: torch.nn.Module) -> bool:
-    """Say whether nothing in a module has a way of its own to say its state."""
+    """Return whether no module inside has its own way to give its state."""
     return _gather(module, "", {})
 
 
 def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
-    """Say whether a class of modules changes nothing of how torch asks for their state."""
+    """Return whether a module class uses torch's own methods to give its state."""
     return (
         kind.state_dict is _Module.state_dict
         and kind._save_to_state_dict is _Module._save_to_state_dict  # noqa: SLF001
@@ -80,11 +66,11 @@ def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
 
 
 def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool:
-    """Add the state of a module by name; False if it, or one in it, has a way of its own."""
-    # What torch 2.13 does in Module.state_dict, for a class that changes nothing of it.
+    """Add the state of a module by name; return False if a module inside has its own way."""
+    # Copy of Module.state_dict of torch 2.13, for a class that overrides nothing of it.
     own = vars(module)
     if (
-        # A traced module keeps what it has where only its own way finds it.
+        # A traced module stores its members where only its own way finds them.
         "_parameters" not in own
         or not has_default_state_dict(type(module))
         or not ASKED.isdisjoint(own)
@@ -94,7 +80,7 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
         return False
     for name, one in own["_parameters"].items():
         if isinstance(one, torch.nn.Parameter) and not _is_known(one):
-            # Detached, as torch's own way does, one of a class of somebody else's is plain.
+            # torch's own way detaches a parameter of a foreign class, and the result is plain.
             return False
         if one is not None:
             found[prefix + name] = one
@@ -110,42 +96,42 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
 
 
 def _is_known(parameter: torch.nn.Parameter) -> bool:
-    # torch's sharded tensors have a part here that is theirs.
+    # torch's sharded tensors have a local part.
     return type(parameter) in PLAIN or hasattr(parameter, "to_local")
 
 
-# What torch asks of a module, by the names that it has in the module itself.
+# Hook attributes of a module that torch calls.
 _WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _PASSING = "_non_persistent_buffers_set"
 _DICTS = frozenset({dict, OrderedDict})
-# The generators whose states are numbers in a tree.
+# Generators whose states are numbers in a tree.
 _NUMBERS = ("python", "numpy")
-# NumPy's and torch's; devices have more.
+# Those of NumPy and torch; devices have more.
 _RANDOM_TENSORS = 2
 
 
 class ChangeDetector(Protocol):
-    """What one stateful had when it was asked.
+    """Memory of one stateful's last state.
 
     Attributes:
-        is_by_value: whether it compares the numbers, and not only whose memory they are in.
+        is_by_value: Whether the numbers are compared, and not only the tensors' memory.
     """
 
     is_by_value: bool
 
     def is_same(self) -> bool:
-        """Say whether it would give the same objects under the same keys, but for ``rest``."""
+        """Return whether the same objects have the same keys, except for ``rest``."""
 
     def rest(self) -> dict[str, Any] | None:
-        """Return what it gives besides ``state``, asked anew; None if there is nothing else."""
+        """Return the state besides ``state``, requested again; None if there is none."""
 
 
 class ModuleChangeDetector:
-    """Of a module, all of which does as ``torch.nn.Module`` does.
+    """Change detector of a module whose modules all behave as ``torch.nn.Module``.
 
     Args:
-        modules: itself and all within it, which were asked just now.
+        modules: The module and all modules inside, whose state was just requested.
     """
 
     is_by_value = False
@@ -159,7 +145,7 @@ class ModuleChangeDetector:
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
-        """Say whether no module, parameter or buffer came, went or was put in another's place."""
+        """Return whether no module, parameter or buffer was added, removed or replaced."""
         owns = self._owns
         return (
             _are([*map(vars, self._modules)], owns)
@@ -173,14 +159,14 @@ class ModuleChangeDetector:
         )
 
     def rest(self) -> None:
-        """There is nothing else."""
+        """Return None: there is no other state."""
 
 
 class OptimizerChangeDetector:
-    """Of a named optimizer that keeps nothing but tensors.
+    """Change detector of a named optimizer that keeps only tensors.
 
     Args:
-        named: it was asked just now.
+        named: Optimizer whose state was just requested.
     """
 
     is_by_value = False
@@ -193,7 +179,7 @@ class OptimizerChangeDetector:
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
-        """Say whether no parameter and no tensor of the state came, went or became another."""
+        """Return whether no parameter and no tensor of the state was added, removed or replaced."""
         named = self._named
         state = named.optimizer.state
         return (
@@ -205,19 +191,19 @@ class OptimizerChangeDetector:
         )
 
     def rest(self) -> dict[str, Any]:
-        """Return the groups: their numbers change without anybody telling."""
+        """Return the groups: their numbers change without notice."""
         return {"param_groups": self._named.groups()}
 
 
 class RngChangeDetector:
-    """Of the random generators of this process, where no device has one.
+    """Change detector of this process's random generators, if no device has one.
 
-    torch's draws at nearly every step, and its state is a tensor: that is copied to where it was.
+    torch's generator changes at nearly every step. Its state is a tensor, which is copied in place.
 
     Args:
-        generators: of the process.
-        said: what they have just said.
-        cpu: a copy of torch's state, which nobody else changes.
+        generators: Generators of the process.
+        said: Their state of just now.
+        cpu: A copy of torch's state that no other code changes.
     """
 
     is_by_value = True
@@ -228,7 +214,7 @@ class RngChangeDetector:
         self._cpu = cpu
 
     def is_same(self) -> bool:
-        """Say whether nobody has drawn from the others, and bring torch's state up to date."""
+        """Return whether the other generators are unchanged; update the copy of torch's state."""
         now, said = self._generators.state_dict(), self._said
         if [*now] != [*said] or any(not _are_equal(now[one], said[one]) for one in _NUMBERS):
             return False
@@ -236,14 +222,14 @@ class RngChangeDetector:
         return True
 
     def rest(self) -> None:
-        """There is nothing else."""
+        """Return None: there is no other state."""
 
 
 class _Content:
-    """What lies in dicts, in order.
+    """Contents of dicts, in order.
 
     Args:
-        dicts: as they are now.
+        dicts: The dicts in their current state.
     """
 
     def __init__(self, dicts: Sequence[dict[str, Any]]) -> None:
@@ -252,7 +238,7 @@ class _Content:
         self._values = _values(dicts)
 
     def is_in(self, dicts: Sequence[dict[str, Any]]) -> bool:
-        """Say whether the same keys and the very same values lie in them."""
+        """Return whether the dicts have the same keys and the identical values."""
         return (
             [*map(len, dicts)] == self._lengths
             and [*chain.from_iterable(dicts)] == self._keys
@@ -263,14 +249,14 @@ class _Content:
 def make_change_detector(
     stateful: Any, said: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> ChangeDetector | None:
-    """Return what a stateful has now, if that can be seen without asking it.
+    """Return a change detector for a stateful, if changes are visible without a new request.
 
     Crash: nothing was stored.
 
     Args:
-        stateful: any.
-        said: what it has just said.
-        tensors: those in that, by name.
+        stateful: Any stateful.
+        said: Its state of just now.
+        tensors: Tensors in that state, by name.
     """
     if isinstance(stateful, torch.nn.Module):
         modules = _within(stateful) if is_plain_module(stateful) else []
@@ -287,7 +273,7 @@ def make_change_detector(
 
 
 def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return a module and all within it, each once; none if one keeps them in a way of its own."""
+    """Return a module and all modules inside, each once; none if one stores them in its own way."""
     found: dict[int, torch.nn.Module] = {}
     left = [module]
     while left:
@@ -307,14 +293,14 @@ def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Say whether two states of generators are the same numbers."""
+    """Return whether two states of generators are the same numbers."""
     if isinstance(one, dict):
         return [*one] == [*other] and all(map(_are_equal, one.values(), other.values()))
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Say whether these are the very same objects."""
+    """Return whether these are the identical objects."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 
@@ -331,7 +317,7 @@ class CachedTensors(dict[str, torch.Tensor]):
     """Tensors of a part by name; they share memory with training, and keep it alive.
 
     Attributes:
-        drafts: the files that they become, by who writes them.
+        drafts: Planned files of these tensors, by writing rank.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -340,16 +326,16 @@ class CachedTensors(dict[str, torch.Tensor]):
 
 
 class CachedTree(dict[str, Any]):
-    """What stands in a tree for tensors that are known again; nobody changes it."""
+    """Tree constant for cached tensors; it is never changed."""
 
     @cached_property
     def text(self) -> str:
-        """Itself as JSON."""
+        """Return the constant as JSON."""
         return json.dumps(self)
 
 
 class CaptureCache:
-    """What parts were made of when they were captured last. It keeps their memory alive."""
+    """State structure of parts at their last capture. It keeps their memory alive."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -363,7 +349,7 @@ class CaptureCache:
         Crash: nothing was stored.
 
         Raises:
-            UnsavableState: as ``flatten`` does.
+            UnsavableState: As for ``flatten``.
         """
         same = self._at_a_glance(part, stateful)
         if same is not None:
@@ -382,21 +368,21 @@ class CaptureCache:
     ) -> None:
         rest = glance.rest()
         if rest is not None and flatten(part, rest)[1]:
-            # What is asked each time shall not be among what is kept.
+            # State that is requested each time must not be part of the kept state.
             return
         kept = tensors if isinstance(tensors, CachedTensors) else CachedTensors(tensors)
         constant = CachedTree(tree if rest is None else tree["state"])
         self._looks[part] = _Look(stateful, glance, constant, kept)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
-        """Return what ``take_apart`` does if nothing is new but numbers; None if more may be."""
+        """Return the result of ``take_apart`` if only numbers changed; None if unsure."""
         look = self._looks.get(part)
         if look is None or look.stateful is not stateful:
             return None
         if not look.glance.is_same() or not self._is_still_there(part, look):
             del self._looks[part]
             if not look.has_proved:
-                # To look costs time, too.
+                # The comparison costs time, too.
                 self._restless.add(part)
             return None
         look.has_proved = True
@@ -413,14 +399,14 @@ class CaptureCache:
         return known is not None and known.tensors is look.tensors and known.is_still_there()
 
     def flatten(self, part: str, value: Any) -> tuple[Any, Tensors]:
-        """Return what :func:`~resilient.state_dict.flatten.flatten` does.
+        """Return the result of :func:`~resilient.state_dict.flatten.flatten`.
 
         The tensors are the same object as the last time if they are the same memory.
 
         Crash: nothing was stored.
 
         Raises:
-            UnsavableState: as ``flatten`` does.
+            UnsavableState: As for ``flatten``.
         """
         if part in self._strange:
             return flatten(part, value)
@@ -444,14 +430,14 @@ class CaptureCache:
 
 @dataclass(slots=True)
 class _Look:
-    """What a part was when it was asked last.
+    """Last state of a part.
 
     Attributes:
-        stateful: what was asked.
-        glance: sees whether it would say the same.
-        constant: what it said, but for ``glance.rest``.
-        tensors: what that names.
-        has_proved: whether it has been the same since.
+        stateful: The object that was captured.
+        glance: Change detector of its state.
+        constant: Its state without ``glance.rest``.
+        tensors: Tensors in the constant.
+        has_proved: Whether it was unchanged since.
     """
 
     stateful: Any
@@ -462,17 +448,17 @@ class _Look:
 
 
 class _Known:
-    """One part as it was taken apart.
+    """One flattened part.
 
     Args:
-        walk: through it.
-        tree: what it became.
-        tensors: the same ones.
+        walk: Walk through the part.
+        tree: Resulting tree.
+        tensors: Tensors of the tree.
 
     Attributes:
-        tensors: by name.
-        live: the objects that training has of them, as the last walk saw them.
-        constants: what stands in the tree for each group of tensors that the walk saw.
+        tensors: Tensors by name.
+        live: Training's objects of the tensors, as the last walk saw them.
+        constants: Constant in the tree for each group of tensors that the walk saw.
     """
 
     live: Sequence[torch.Tensor]
@@ -485,11 +471,11 @@ class _Known:
         self._dtypes = [*map(_dtype, self._seen)]
 
     def is_like(self, walk: _Walk) -> bool:
-        """Say whether the walk saw the same memory in the same places, under the same eyes."""
+        """Return whether the walk saw the same memory in the same places, in the same view."""
         return walk.places == self._places and self._is_memory_of(walk.seen)
 
     def is_still_there(self) -> bool:
-        """Say whether the very tensors that the last walk saw are still the same memory."""
+        """Return whether the tensors of the last walk are still the same memory."""
         return self._is_memory_of(self.live)
 
     def _is_memory_of(self, live: Sequence[torch.Tensor]) -> bool:
@@ -498,28 +484,27 @@ class _Known:
         try:
             # The same storage, offset, shape and strides, and neither conjugated nor negated.
             is_same = all(map(torch.Tensor.is_set_to, live, self._seen))
-            # What counts changes of the one must count those of the other.
+            # Both tensors must share one counter of changes.
             return is_same and [*map(_changes, live)] == [*map(_changes, self._seen)]
         except RuntimeError:
-            # One has no storage, or counts no changes.
+            # A tensor has no storage, or counts no changes.
             return False
 
 
 class _Unlike(Exception):
-    """The value has something that is not looked for again."""
+    """The value contains something that is not cached."""
 
 
 class _Walk:
-    """Goes through a value as ``flatten`` does, but for the names of tensors.
+    """Walk through a value like ``flatten``, without the names of tensors.
 
     Args:
-        constants: what stands for each tensor, or dict of nothing but tensors, in the tree, in
-            order, as far as that is known.
+        constants: Constants of the tree, in order, as far as known: one for each tensor, or each
+            dict of only tensors.
 
     Attributes:
-        seen: the tensors, in order.
-        places: where they are: the kind and the keys of each container, and the key in it of
-            whatever is not plain.
+        seen: The tensors, in order.
+        places: Their places: kind and keys of each container, and the key of each non-plain value.
     """
 
     def __init__(self, constants: Iterable[Any]) -> None:
@@ -545,7 +530,7 @@ class _Walk:
     def _mapping(self, kind: type, value: Mapping[Any, Any]) -> Any:
         self.places.append((kind, *value))
         if not _WORDS.issuperset(map(type, value)) or "$" in "".join(value):
-            # A key may be taken for a tag.
+            # A key may look like a tag.
             raise _Unlike
         if _TENSORS.issuperset(map(type, value.values())):
             self.seen += value.values()
@@ -564,7 +549,7 @@ class _Walk:
 
 
 def _constants(tree: Any) -> Iterator[Any]:
-    """Yield what does not change of a tree as long as the tensors are the same, as a walk does."""
+    """Yield the constants of a tree in walk order: they change only if the tensors do."""
     if isinstance(tree, dict):
         if "$tensor" in tree or ("$tuple" not in tree and _is_all_tensors(_recall_values(tree))):
             yield tree
@@ -577,14 +562,14 @@ def _constants(tree: Any) -> Iterator[Any]:
 
 
 def _names(constant: Any) -> list[str]:
-    """Return the names of the tensors in what ``_constants`` yields."""
+    """Return the names of the tensors in a constant."""
     if "$tensor" in constant:
         return [constant["$tensor"]]
     return [one["$tensor"] for one in _recall_values(constant)]
 
 
 def _recall_values(tree: dict[str, Any]) -> Sequence[Any]:
-    """Return what a tree has in place of the values of a dict."""
+    """Return a tree's values for the values of a dict."""
     return [one for _, one in tree["$odict"]] if "$odict" in tree else [*tree.values()]
 
 

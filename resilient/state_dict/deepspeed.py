@@ -1,20 +1,17 @@
-"""DeepSpeed engine as parts.
-
-Where a DeepSpeed engine keeps the weights that it trains: each parameter's home, by name.
+"""DeepSpeed engine as parts: its ZeRO partitions by parameter name, in torch's vocabulary.
 
 Source: DeepSpeed 0.19.8. ZeRO 1 and 2 lay the parameters of a group end to end and cut the line
-in equal partitions, wherever that is; ``param._hp_mapping`` says what of a parameter a rank holds.
-ZeRO 3 cuts each parameter in equal partitions; ``optimizer.grad_position`` says where one begins.
-Without ZeRO, half-precision training keeps whole copies in full precision. In every case these
-full-precision weights are the state; those that the model computes with are rounded from them.
+into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a parameter. ZeRO
+3
+cuts each parameter into equal partitions; ``optimizer.grad_position`` has the start of each.
+Without
+ZeRO, half-precision training keeps whole copies in full precision. In every case these
+full-precision weights are the saved state; the model's own weights are rounded from them.
 
-A DeepSpeed engine as parts: what ZeRO partitions, by parameter name, in the words of torch.
-
-A rank's partitions are runs of elements of named tensors and are written where they lie; nothing
-is gathered, and what pads a partition is not stored. A model is stored by its full-precision
-weights, from which those that it computes with are rounded. So a checkpoint of any ZeRO stage is
-like any other: DDP, FSDP and single processes load it, and it loads theirs.
-``tests/process/test_zero_resharding.py`` proves it.
+A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
+gathered, and padding of a partition is not stored. A checkpoint of any ZeRO stage is therefore
+layout-independent: DDP, FSDP and single processes load it, and DeepSpeed loads theirs.
+``tests/process/test_zero_resharding.py`` verifies it.
 """
 
 from __future__ import annotations
@@ -42,17 +39,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterLocation:
-    """Where this rank keeps its part of one trained parameter.
+    """Place of this rank's part of one trained parameter.
 
     Attributes:
-        name: of the parameter in the model.
-        group: its parameter group's number.
-        shape: of the whole parameter.
-        flat: what the inner optimizer trains and keeps its state by.
-        start: first element of the whole parameter that is kept here.
-        offset: where in ``flat`` that one lies.
-        count: elements kept here; may be 0.
-        is_whole: every rank keeps all of it.
+        name: Name of the parameter in the model.
+        group: Number of its parameter group.
+        shape: Shape of the whole parameter.
+        flat: Tensor that the inner optimizer trains, and the key of its state.
+        start: First element of the whole parameter that is here.
+        offset: Position of that element in ``flat``.
+        count: Number of elements here; may be 0.
+        is_whole: Whether every rank has the whole parameter.
     """
 
     name: str
@@ -73,20 +70,20 @@ class ParameterLocation:
 
 
 def stage_of(engine: Any) -> int:
-    """Return which ZeRO stage an engine trains in, 0 for none."""
+    """Return the ZeRO stage of an engine, 0 for none."""
     return int(engine.zero_optimization_stage())
 
 
 def inner_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that makes the steps, inside DeepSpeed's own."""
+    """Return the optimizer inside DeepSpeed's own, which makes the steps."""
     return engine.basic_optimizer  # type: ignore[no-any-return]  # DeepSpeed is untyped
 
 
 def parameter_locations(engine: Any) -> list[ParameterLocation]:
-    """Return the homes of all parameters that the engine trains, group by group.
+    """Return the locations of all parameters that the engine trains, group by group.
 
     Raises:
-        ConfigError: it keeps them in a way that is not known here.
+        ConfigError: The engine stores them in an unknown way.
     """
     optimizer = engine.optimizer
     names = {id(one): name for name, one in engine.module.named_parameters()}
@@ -114,7 +111,7 @@ Names = dict[int, str]
 
 
 def _bare(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
-    """Find parameters that are trained as they are (ZeRO 0 in fp32)."""
+    """Find parameters that are trained without copies (ZeRO 0 in fp32)."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
     return (
@@ -193,7 +190,7 @@ def _slice(optimizer: Any, name: str, one: Any) -> ParameterLocation:
 
 
 def slice_of(one: Any, length: int) -> tuple[int, int]:
-    """Return (first element, elements) of this rank's partition, without what pads it."""
+    """Return (first element, elements) of this rank's partition, without its padding."""
     start = min(torch.distributed.get_rank() * length, one.ds_numel)
     return start, min(length, one.ds_numel - start)
 
@@ -207,7 +204,7 @@ _FINDERS: tuple[Callable[[Any, Names], Iterator[ParameterLocation] | None], ...]
 
 
 def refresh(engine: Any) -> None:
-    """Round the weights that the model computes with from the full-precision ones. Collective."""
+    """Round the model's weights from the full-precision weights. Collective."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "update_lp_params"):
         optimizer.update_lp_params()
@@ -221,8 +218,9 @@ def refresh(engine: Any) -> None:
 
 
 def _refresh_slices(optimizer: Any) -> None:
-    # As the end of DeepSpeed's step does: what is gathered is freed, then rounded, then the small
-    # parameters that stay whole are gathered anew.
+    # Same order as the end of DeepSpeed's step: free the gathered parameters, round, then gather
+    # the
+    # small parameters that stay whole.
     optimizer.parameter_offload.partition_all_parameters()
     for number in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001
@@ -235,17 +233,17 @@ _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
 
 class ZeroModel:
-    """A Stateful over the model of a DeepSpeed engine, of any ZeRO stage.
+    """Stateful over the model of a DeepSpeed engine, of any ZeRO stage.
 
     Args:
-        engine: what ``deepspeed.initialize`` returned first.
+        engine: First result of ``deepspeed.initialize``.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     def state_dict(self) -> dict[str, Any]:
-        """Return full-precision weights and everything else by their names in the model."""
+        """Return full-precision weights and all other state by their names in the model."""
         named = dict(self._engine.module.named_parameters())
         homes = {
             id(named[home.name]): home.part_of(home.flat)
@@ -261,11 +259,11 @@ class ZeroModel:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take them back, and round from them what the model computes with. Collective.
+        """Load the state, and round the model's weights from it. Collective.
 
         Raises:
-            ValueError: the names are not the model's.
-            RuntimeError: a shape is not the model's.
+            ValueError: The names are not the model's.
+            RuntimeError: A shape is not the model's.
         """
         live = self.state_dict()
         if live.keys() != state_dict.keys():
@@ -274,7 +272,7 @@ class ZeroModel:
         for name, value in live.items():
             if torch.is_tensor(value):
                 _fill(value, state_dict[name])
-        # What is no tensor, modules take back themselves.
+        # Modules load their non-tensor state themselves.
         rest = {name: state_dict[name] for name, one in live.items() if not torch.is_tensor(one)}
         if rest:
             self._engine.module.load_state_dict(rest, strict=False)
@@ -282,7 +280,7 @@ class ZeroModel:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a value that no optimizer trains; a parameter may be partitioned all the same."""
+    """Return a value that no optimizer trains; it may still be a partitioned parameter."""
     if not torch.is_tensor(value) or not hasattr(value, "ds_tensor"):
         return value.detach() if torch.is_tensor(value) else value
     held: Any = value
@@ -292,7 +290,7 @@ def _frozen(value: Any) -> Any:
 
 @torch.no_grad()
 def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copy a tensor that was loaded into its place, unless it was loaded there."""
+    """Copy a loaded tensor to its place, unless it was loaded in place."""
     if tuple(live.shape) != tuple(saved.shape):
         raise RuntimeError(f"shape {tuple(saved.shape)} was saved, and here is {tuple(live.shape)}")
     if not isinstance(live, FlatShard):
@@ -307,13 +305,14 @@ def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 class ZeroOptimizer:
-    """A Stateful over the optimizer of a DeepSpeed engine, keyed by parameter name.
+    """Stateful over the optimizer of a DeepSpeed engine, keyed by parameter name.
 
-    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s, and the fp16
-    loss scale and the engine's counters beside it.
+    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s, plus the
+    fp16
+    loss scale and the engine's counters.
 
     Args:
-        engine: what ``deepspeed.initialize`` returned first.
+        engine: First result of ``deepspeed.initialize``.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -330,7 +329,7 @@ class ZeroOptimizer:
         return inner_optimizer(self._engine)
 
     def _look(self) -> None:
-        """Find all homes, anew if groups have come or grown since."""
+        """Find all locations, again if groups were added or extended."""
         sizes = group_sizes(self.optimizer)
         if sizes != self._sizes:
             self._homes, self._sizes = parameter_locations(self._engine), sizes
@@ -340,9 +339,9 @@ class ZeroOptimizer:
         """Return ``state`` by name and ``param_groups`` with names in place of parameters.
 
         Raises:
-            UnsavableState: the optimizer keeps something that is neither one number for each
-                element of a parameter, nor one for all of them.
-            ConfigError: the optimizer got a group that the engine does not train.
+            UnsavableState: The optimizer keeps a value that is neither one number per element of a
+                parameter, nor one value per parameter.
+            ConfigError: The optimizer got a group that the engine does not train.
         """
         self._look()
         state = {
@@ -364,10 +363,10 @@ class ZeroOptimizer:
         }
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return what to fill with the state at ``path``, which may not be there yet.
+        """Return the tensor to fill with the state at ``path``, which may not exist yet.
 
         Args:
-            path: inside the part, ``state/<parameter>/<name>``.
+            path: Path inside the part, ``state/<parameter>/<name>``.
         """
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
@@ -377,12 +376,12 @@ class ZeroOptimizer:
         return home.part_of(self._room(home, kind))
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+        """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: the state is of another kind of optimizer, of other parameters, or of
+            ValueError: The state belongs to another kind of optimizer, to other parameters, or to
                 groups that this optimizer does not have.
-            ConfigError: the optimizer got a group that is not trained here.
+            ConfigError: The optimizer got a group that is not trained here.
         """
         require_compatible_optimizer(self.optimizer, state_dict)
         self._look()
@@ -398,12 +397,12 @@ class ZeroOptimizer:
         return matched_groups(names, saved, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each parameter the state saved under its name.
+        """Load the state of each parameter by its name.
 
         Raises:
-            ValueError: the saved names are not this optimizer's, or parameters that ZeRO counts
+            ValueError: The saved names are not this optimizer's, or parameters that ZeRO counts
                 together have different numbers of steps.
-            ConfigError: the optimizer got a group that the engine does not train.
+            ConfigError: The optimizer got a group that the engine does not train.
         """
         self._look()
         groups = self._matched(state_dict)
@@ -414,7 +413,7 @@ class ZeroOptimizer:
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: one for name, one in saved.items() if name != "params"})
         self._arriving = {}
-        # Where DeepSpeed remembers places in the state, it looks for them anew.
+        # Reset DeepSpeed's cached places in the state.
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
             self._engine.optimizer._hp_optimizer_states_linked = False  # noqa: SLF001
         for name, count in state_dict.get("engine", {}).items():
@@ -438,7 +437,7 @@ class ZeroOptimizer:
         return names
 
     def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
-        """Return where one kind of state is or will be, for everything that is kept together."""
+        """Return the present or future memory of one kind of state, for all parameters in it."""
         kept = self.optimizer.state.get(home.flat, {})
         if kind in kept:
             return kept[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
@@ -448,7 +447,7 @@ class ZeroOptimizer:
         return self._arriving[key]
 
     def _load_flat(self, homes: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
-        """Give the parameters that are kept together their state."""
+        """Load the state of parameters that share one memory."""
         saved = {home.name: state[home.name] for home in homes if state.get(home.name)}
         loaded: dict[str, Any] = {}
         for kind in dict.fromkeys(kind for one in saved.values() for kind in one):
@@ -457,7 +456,7 @@ class ZeroOptimizer:
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
                 room = self._room(homes[0], kind)
                 if len(having) < len(homes):
-                    room.zero_()  # what ZeRO itself gives parameters that had no gradient yet
+                    room.zero_()  # ZeRO's own value for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):
                     _fill(home.part_of(room), value)
                 loaded[kind] = room
@@ -470,13 +469,13 @@ class ZeroOptimizer:
 
 
 def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
-    """Return a parameter's part of what is kept of all that lie together."""
+    """Return a parameter's part of a state that is stored for several parameters together."""
     if not torch.is_tensor(value):
         return value
     if value.shape == home.flat.shape and kind != "step":
         return home.part_of(value)
     if value.numel() == 1:
-        # Of its own, so that whoever counts on by parameter counts each once.
+        # A separate copy: an optimizer that counts steps by parameter counts each once.
         return value.detach().clone()
     raise UnsavableState(
         f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "
@@ -494,7 +493,7 @@ def _one_of_all(kind: str, homes: Sequence[ParameterLocation], values: Sequence[
     """Return the value that all parameters have in common.
 
     Raises:
-        ValueError: they have not.
+        ValueError: The values differ.
     """
     for home, value in zip(homes, values, strict=True):
         if value != values[0]:
@@ -506,7 +505,7 @@ def _one_of_all(kind: str, homes: Sequence[ParameterLocation], values: Sequence[
 
 
 def _scale_of(engine: Any) -> Any:
-    """Return what holds the loss scale of fp16 training, or None."""
+    """Return the object with the loss scale of fp16 training, or None."""
     if not engine.fp16_enabled():
         return None
     optimizer = engine.optimizer

@@ -1,17 +1,13 @@
-"""State dict <-> JSON tree + named tensors, without pickle.
-
-State dicts to JSON and tensors, and back, without pickle.
+"""State dicts to JSON trees and named tensors, and back, without pickle.
 
 Plain JSON values stand for themselves. Everything else is an object with one key that begins
 with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``, ``{"$float": "nan"}`` and so on, listed
 in docs/format.md. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
 A type outside the list is an error that names its path, at save time rather than at resume.
 
-Objects in an optimizer's state, taken apart into values that need no pickle.
-
-Low-rank optimizers keep a projector per parameter, and low-bit ones a tensor that is made of
-others. Only the classes named here are taken apart and made again; any other stays what it is
-and is refused when it is saved.
+Objects in an optimizer's state become values that need no pickle. Low-rank optimizers keep a
+projector per parameter, and low-bit optimizers a tensor made of other tensors. Only the classes
+named here are converted and rebuilt; an object of another class is rejected at the save.
 """
 
 from __future__ import annotations
@@ -35,9 +31,9 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""The types of tensors that are whole on the rank that has them."""
+"""Tensor types that are whole on the rank that has them."""
 
-# A leaf, such as an array of NumPy, takes up to four levels of JSON more.
+# A leaf, such as an array of NumPy, takes up to four more levels of JSON.
 _DEPTH_MAX = DEPTH_MAX - 4
 _LEVELS: dict[type, int] = {
     list: 1,
@@ -49,7 +45,7 @@ _LEVELS: dict[type, int] = {
     Counter: 3,
 }
 _SHOWN_MAX = 120
-# A few less than a manifest takes, for what makes a name unique.
+# A few less than a manifest accepts, to leave room for a suffix that makes the name unique.
 _PATH_LENGTH_MAX = 4000
 _RESERVED = "__metadata__"
 _META = "give it memory first: module.to_empty(device=...), then load or set its values"
@@ -57,7 +53,7 @@ _QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point
 
 _NESTED = frozenset({list, dict})
 PLAIN_VALUES = frozenset({type(None), bool, int, str})
-"""The types of values that stand for themselves."""
+"""Types of values that stand for themselves."""
 
 _DTYPE_WORDS = {
     str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype
@@ -67,19 +63,19 @@ _DTYPE_WORDS = {
 def flatten(
     part: str, value: Any, kinds: set[tuple[str, type]] | None = None
 ) -> tuple[Any, Tensors]:
-    """Return ``value`` as a JSON tree and the tensors that it names; nothing is copied.
+    """Return ``value`` as a JSON tree and its named tensors, without a copy.
 
-    Tensors that share their memory, shape and strides are named once, so tied weights are
-    written once and tied again by whoever loads them.
+    Tensors with equal memory, shape and strides get one name. Tied weights are therefore written
+    once and tied again by the load.
 
     Args:
-        part: the part's name; every tensor's name begins with it and a slash.
-        value: nested dicts, lists, tensors, arrays and plain values.
-        kinds: gets the path and the type of each container, tensor and tagged value.
+        part: Name of the part; every tensor's name begins with it and a slash.
+        value: Nested dicts, lists, tensors, arrays and plain values.
+        kinds: Set that receives the path and type of each container, tensor and tagged value.
 
     Raises:
-        UnsavableState: a value of a type outside the list, or nested deeper than can be read;
-            names its path.
+        UnsavableState: A value has a type outside the list, or is nested deeper than can be read;
+            the message names its path.
     """
     flattener = _Flattener(kinds)
     try:
@@ -89,7 +85,7 @@ def flatten(
 
 
 class _Flattener:
-    """Walks a value once, collecting tensors by name and by memory."""
+    """Single walk through a value that collects tensors by name and by memory."""
 
     def __init__(self, kinds: set[tuple[str, type]] | None) -> None:
         self.tensors: Tensors = {}
@@ -117,7 +113,7 @@ class _Flattener:
         )
 
     def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
-        """Write what takes some levels of JSON, if a reader would follow so deep."""
+        """Write a value that takes some levels of JSON, if a reader accepts that depth."""
         if self._kinds is not None:
             self._kinds.add((path, type(value)))
         self._depth += levels
@@ -147,7 +143,7 @@ class _Flattener:
         ]
 
     def sequence(self, value: Any, path: str) -> list[Any]:
-        # The state of Python's random numbers alone is 625 of them.
+        # The state of Python's random numbers alone has 625 of them.
         if PLAIN_VALUES.issuperset(map(type, value)):
             return list(value)
         return [
@@ -174,7 +170,7 @@ class _Flattener:
             )
         _require_name(path)
         name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
-        # Nothing has no address to know it by.
+        # A tensor without memory cannot be identified by its address.
         if address := local.data_ptr() if local is value else _address_of(local):
             here = self._at.setdefault(address, [])
             for known in here:
@@ -185,13 +181,13 @@ class _Flattener:
         return {"$tensor": name}
 
     def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
-        # A scalar of NumPy has no dimensions either, and is another type.
+        # A scalar of NumPy also has no dimensions, and is another type.
         tag = "$numpy" if value.ndim else "$array"
         return {tag: [value.dtype.str, self._array(value, path)]}
 
     def _array(self, value: np.ndarray[Any, Any], path: str) -> Any:
         try:
-            # torch warns of memory that cannot be written to.
+            # torch warns about read-only memory.
             plain = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
             return self.visit(
                 torch.from_numpy(np.ascontiguousarray(plain).reshape(value.shape)), path
@@ -235,31 +231,31 @@ def _require_name(path: str) -> None:
 
 
 def _address_of(local: torch.Tensor) -> int:
-    """Return where a tensor would begin that has perhaps no element here."""
+    """Return the address at which a tensor would begin; it may have no element here."""
     start = int(local.storage_offset()) * local.element_size()
     return local.untyped_storage().data_ptr() + start
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors that begin at the same address are the same memory, seen alike."""
+    """Return whether two tensors at the same address are the same memory in the same view."""
     if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
         return False
     if (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg()):
-        # The same bytes stand for other numbers.
+        # The same bytes mean other numbers.
         return False
     strides = (local_of(each, "").stride() for each in (one, other))
     return one.stride() == other.stride() and len(set(strides)) == 1
 
 
 def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
-    """Return the memory of a tensor that this rank holds.
+    """Return the local memory of a tensor.
 
     Raises:
-        UnsavableState: no rank holds its values as plain bytes.
+        UnsavableState: No rank has its values as plain bytes.
     """
     if type(value) in PLAIN:
         return value
-    # Only sharded training pays for loading torch's part about it.
+    # Only sharded training pays for the import of torch's part about it.
     from resilient.state_dict.sharding import check_placements, is_sharded, local_memory
 
     if not is_sharded(value):
@@ -302,7 +298,7 @@ _WRITERS: dict[type, Callable[[_Flattener, Any, str], Any]] = {
 def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in nested dicts and lists by the path that :func:`flatten` gives it.
 
-    Tensors that share their memory are yielded under each of their paths.
+    Tensors that share memory are yielded under each of their paths.
     """
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -315,22 +311,22 @@ def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """Return the value that :func:`flatten` took apart.
+    """Return the value that :func:`flatten` converted.
 
     Args:
-        tree: the JSON tree; what is returned may share its lists and dicts.
-        tensor: gives a tensor by name; each call may return the same object.
+        tree: The JSON tree; the result may share its lists and dicts.
+        tensor: Function that returns a tensor by name; it may return the same object again.
 
     Raises:
-        IntegrityError: the tree does not fit the grammar, for example by a tag that this release
-            does not know; then ``tensor`` was asked for nothing.
+        IntegrityError: The tree does not fit the grammar, for example by an unknown tag. Then
+            ``tensor`` was not called.
     """
     tensors_of(tree)
     return _build(tree, tensor)
 
 
 def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    # A history of what was logged has a hundred thousand dicts of numbers: those stay as they are.
+    # A log history has a hundred thousand dicts of numbers: these stay unchanged.
     if isinstance(tree, list):
         return [_build(one, tensor) for one in tree] if _is_nested(tree) else tree
     if not isinstance(tree, dict):
@@ -404,7 +400,7 @@ OBJECTS = {
     "apollo_torch.svd_projector.GaLoreProjector",
     "galore_torch.galore_projector.GaLoreProjector",
 }
-"""Classes whose attributes are all that they are."""
+"""Classes that are fully described by their attributes."""
 
 TENSORS = {
     "torchao.optim.subclass_4bit.OptimState4bit",
@@ -415,7 +411,7 @@ TENSORS = {
 
 
 def flatten_objects(value: Any) -> Any:
-    """Return ``value``, or what it is made of if it is an object of a known class.
+    """Return ``value``, or the contents of an object of a known class.
 
     Tensors inside are the live ones; nothing is copied.
 
@@ -436,12 +432,12 @@ def flatten_objects(value: Any) -> Any:
 
 
 def restore_objects(value: Any) -> Any:
-    """Return what :func:`take_apart` took apart, made again; anything else as it is.
+    """Rebuild an object from the result of :func:`flatten_objects`; return other values unchanged.
 
     Crash: only this process's memory changed.
 
     Raises:
-        IncompatibleCheckpoint: its class is none of those known, or its package is not installed.
+        IncompatibleCheckpoint: The class is unknown, or its package is not installed.
     """
     if not isinstance(value, dict):
         return value

@@ -1,10 +1,10 @@
-"""FullyShardedDataParallel (FSDP1) as parts: its flat parameters by their own names, as DTensors.
+"""FullyShardedDataParallel (FSDP1) as parts: flat parameters by name, as DTensors.
 
-FSDP1 flattens parameters into one vector per wrapped module, so neither ``state_dict()`` of the
-module nor that of the optimizer says what belongs to which parameter.
-``torch.distributed.checkpoint.state_dict`` does; with a ``device_mesh`` it gives DTensors, and from
-there on such a checkpoint is like any other: FSDP2, DDP and single processes load it, and it loads
-theirs. ``tests/process/test_resharding.py`` proves it.
+FSDP1 flattens parameters into one vector per wrapped module. The ``state_dict()`` of the module and
+of the optimizer therefore do not assign values to parameters.
+``torch.distributed.checkpoint.state_dict`` does; with a ``device_mesh`` it returns DTensors. Such a
+checkpoint is layout-independent: FSDP2, DDP and single processes load it, and FSDP1 loads theirs.
+``tests/process/test_resharding.py`` verifies it.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ def _deprecated_inside() -> Iterator[None]:
 
 
 class Fsdp1Model:
-    """A Stateful over a model wrapped by FSDP1; give FSDP a ``device_mesh``.
+    """Stateful over a model wrapped by FSDP1; FSDP needs a ``device_mesh``.
 
     Args:
-        model: what ``FullyShardedDataParallel`` returned. All methods are collective.
+        model: Result of ``FullyShardedDataParallel``. All methods are collective.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters and buffers by their names in the model inside."""
+        """Return parameters and buffers by their names in the wrapped model."""
         return get_model_state_dict(self._model)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take them back.
+        """Load parameters and buffers.
 
         Raises:
-            RuntimeError: names or shapes are not the model's.
+            RuntimeError: Names or shapes differ from the model's.
         """
         set_model_state_dict(self._model, dict(state_dict))
 
 
 class Fsdp1Optimizer:
-    """A Stateful over an optimizer of a model wrapped by FSDP1, keyed by parameter name.
+    """Stateful over an optimizer of a model wrapped by FSDP1, keyed by parameter name.
 
     Args:
-        model: what ``FullyShardedDataParallel`` returned. All methods are collective.
-        optimizer: over its parameters.
+        model: Result of ``FullyShardedDataParallel``. All methods are collective.
+        optimizer: Optimizer of its parameters.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -84,7 +84,7 @@ class Fsdp1Optimizer:
         with _deprecated_inside():
             found = get_optimizer_state_dict(self._model, self._optimizer)
         if fresh:
-            # To have something to name, torch made a step of nothing, which must not count.
+            # torch made an empty step to create state; that step must not count.
             self._optimizer.state.clear()
         return {**found, "state": {}} if fresh else dict(found)
 
@@ -92,7 +92,7 @@ class Fsdp1Optimizer:
         """Return a tensor with the layout of the state at ``path``: that of its parameter.
 
         Args:
-            path: inside the part, ``state/<parameter>/<name>``.
+            path: Path inside the part, ``state/<parameter>/<name>``.
         """
         if not self._layout:
             named = get_model_state_dict(self._model)
@@ -105,15 +105,15 @@ class Fsdp1Optimizer:
         """Check the kind of a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: it is of another kind of optimizer.
+            ValueError: The state belongs to another kind of optimizer.
         """
         require_compatible_optimizer(self._optimizer, state_dict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each parameter the state saved under its name.
+        """Load the state of each parameter by its name.
 
         Raises:
-            ValueError: the saved names or groups are not this optimizer's.
+            ValueError: The saved names or groups are not this optimizer's.
         """
         self._layout = {}
         own = self.state_dict()["param_groups"]

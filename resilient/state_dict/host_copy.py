@@ -1,8 +1,6 @@
-"""Host and device copies.
+"""Copies of tensors into host memory: at once or beside training, each exactly once.
 
-Copy tensors into host memory: some at once, the others beside training, each exactly once.
-
-Copies from CUDA devices: into page-locked memory, on a stream beside training's.
+Copies from CUDA devices go into page-locked memory, on a stream beside training's.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ class TensorCopy:
     """One box to copy.
 
     Attributes:
-        name: the tensor's, for messages.
-        source: the box's elements, any device, any strides; shares memory with training.
-        target: host memory of a file as a tensor like the source; see ``target_in``.
+        name: Name of the tensor, for messages.
+        source: Elements of the box, on any device, with any strides; shares memory with training.
+        target: Host memory of a file as a tensor like the source; see ``target_in``.
     """
 
     name: str
@@ -43,10 +41,10 @@ class TensorCopy:
 
 
 class HostCopyBatch:
-    """Copies within host memory, made in one go: once or, after ``renew``, again.
+    """Copies within host memory, made together: once or, after ``renew``, again.
 
     Args:
-        copies: what to copy; what the sources are from now on is what is copied.
+        copies: Copies whose sources are used in their state from now on.
     """
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
@@ -60,7 +58,7 @@ class HostCopyBatch:
         self.renew()
 
     def renew(self) -> None:
-        """Be as good as new: what the sources are from now on is what is copied."""
+        """Reset the batch: the sources are used in their state from now on."""
         self._changes = [*map(self._count, self._sources)]
         addresses = [*map(torch.Tensor.data_ptr, self._sources)]
         if addresses != self._addresses:
@@ -68,10 +66,10 @@ class HostCopyBatch:
             self._bytes, self._addresses = None, addresses
 
     def make(self, *, modestly: bool = False) -> None:
-        """Copy with as many threads as torch likes, or with this one alone.
+        """Copy with torch's number of threads, or only with this thread.
 
         Args:
-            modestly: leave the other cores to training.
+            modestly: Leave the other cores to training.
         """
         if not modestly:
             copy_all(self._sources, self._targets)
@@ -79,7 +77,7 @@ class HostCopyBatch:
         if self._bytes is None:
             self._bytes = [*map(_bytes_of, self._targets, self._sources)]
         if all(self._bytes):
-            # Bytes to bytes: of each one memcpy without the interpreter's lock.
+            # Bytes to bytes: each copy is one memcpy without the interpreter's lock.
             deque(starmap(np.copyto, self._bytes), maxlen=0)
             return
         for pair, source, target in zip(self._bytes, self._sources, self._targets, strict=True):
@@ -98,7 +96,7 @@ class HostCopyBatch:
 
 
 def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
-    """Return the target's bytes and the source's, if the one are to be the other; else nothing."""
+    """Return the bytes of target and source, if a byte copy suffices; else nothing."""
     if not source.numel() or source.device.type != "cpu" or not source.is_contiguous():
         return ()
     if source.is_conj() or source.is_neg():
@@ -107,12 +105,12 @@ def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
 
 
 def target_in(buffer: memoryview, start: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a part of host memory as a tensor, whose elements lie there row-major.
+    """Return a part of host memory as a row-major tensor.
 
     Args:
-        buffer: of a file.
-        start: where in it, in bytes.
-        like: has the dtype and the shape.
+        buffer: Memory of a file.
+        start: Offset in the memory, in bytes.
+        like: Tensor with the dtype and the shape.
     """
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
@@ -121,11 +119,11 @@ def target_in(buffer: memoryview, start: int, like: torch.Tensor) -> torch.Tenso
 
 
 def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Copy many small tensors, which costs less in one call than in one for each.
+    """Copy many small tensors in one call, which is cheaper than one call for each.
 
     Args:
-        sources: any device, any strides.
-        targets: host memory, as many and like them.
+        sources: Tensors on any device, with any strides.
+        targets: Host memory, one target like each source.
     """
     if sources and all(one.is_cpu for one in sources):
         torch._foreach_copy_(list(targets), list(sources))
@@ -138,25 +136,26 @@ class PendingCopy(Protocol):
     """A piece of work that fills host memory."""
 
     def make(self, *, modestly: bool = False) -> None:
-        """Return when the bytes are there."""
+        """Return once the bytes are there."""
 
     def changed(self) -> list[str]:
         """Return the names of tensors that were changed meanwhile."""
 
 
 class DeferredCopies:
-    """Copies of memory that training leaves alone for a while, made by whoever comes first.
+    """Copies of memory that training does not change for a while, made by the first free thread.
 
-    A thread beside training makes them one by one. The training thread, once it cannot go on
-    without them, makes what is left as well and waits for the one that is being made.
+    A thread beside training makes them one by one. When the training thread needs them, it makes
+    the remaining copies and waits for the copy in progress.
 
-    A copy whose source was changed meanwhile is worthless, and torch counts changes in place:
-    ``require_unchanged`` tells. That finds a loop that breaks its promise nearly always, not
-    always: a change through ``.data`` is not counted, and one that is still under way not yet.
-    So whoever changes what is copied is the one to ask last.
+    A copy whose source changed meanwhile is worthless. torch counts changes in place, and
+    ``require_unchanged`` checks the counters. This detects nearly every loop that breaks its
+    promise,
+    but not all: a change through ``.data`` is not counted, and a change in progress not yet.
+    Therefore the code that changes the sources must check last.
 
     Args:
-        work: what to copy; nothing of it is begun yet, or a device does it by itself.
+        work: Copies that are not started, or that a device makes by itself.
     """
 
     def __init__(self, work: Sequence[PendingCopy] = ()) -> None:
@@ -173,27 +172,27 @@ class DeferredCopies:
         return self._missing
 
     def make(self, *, modestly: bool = False) -> None:
-        """Make the copies that nobody has begun, and return when all are made.
+        """Make the copies that no thread has started, and return once all are made.
 
-        What goes wrong with one is kept for ``require_unchanged``.
+        An error of a copy is kept for ``require_unchanged``.
 
         Args:
-            modestly: leave the other cores to training.
+            modestly: Leave the other cores to training.
         """
         while self._make_next(modestly=modestly):
             continue
         self._whole.wait()
 
     def forget(self) -> None:
-        """Let go of what was copied, which training may replace; nobody asks any more."""
+        """Release the sources, which training may replace; no check follows."""
         self._work = []
 
     def require_unchanged(self) -> None:
-        """Refuse copies that are not of one moment; all are made, and the sources as they were.
+        """Reject copies that are not of one moment; all copies are made and the sources unchanged.
 
         Raises:
-            SaveFailed: a source was changed since.
-            ResilientError: a copy could not be made.
+            SaveFailed: A source was changed since.
+            ResilientError: A copy could not be made.
         """
         if self._failures:
             raise self._failures[0].to_error(1) from self._failures[0].cause
@@ -209,7 +208,7 @@ class DeferredCopies:
             )
 
     def _make_next(self, *, modestly: bool) -> bool:
-        """Make one copy; False if none is left to begin."""
+        """Make one copy; return False if none is left to start."""
         try:
             one = self._left.popleft()
         except IndexError:
@@ -225,7 +224,7 @@ class DeferredCopies:
 
 
 def changes_of(tensor: torch.Tensor) -> int:
-    """Return how often torch has changed the tensor in place; views of one count together."""
+    """Return torch's counter of in-place changes of a tensor; views share one counter."""
     # Tensors of inference mode have no counter.
     return 0 if tensor.is_inference() else int(_version(tensor))
 
@@ -235,13 +234,13 @@ _PORTABLE = 1
 
 
 class DeviceCopies:
-    """Copies that one CUDA device makes by itself; begun when this is made.
+    """Copies that one CUDA device makes by itself; they start at construction.
 
-    They come after all that training has asked of the device so far, and training may go on to
+    They run after all work that training has queued on the device so far. Training may continue to
     read the sources. Before it changes them, it waits for ``make``.
 
     Args:
-        copies: all from the same device.
+        copies: Copies from the same device.
     """
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
@@ -269,7 +268,7 @@ def lock_pages(memory: memoryview) -> int:
     """Lock memory in place, so that a device copies to it by itself, and return its address.
 
     Returns:
-        0 if the driver refused; copies then hold up the thread that asks for them.
+        0 if the driver refused; copies then block the thread that requests them.
     """
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -278,6 +277,6 @@ def lock_pages(memory: memoryview) -> int:
 
 
 def unlock_pages(address: int) -> None:
-    """Take a lock back; the memory may go then."""
+    """Unlock memory, which may be freed afterwards."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
     runtime.cudaHostUnregister(address)

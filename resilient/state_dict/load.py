@@ -1,34 +1,26 @@
-"""Read proved bytes into live state, in place, any layout.
+"""Load of verified bytes into live state, in place, from any world size and any layout.
 
-Live tensors that a checkpoint may be read straight into, before all of it is proved.
+A plain tensor is read whole. Of a tensor that is sharded over the live ranks, only this rank's
+boxes
+are read, straight into its memory. No rank ever has such a tensor whole, for any stored layout.
+Live
+tensors are filled after all ranks have verified their reads.
 
-Reading into memory of its own and copying from there takes twice the memory, and most of the time
-of a load is then spent on pages that nobody touched before. What is read in place is proved where
-it lies. So while a checkpoint is read, live tensors hold bytes of it that nobody has proved, and
-if it turns out damaged they hold a mixture. That does no harm under three conditions, and only
-tensors for which all three hold are here:
+With ``in_place``, live tensors are read into directly and verified there. Separate buffers would
+take twice the memory, and most of a load's time would go to page faults. During an in-place read,
+live tensors contain unverified bytes. If the checkpoint turns out damaged, they contain a mixture.
+This is harmless under three conditions, and only tensors that meet all three are read in place:
 
-1. Whatever is loaded next overwrites all of it. The part is one that every checkpoint must hold,
-   and takes its state as a whole: a module, whose ``load_state_dict`` is strict, or an optimizer,
-   which replaces its state. So an older checkpoint leaves nothing behind of a damaged one.
-2. It is loaded from this checkpoint if the checkpoint is whole: every tensor of the part has its
-   name, dtype and shape there, and the checkpoint holds no other of this part. What can be known
-   not to fit is found before anything is touched.
-3. No two of them share memory.
+1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part
+   takes its state as a whole: a module with its strict ``load_state_dict``, or an optimizer, which
+   replaces its state. So an older checkpoint leaves nothing behind of a damaged one.
+2. The tensor is loaded from this checkpoint if the checkpoint is whole: every tensor of the part
+   has its name, dtype and shape there, and the checkpoint has no other tensor of this part.
+   Known mismatches are found before anything is touched.
+3. No two of the tensors share memory.
 
-Who reads in place and finds nothing whole must not go on: ``Checkpointer.resume`` raises, and its
-``save`` refuses.
-
-Where stored tensors land that are sharded here: which boxes to read, and what to fill.
-
-A plain tensor is wanted whole. For a tensor that is spread over the ranks of the live state, only
-this rank's boxes are wanted, and they come straight into its memory: no rank ever holds such a
-tensor whole, whatever layout it was stored in.
-
-Live tensors are filled when all ranks have proved what they read; with ``in_place`` those of
-:mod:`resilient.state_dict.load` are read into, and proved where they lie.
-
-Proved bytes to parts: the way back, in place, from any world size and any layout.
+If an in-place read finds no whole checkpoint, training must not continue: ``Checkpointer.resume``
+raises, and its ``save`` refuses.
 """
 
 from __future__ import annotations
@@ -72,18 +64,18 @@ if TYPE_CHECKING:
     Examine = Callable[[Mapping[str, Any]], None] | None
 
 Berths = dict[str, torch.Tensor]
-"""Live tensors by the names under which they are stored, which may be overwritten."""
+"""Live tensors by their stored names, which may be overwritten."""
 
 
 def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
     """Return by part name the live tensors that may be filled before the part is loaded.
 
-    Parts that tensors may not be read into in place are left out, and are loaded as ever.
+    Parts whose tensors may not be read in place are left out, and are loaded as usual.
 
     Crash: reads only.
 
     Args:
-        parts: what will be loaded into; asked for their state.
+        parts: Parts to load into; their state is requested.
     """
     found = {name: _live(name, part) for name, part in parts.items()}
     berths = {name: one for name, one in found.items() if one}
@@ -92,11 +84,11 @@ def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
 
 
 def matching_targets(berths: Mapping[str, Berths], manifest: Manifest) -> Berths:
-    """Return those tensors whose parts are stored just as they are here.
+    """Return the tensors of the parts whose stored layout equals the live layout.
 
     Args:
-        berths: by part.
-        manifest: of the checkpoint that will be read.
+        berths: Live tensors by part.
+        manifest: Manifest of the checkpoint to read.
     """
     stored: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in berths}
     for entry in manifest.tensors:
@@ -112,7 +104,7 @@ def matching_targets(berths: Mapping[str, Berths], manifest: Manifest) -> Berths
 
 
 def _live(name: str, part: Part) -> Berths | None:
-    """Return all tensors of a part, tied ones once; None if it is not to be filled in place."""
+    """Return all tensors of a part, tied ones once; None if it must not be filled in place."""
     if part.optional or part.document or part.scope != "replicated":
         return None
     state = _whole_state(part.stateful)
@@ -132,7 +124,7 @@ def _live(name: str, part: Part) -> Berths | None:
 
 
 def _whole_state(stateful: Any) -> Any:
-    """Return the state of what takes a state as a whole, with the very tensors that it holds."""
+    """Return the state of an object that takes its state as a whole, with its own tensors."""
     if isinstance(stateful, NamedOptimizer):
         return stateful.state_dict()
     kind = type(stateful)
@@ -145,7 +137,7 @@ def _whole_state(stateful: Any) -> Any:
 
 
 def _memory(tensor: torch.Tensor, path: str) -> torch.Tensor | None:
-    """Return the host memory of a tensor if bytes can be read into it as they lie."""
+    """Return the host memory of a tensor if bytes can be read into it unchanged."""
     if type(tensor) not in PLAIN and not hasattr(tensor, "to_local"):
         return None
     try:
@@ -159,7 +151,7 @@ def _memory(tensor: torch.Tensor, path: str) -> torch.Tensor | None:
 
 
 def _sharing(berths: Mapping[str, Berths]) -> set[str]:
-    """Return the parts of which a tensor shares memory with another one."""
+    """Return the parts with a tensor that shares memory with another tensor."""
     found: set[str] = set()
     furthest, whose = 0, ""
     for start, stop, part in sorted(_spans(berths)):
@@ -179,7 +171,7 @@ def _spans(berths: Mapping[str, Berths]) -> Iterable[tuple[int, int, str]]:
 
 
 IN_PLACE_BYTES_MIN = 64 << 10
-"""A smaller tensor is copied: its piece of a read would cost more than that."""
+"""A smaller tensor is copied: a separate read for it would cost more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,17 +183,17 @@ class LoadTarget:
 
 
 class LoadPlan:
-    """The tensors of live parts to fill, by the names under which they are stored.
+    """Live tensors to fill, by their stored names.
 
-    A part's state says where its tensors are. A part that has no state before it is loaded, as an
-    optimizer before its first step, says it by a method ``like(path)`` instead: it returns a tensor
-    of the layout that the one at ``path`` of the part will have, or None. A FlatShard that it
-    returns is filled itself.
+    A part's state has its tensors. A part without state before the load, such as an optimizer
+    before
+    its first step, has a method ``like(path)`` instead. It returns a tensor with the layout of the
+    future tensor at ``path`` of the part, or None. A returned FlatShard is filled itself.
 
     Args:
-        parts: what will be loaded into; asked for their state here, so on all ranks alike.
-        in_place: ``places`` names live memory, which then holds what nobody has proved while a
-            checkpoint is read, and no state that was ever saved if that fails.
+        parts: Parts to load into; their state is requested here, so on all ranks alike.
+        in_place: Whether ``places`` returns live memory. During a read it then contains unverified
+            bytes; after a failed read it contains no saved state.
     """
 
     def __init__(self, parts: Mapping[str, Part], *, in_place: bool = False) -> None:
@@ -209,7 +201,7 @@ class LoadPlan:
         self._berths = in_place_targets(parts) if in_place else {}
         self._berthed: Berths = {}
         self._live: dict[str, torch.Tensor] = {}
-        # Without a process group nothing can be spread over ranks.
+        # Without a process group no tensor can be sharded over ranks.
         self._together = dist.is_available() and dist.is_initialized()
         if not self._together:
             return
@@ -219,10 +211,10 @@ class LoadPlan:
                 self._live |= {path: one for path, one in tensors if type(one) not in PLAIN}
 
     def boxes(self, manifest: Manifest) -> Boxes:
-        """Return the boxes that this rank wants of the tensors that are sharded here.
+        """Return this rank's boxes of the tensors that are sharded here.
 
         Raises:
-            IncompatibleCheckpoint: a tensor is stored with another shape.
+            IncompatibleCheckpoint: A tensor is stored with another shape.
         """
         self._berthed = matching_targets(self._berths, manifest)
         boxes: Boxes = {}
@@ -236,7 +228,7 @@ class LoadPlan:
     def places(self, manifest: Manifest) -> PlacesByFile:
         """Return the live memory that large tensors of a checkpoint are read into.
 
-        From here until the next call, ``vessel`` gives the live tensors of the parts that fit.
+        From here until the next call, ``vessel`` returns the live tensors of matching parts.
         """
         self._berthed = matching_targets(self._berths, manifest)
         found: dict[str, list[ReadTarget]] = defaultdict(list)
@@ -253,10 +245,10 @@ class LoadPlan:
         }
 
     def vessel(self, entry: TensorEntry) -> LoadTarget | None:
-        """Return what to fill with a stored tensor; None if it is wanted whole.
+        """Return the target of a stored tensor; None if it is read whole.
 
-        That is the live tensor itself, or one of the same layout where the live one does not
-        exist yet or has another dtype.
+        The target is the live tensor itself. If the live tensor does not exist yet or has another
+        dtype, the target is a new tensor with the same layout.
         """
         live = self._berthed.get(entry.name)
         if live is not None:
@@ -294,7 +286,7 @@ def _may_be_sharded(part: Part) -> bool:
 
 
 def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
-    """Return the files in which regions overlap, as no writer of ours lays them out."""
+    """Return the files in which regions overlap, which our writers never produce."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for entry in manifest.tensors:
         for one in entry.regions:
@@ -310,23 +302,23 @@ def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
 def _boxes_of(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
     if type(tensor) in PLAIN:
         return (LocalShard(whole(tensor.shape), tensor.detach()),)
-    # Only sharded training pays for loading torch's part about it.
+    # Only sharded training pays for the import of torch's part about it.
     from resilient.state_dict.sharding import local_shards
 
     return local_shards(tensor)
 
 
 def stored_name(name: str, part: Part, rank: int) -> str:
-    """Return the name under which this rank's copy of a part is stored."""
+    """Return the stored name of this rank's copy of a part."""
     return rank_part(name, rank) if part.scope == "rank" else name
 
 
 def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tuple[str, ...]:
-    """Return the parts that the checkpoint does not hold for this rank.
+    """Return the parts that the checkpoint does not have for this rank.
 
     Raises:
-        IncompatibleCheckpoint: one of them is neither optional nor a part that each rank has
-            for itself, so going on would silently start it afresh.
+        IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Continuing would
+            silently start it afresh.
     """
     held = {entry.name for entry in manifest.parts}
     absent = tuple(
@@ -354,15 +346,15 @@ def load_present_parts(
     landing: LoadPlan,
     check: ResumeCheck,
 ) -> tuple[str, ...]:
-    """Load the parts that a checkpoint holds; return those that may be absent and are.
+    """Load the parts of a checkpoint; return the optional parts that are missing.
 
     Args:
-        manifest: of the checkpoint.
-        files: as in ``load``.
-        parts: as in ``load``.
-        rank: of this process.
-        landing: as in ``load``.
-        check: compares the run that saved with this one before anything is loaded.
+        manifest: Manifest of the checkpoint.
+        files: As for ``load``.
+        parts: As for ``load``.
+        rank: Rank of this process.
+        landing: As for ``load``.
+        check: Comparison of the saved run with this run before anything is loaded.
     """
     if check.examine is not None:
         check.examine(manifest.config)
@@ -379,7 +371,7 @@ def load(
     landing: LoadPlan | None = None,
     check: ResumeCheck | None = None,
 ) -> tuple[str, ...]:
-    """Give every part that the checkpoint holds its state back, in the order of ``parts``.
+    """Load the state of every part of the checkpoint, in the order of ``parts``.
 
     A part may have a method ``check_saved(state_dict)``. It is called for every part before the
     first part is loaded, with tensors of zeros that take no memory.
@@ -387,19 +379,19 @@ def load(
     Crash: only this process's memory changed.
 
     Args:
-        manifest: the table of contents.
-        files: proved content by file name; all that ``landing`` wants of the parts.
-        parts: what to load into; parts that the checkpoint lacks are left alone.
-        rank: whose copies of the parts of scope ``rank``.
-        landing: where sharded tensors go; found from ``parts`` if it is not given.
-        check: compares what was saved with the live objects before the first part is loaded.
+        manifest: Manifest of the checkpoint.
+        files: Verified content by file name, with everything that ``landing`` needs of the parts.
+        parts: Parts to load into; parts that the checkpoint lacks are left alone.
+        rank: Rank whose copies of per-rank parts are loaded.
+        landing: Load plan of sharded tensors; by default computed from ``parts``.
+        check: Comparison of the saved state with the live objects before the first load.
 
     Returns:
-        Parts that ``check`` leaves as they are.
+        Parts that ``check`` leaves unchanged.
 
     Raises:
-        IncompatibleCheckpoint: a part refuses the state, for example another shape.
-        IntegrityError: a document is not what a checkpoint's can be.
+        IncompatibleCheckpoint: A part refuses the state, for example another shape.
+        IntegrityError: A document is not valid in a checkpoint.
     """
     landing = landing or LoadPlan(parts)
     entries = {entry.name: entry for entry in manifest.parts}
@@ -437,7 +429,7 @@ def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
 
 @contextmanager
 def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
-    """Say which part of which checkpoint it was that something does not take."""
+    """Name the part and the checkpoint in the error of a refused load."""
     try:
         yield
     except ResilientError:
@@ -450,7 +442,7 @@ def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
 
 
 class _Reader:
-    """Gives tensors by name, made once, so that tied tensors stay one object."""
+    """Tensors by name, each made once, so that tied tensors stay one object."""
 
     def __init__(
         self,
@@ -480,13 +472,13 @@ class _Reader:
 
 
 def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
-    """Return a whole tensor on the CPU, put together from its stored regions.
+    """Return a whole tensor on the CPU, assembled from its stored regions.
 
-    A large one that is stored in one piece lies in the memory of its file, and is nobody else's.
+    A large tensor that is stored in one piece uses the memory of its file exclusively.
 
     Args:
-        entry: where the regions lie.
-        files: proved content by file name.
+        entry: Manifest entry with the places of the regions.
+        files: Verified content by file name.
     """
     lying = _as_it_lies(entry, files)
     if lying is not None:
@@ -497,10 +489,10 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
 
 
 def _as_it_lies(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor | None:
-    """Return a tensor over the memory that its bytes were read into; None if that cannot be.
+    """Return a tensor over the memory that its bytes were read into; None if not possible.
 
-    Not where they begin elsewhere than torch would have put them: the fastest way to sum numbers
-    may differ with it, and the last bits of the sum with that.
+    The memory must have torch's alignment. The fastest way to sum numbers may depend on the
+    alignment, and so may the last bits of the sum.
     """
     stored = entry.regions[0] if len(entry.regions) == 1 else None
     if stored is None or stored.size_bytes < _LYING_BYTES_MIN:
@@ -513,14 +505,14 @@ def _as_it_lies(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tenso
 
 
 def _fill(box: LocalShard, entry: TensorEntry, files: Mapping[str, Content]) -> None:
-    """Copy a box of a stored tensor into memory, whichever regions it is stored in.
+    """Copy a box of a stored tensor into memory, from any stored regions.
 
-    What was read into this very memory is there already.
+    Bytes that were read into this very memory are already there.
 
     Args:
-        box: any device, any strides; of the stored dtype.
-        entry: where the regions lie.
-        files: proved content by file name.
+        box: Box on any device, with any strides, of the stored dtype.
+        entry: Manifest entry with the places of the regions.
+        files: Verified content by file name.
     """
     item = ITEM_BYTES[entry.dtype]
     for stored in entry.regions:
@@ -532,7 +524,7 @@ def _fill(box: LocalShard, entry: TensorEntry, files: Mapping[str, Content]) -> 
 
 
 def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) -> Any:
-    """Return ``part`` of a stored region, of which ``words`` are the bytes from its first on."""
+    """Return ``part`` of a stored region; ``words`` are the bytes from its first element on."""
     strides = [step * words.itemsize for step in row_strides(stored.region.lengths)]
     return np.lib.stride_tricks.as_strided(words, part.lengths, strides, writeable=False)
 
@@ -540,7 +532,7 @@ def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) ->
 def _copy_words(target: torch.Tensor, words: Any) -> None:
     """Copy bits into a tensor whose elements are as wide as the words."""
     host = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-    # NumPy does not know every dtype of torch; integers of the same width carry any of them.
+    # NumPy lacks some dtypes of torch; integers of the same width carry any of them.
     np.copyto(host.view(_TORCH_WORDS[words.itemsize]).numpy(), words)
     if host is not target:
         target.copy_(host)

@@ -1,23 +1,18 @@
-"""Optimizer state by parameter name; ZeRO-1 pieces.
+"""Optimizer state by parameter name, and optimizers that step pieces of parameters (ZeRO 1).
 
-Whether an optimizer can go on from what was saved of one: that of another kind it must refuse.
+``torch.optim`` numbers parameters by their order in the groups. After a reordering of layers, each
+layer would get the moments of another. Names turn this into an error or, if only the order
+changed, make it harmless.
 
-torch takes any state for any optimizer, and the first step then ends in a ``KeyError``, or in
-moments that mean something else. What is told of groups says the kind, and so does what is kept of
-each parameter. Options that come and go between releases of torch say nothing.
+torch loads any state into any optimizer; the first step then ends in a ``KeyError``, or uses
+moments
+with another meaning. Therefore state of another kind of optimizer is rejected. The group options
+and the state of each parameter identify the kind; options that change between torch releases do
+not.
 
-An optimizer's state by parameter name, never by position.
-
-``torch.optim`` numbers parameters by their order in the groups, so a model whose layers were
-reordered would get each other's moments. Names make that an error or, where only the order
-changed, harmless.
-
-An optimizer that steps pieces of parameters, as a part: by parameter name, in torch's words.
-
-A rank has one run of elements of each parameter, which may be empty, and steps it in pieces. What
-the optimizer keeps of the pieces of one run is laid end to end, so that it is written where it
-lies. A checkpoint of it is like any other: replicas, FSDP and single processes load it, and it
-loads theirs.
+An optimizer of pieces has one run of elements of each parameter per rank, possibly empty, and steps
+it in pieces. The state of one run's pieces is laid end to end and written in place. The checkpoint
+is layout-independent: replicas, FSDP and single processes load it, and it loads theirs.
 """
 
 from __future__ import annotations
@@ -62,20 +57,20 @@ _KEPT = {
     "Rprop": frozenset({"prev", "step_size"}),
     "SparseAdam": _TWO_MOMENTS,
 }
-"""What torch's own optimizers cannot make the next step without, once they made one."""
+"""State that torch's own optimizers need for the next step, once they made a step."""
 
 
 def require_compatible_optimizer(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> None:
-    """Raise unless an optimizer can go on from what was saved of one.
+    """Raise if an optimizer cannot continue from a saved state.
 
     Args:
-        optimizer: what would take the state.
-        saved: ``state`` by parameter and ``param_groups``; only the names in it are looked at.
+        optimizer: Optimizer that would load the state.
+        saved: ``state`` by parameter and ``param_groups``; only its names are inspected.
 
     Raises:
-        ValueError: it is of another kind.
+        ValueError: The state belongs to another kind of optimizer.
     """
     name = type(optimizer).__name__
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
@@ -88,7 +83,7 @@ def require_compatible_optimizer(
             f"{_listed(own)}; make the optimizer that was saved"
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
-    # The user may keep values of another form in the state, under keys that name no parameter.
+    # The user may keep other values in the state, under keys that name no parameter.
     members = {one for group in saved["param_groups"] for one in group["params"]}
     for parameter, kept in saved["state"].items():
         if needed and parameter in members and kept and not needed <= kept.keys():
@@ -99,7 +94,7 @@ def require_compatible_optimizer(
 
 
 def _told(groups: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return what groups are told that says the kind of their optimizer."""
+    """Return the group options that identify the kind of an optimizer."""
     return {name for group in groups for name in group} - _SAYS_NOTHING
 
 
@@ -108,18 +103,18 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _MEMBERS = frozenset({"params", "param_names"})
-"""Keys of a group that name its parameters; the others are options."""
+"""Keys of a group that name its parameters; the other keys are options."""
 
 
 class NamedOptimizer:
-    """A Stateful over an optimizer, keyed by the model's parameter names.
+    """Stateful over an optimizer, keyed by the model's parameter names.
 
     Args:
-        model: the plain module, not its parallel wrapper.
-        optimizer: holds parameters of that module and no others.
+        model: The plain module, not its parallel wrapper.
+        optimizer: Optimizer with only parameters of that module.
 
     Raises:
-        ConfigError: the optimizer holds a parameter that the model does not have.
+        ConfigError: The optimizer has a parameter that the model does not have.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -138,14 +133,14 @@ class NamedOptimizer:
         return self._optimizer
 
     def _name(self) -> None:
-        """Name the parameters that the optimizer holds now; groups may have come since.
+        """Name the optimizer's current parameters; groups may have been added.
 
         Raises:
-            ConfigError: it holds a parameter that the model does not have.
+            ConfigError: The optimizer has a parameter that the model does not have.
         """
         groups = self._optimizer.param_groups
         held = [parameter for group in groups for parameter in group["params"]]
-        # Asked at every save, so a model is gone through only for an optimizer that changed.
+        # Called at every save, so a model is searched only after its optimizer changed.
         if len(held) == len(self._parameters) and all(map(is_, held, self._parameters)):
             return
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
@@ -165,11 +160,11 @@ class NamedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers.
 
-        What an optimizer keeps of itself, under keys that are no parameters, stays as it is.
+        Optimizer state under keys that are no parameters stays unchanged.
 
         Raises:
-            ConfigError: the optimizer holds a parameter that the model does not have.
-            UnsavableState: it keeps something of itself under a parameter's name, or a number.
+            ConfigError: The optimizer has a parameter that the model does not have.
+            UnsavableState: The optimizer keeps own state under a parameter's name, or a number.
         """
         if self.is_asked_plainly():
             return self._asked()
@@ -194,7 +189,7 @@ class NamedOptimizer:
                 )
 
     def _key_of(self, key: Any) -> Any:
-        """Return the name of the parameter of a number, and any other key as it is."""
+        """Return the parameter name for a number, and any other key unchanged."""
         if type(key) is int:
             return self._names[key]
         if key in self._names:
@@ -207,14 +202,14 @@ class NamedOptimizer:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the parameters that the optimizer held when it was asked last, in order."""
+        """Names of the optimizer's parameters at the last request, in order."""
         return self._names
 
     def is_asked_plainly(self) -> bool:
-        """Say whether the optimizer gives its state as ``torch.optim`` does, of its parameters.
+        """Return whether the optimizer gives its state as ``torch.optim`` does, only of its parameters.
 
         Raises:
-            ConfigError: the optimizer holds a parameter that the model does not have.
+            ConfigError: The optimizer has a parameter that the model does not have.
         """
         self._name()
         return _is_plain(self._optimizer) and self._names_by_id.keys() >= set(
@@ -222,7 +217,7 @@ class NamedOptimizer:
         )
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return ``param_groups`` of an optimizer that is asked plainly, with names in them."""
+        """Return ``param_groups`` of a plain optimizer, with names in them."""
         names = self._names_by_id
         return [
             {
@@ -233,7 +228,7 @@ class NamedOptimizer:
         ]
 
     def _asked(self) -> dict[str, Any]:
-        """Return the state of an optimizer that is asked plainly, in less time."""
+        """Return the state of a plain optimizer, in less time."""
         names = self._names_by_id
         state = {
             names[id(parameter)]: _taken_apart(one)
@@ -244,25 +239,25 @@ class NamedOptimizer:
     def like(self, path: str) -> torch.Tensor | None:
         """Return the parameter whose layout the state at ``path`` has.
 
-        It may have none yet: before the first step there is no state to look at.
+        The state itself may not exist yet before the first step.
 
         Args:
-            path: inside the part, ``state/<parameter>/<name>``.
+            path: Path inside the part, ``state/<parameter>/<name>``.
         """
         if group_sizes(self._optimizer) != self._sizes:
             self._name()
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
-        # torch keeps the number of steps whole, whatever it keeps beside it.
+        # torch keeps the number of steps whole, for any layout of the other state.
         return self._held.get(name) if place == "state" and kind != "step" else None
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+        """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: the state is of another kind of optimizer, of other parameters, or of
+            ValueError: The state belongs to another kind of optimizer, to other parameters, or to
                 groups that this optimizer does not have.
-            ConfigError: the optimizer holds a parameter that the model does not have.
+            ConfigError: The optimizer has a parameter that the model does not have.
         """
         require_compatible_optimizer(self._optimizer, state_dict)
         self._name()
@@ -275,15 +270,15 @@ class NamedOptimizer:
         return matched_groups([group["params"] for group in own], saved, own)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each parameter the state saved under its name.
+        """Load the state of each parameter by its name.
 
         Raises:
-            ValueError: the saved names are not this optimizer's.
-            IncompatibleCheckpoint: it holds an object of a class that is not known here.
-            ConfigError: the optimizer holds a parameter that the model does not have.
+            ValueError: The saved names are not this optimizer's.
+            IncompatibleCheckpoint: The state has an object of an unknown class.
+            ConfigError: The optimizer has a parameter that the model does not have.
         """
         self._name()
-        # torch gives a parameter that a group holds twice the number of its last place.
+        # torch gives a parameter that is twice in a group the number of its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
         found = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
@@ -300,7 +295,7 @@ class NamedOptimizer:
             self._undo_casts(state)
 
     def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
-        """Take back what torch made of the state of parameters when it cast that to their dtype."""
+        """Undo torch's casts of parameter state to the dtype of the parameters."""
         is_own = not type(self._optimizer).__module__.startswith("torch.optim.")
         for number, parameter in enumerate(self._parameters):
             kept = self._optimizer.state.get(parameter)
@@ -311,9 +306,9 @@ class NamedOptimizer:
 
 
 def _moved(state: Any, live: Any, device: torch.device) -> Any:
-    """Return what an optimizer keeps of itself where it had it, or else beside its parameters.
+    """Return optimizer state on its previous device, or else on that of its parameters.
 
-    torch moves what is a parameter's alone. Numbers in tensors stay on the CPU, as its steps do.
+    torch moves only the state of parameters. Numbers in tensors stay on the CPU, as its steps do.
     """
     if isinstance(state, dict):
         held = live if isinstance(live, dict) else {}
@@ -354,7 +349,7 @@ def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
 
 
 def _taken_apart(state: Any) -> Any:
-    """Return the state of one parameter, or whatever is in its place, as it can be saved."""
+    """Return the state of one parameter, or the value in its place, in a savable form."""
     if not isinstance(state, dict):
         return flatten_objects(state)
     return {
@@ -371,7 +366,7 @@ def _put_together(state: Any) -> Any:
 
 
 def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer gives its state as torch's base class does, of parameters alone."""
+    """Return whether an optimizer uses torch's base ``state_dict``, with state of parameters only."""
     kind = type(optimizer)
     return (
         kind.state_dict is torch.optim.Optimizer.state_dict
@@ -382,19 +377,19 @@ def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return how many parameters each group of an optimizer has now."""
+    """Return the current number of parameters of each group of an optimizer."""
     return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> None:
-    """Raise unless every group that holds something has a name for it.
+    """Raise if a group has parameters without names.
 
     Args:
-        optimizer: its groups may have become more.
-        names: of the parameters of each group, as far as they are known.
+        optimizer: Optimizer whose groups may have grown.
+        names: Known names of the parameters of each group.
 
     Raises:
-        ConfigError: a group came later, where that cannot be trained.
+        ConfigError: A group was added later, which cannot be trained here.
     """
     for number, group in enumerate(optimizer.param_groups):
         if group["params"] and not names[number]:
@@ -406,15 +401,15 @@ def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence
 
 
 def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: bool = False) -> None:
-    """Raise unless what was saved is of one's own parameters.
+    """Raise if saved parameters are not the own parameters.
 
     Args:
-        saved: names of parameters.
-        own: names of parameters.
-        partial: whether some may lack, as before a first step.
+        saved: Names of saved parameters.
+        own: Names of own parameters.
+        partial: Whether some may be missing, as before a first step.
 
     Raises:
-        ValueError: they are not.
+        ValueError: The names differ.
     """
     differ = sorted(set(saved) - set(own) if partial else set(saved) ^ set(own))
     if differ:
@@ -489,17 +484,17 @@ _COUNT = "step"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterSlice:
-    """The elements of one parameter that this rank steps.
+    """Elements of one parameter that this rank steps.
 
     Attributes:
-        name: of the parameter in the model.
-        group: number of its parameter group.
-        shape: of the whole parameter.
-        start: the first element.
-        memory: the elements, a view of the parameter; may have none.
-        pieces: what the optimizer holds: consecutive views of ``memory``, at least one.
-        is_whole: one rank alone has all of it.
-        homes: for each kind of state, one number for each element; made when it is asked for.
+        name: Name of the parameter in the model.
+        group: Number of its parameter group.
+        shape: Shape of the whole parameter.
+        start: First element.
+        memory: The elements, a view of the parameter; may be empty.
+        pieces: The optimizer's tensors: consecutive views of ``memory``, at least one.
+        is_whole: Whether one rank alone has the whole parameter.
+        homes: One number per element for each kind of state; created on request.
     """
 
     name: str
@@ -512,13 +507,13 @@ class ParameterSlice:
     homes: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a part of the whole parameter's shape, of memory that is laid out as this."""
+        """Return a part in the whole parameter's shape, of memory that is laid out like ``memory``."""
         if self.is_whole:
             return memory.detach().view(self.shape)
         return FlatShard(self.shape, self.start, memory.detach())
 
     def cut(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Return the pieces of memory that is laid out as this."""
+        """Cut memory that is laid out like ``memory`` into the pieces."""
         return list(torch.split(memory, [one.numel() for one in self.pieces]))
 
     def home(self, kind: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -529,11 +524,11 @@ class ParameterSlice:
 
 
 class ShardedOptimizer:
-    """A Stateful over an optimizer of pieces.
+    """Stateful over an optimizer of pieces.
 
     Args:
-        optimizer: its groups hold the pieces of ``runs``.
-        runs: of all parameters that are trained, group by group.
+        optimizer: Optimizer whose groups contain the pieces of ``runs``.
+        runs: Slices of all trained parameters, group by group.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, runs: Sequence[ParameterSlice]) -> None:
@@ -545,9 +540,9 @@ class ShardedOptimizer:
         """Return ``state`` by name and ``param_groups`` with names in place of pieces.
 
         Raises:
-            UnsavableState: the optimizer keeps something that is neither one number for each
-                element of a parameter, nor one for all of them.
-            ConfigError: the optimizer got a group of parameters that are no pieces.
+            UnsavableState: The optimizer keeps a value that is neither one number per element of a
+                parameter, nor one value per parameter.
+            ConfigError: The optimizer got a group of parameters that are no pieces.
         """
         groups = [
             {**{name: one for name, one in group.items() if name != "params"}, "params": names}
@@ -561,10 +556,10 @@ class ShardedOptimizer:
         return {"state": state, "param_groups": groups}
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return what to fill with the state at ``path``, which may not be there yet.
+        """Return the tensor to fill with the state at ``path``, which may not exist yet.
 
         Args:
-            path: inside the part, ``state/<parameter>/<name>``.
+            path: Path inside the part, ``state/<parameter>/<name>``.
         """
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
@@ -574,12 +569,12 @@ class ShardedOptimizer:
         return run.part_of(run.home(kind))
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+        """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: the state is of another kind of optimizer, of other parameters, or of
+            ValueError: The state belongs to another kind of optimizer, to other parameters, or to
                 groups that this optimizer does not have.
-            ConfigError: the optimizer got a group that is not trained here.
+            ConfigError: The optimizer got a group that is not trained here.
         """
         require_compatible_optimizer(self.optimizer, state_dict)
         self._matched(state_dict)
@@ -594,11 +589,11 @@ class ShardedOptimizer:
         return matched_groups(names, saved, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each parameter the state saved under its name.
+        """Load the state of each parameter by its name.
 
         Raises:
-            ValueError: the saved names are not this optimizer's.
-            RuntimeError: a shape is not the parameter's.
+            ValueError: The saved names are not this optimizer's.
+            RuntimeError: A shape is not the parameter's.
         """
         groups = self._matched(state_dict)
         state = state_dict["state"]
@@ -651,7 +646,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def _take(self, run: ParameterSlice, kind: str, value: Any) -> None:
-        """Give the pieces of a run one kind of the state that was saved."""
+        """Load one kind of saved state into the pieces of a run."""
         if not torch.is_tensor(value) or kind == _COUNT or tuple(value.shape) != run.shape:
             for piece in run.pieces:
                 copied = value.clone() if torch.is_tensor(value) else value

@@ -1,11 +1,11 @@
-"""A model of which this rank holds a stage, as parts: whole by name, written where it lies.
+"""Pipeline model as parts: this rank's stages, under the names of the whole model.
 
-Each rank names every tensor of the whole model and holds those of its stages; of the others it
-says the shape and holds nothing. So a checkpoint of a pipeline is like any other: one process,
-DDP, FSDP and other pipelines load it, and it loads theirs. ``tests/process/test_pipelines.py``
-proves it.
+Each rank names every tensor of the whole model and has those of its stages. Of other tensors it has
+only the shape. A checkpoint of a pipeline is therefore layout-independent: one process, DDP, FSDP
+and other pipelines load it, and a pipeline loads theirs. ``tests/process/test_pipelines.py``
+verifies it.
 
-Parameters that are elsewhere are on the meta device.
+Parameters of other stages are on the meta device.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTensor:
-    """A tensor that another stage holds, without its numbers."""
+    """A tensor of another stage, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def remote_tensor(shape: Iterable[int], dtype: torch.dtype) -> FlatShard:
-    """Return a tensor of which this rank holds nothing."""
+    """Return a tensor of which this rank has no element."""
     return FlatShard(tuple(shape), 0, torch.empty(0, dtype=dtype))
 
 
 def _held(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
-    """Return what this rank writes of a tensor of its own stage.
+    """Return the part of a tensor of this rank's stage that this rank writes.
 
-    What a mesh knows of is written as it says. Of anything else all ranks of the stage have the
-    same, and one of them writes it.
+    A tensor of a mesh is written by its placements. Any other tensor is equal on all ranks of the
+    stage, and one of them writes it.
     """
     if type(tensor) not in PLAIN:
         return tensor.detach()
@@ -58,12 +58,12 @@ def _held(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
 
 
 class PipelineModel:
-    """A Stateful over a model of which some is elsewhere.
+    """Stateful over a model with stages on other ranks.
 
     Args:
-        model: the whole; what is elsewhere is on the meta device.
-        writes: whether this rank writes what all ranks of its stage have.
-        but: names of what they have and another stage writes.
+        model: Whole model; parameters of other stages are on the meta device.
+        writes: Whether this rank writes the tensors that are equal on all ranks of its stage.
+        but: Names of such tensors that another stage writes.
     """
 
     def __init__(self, model: nn.Module, *, writes: bool, but: Collection[str] = ()) -> None:
@@ -90,10 +90,10 @@ class PipelineModel:
         return _held(value, writes=self._writes and name not in self._but)
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return what has the layout of the tensor at ``path``; None: it is wanted whole.
+        """Return a tensor with the layout of the tensor at ``path``; None if it is read whole.
 
         Args:
-            path: inside the part, a name.
+            path: Path inside the part, a name.
         """
         live = {escape(name): one for name, one in self._model.state_dict(keep_vars=True).items()}
         value = live.get(path)
@@ -103,11 +103,11 @@ class PipelineModel:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back what this rank holds.
+        """Load this rank's tensors.
 
         Raises:
-            ValueError: the names are not the model's.
-            RuntimeError: a shape is not the model's.
+            ValueError: The names are not the model's.
+            RuntimeError: A shape is not the model's.
         """
         live = self._model.state_dict(keep_vars=True)
         require_same_names(state_dict, list(live))
@@ -126,20 +126,21 @@ class PipelineModel:
 
 
 class PipelineOptimizer:
-    """A Stateful over an optimizer of this rank's parameters, keyed by parameter name.
+    """Stateful over an optimizer of this rank's parameters, keyed by parameter name.
 
-    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An optimizer
-    that was made over all parameters is left with those that are here; its groups stay as many.
-    So is a group that comes later, by the next save.
+    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An
+    optimizer
+    over all parameters is reduced to the parameters of this rank; the number of its groups stays. A
+    group that is added later is reduced at the next save.
 
     Args:
-        model: the whole; what is elsewhere is on the meta device.
-        optimizer: over parameters of that.
-        writes: whether this rank writes what all ranks of its stage have.
-        exchange: shows a value to all stages, and returns what each shows. Collective.
+        model: Whole model; parameters of other stages are on the meta device.
+        optimizer: Optimizer of the model's parameters.
+        writes: Whether this rank writes the tensors that are equal on all ranks of its stage.
+        exchange: Function that sends a value to all stages and returns all values. Collective.
 
     Raises:
-        ConfigError: the optimizer holds a parameter that the model does not have.
+        ConfigError: The optimizer has a parameter that the model does not have.
     """
 
     def __init__(
@@ -160,10 +161,10 @@ class PipelineOptimizer:
         self._adopt()
 
     def _adopt(self) -> None:
-        """Name the groups that came since, and leave them with what is here.
+        """Name the groups that were added, and reduce them to the parameters of this rank.
 
         Raises:
-            ConfigError: they hold a parameter that the model does not have.
+            ConfigError: They have a parameter that the model does not have.
         """
         groups = self._optimizer.param_groups[len(self._groups) :]
         if not groups:
@@ -194,7 +195,7 @@ class PipelineOptimizer:
         return self._optimizer
 
     def steady(self) -> Iterator[torch.Tensor]:
-        """Yield what only a step changes."""
+        """Yield the memory that only a step changes."""
         self._adopt()
         for group in self._optimizer.param_groups:
             yield from group["params"]
@@ -205,7 +206,7 @@ class PipelineOptimizer:
         """Return ``state`` by name and ``param_groups`` with names. Collective.
 
         Raises:
-            ConfigError: the optimizer got a parameter that the model does not have.
+            ConfigError: The optimizer got a parameter that the model does not have.
         """
         self._adopt()
         plain = self._optimizer.state_dict()
@@ -230,10 +231,10 @@ class PipelineOptimizer:
         return {**plain, "state": state, "param_groups": groups}
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return what has the layout of the state at ``path``; None: it is wanted whole.
+        """Return a tensor with the layout of the state at ``path``; None if it is read whole.
 
         Args:
-            path: inside the part, ``state/<parameter>/<name>``.
+            path: Path inside the part, ``state/<parameter>/<name>``.
         """
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
@@ -243,12 +244,12 @@ class PipelineOptimizer:
         return None if type(one) in PLAIN else one.detach()
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
+        """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: the state is of another kind of optimizer, of other parameters, or of
+            ValueError: The state belongs to another kind of optimizer, to other parameters, or to
                 groups that this optimizer does not have.
-            ConfigError: the optimizer got a parameter that the model does not have.
+            ConfigError: The optimizer got a parameter that the model does not have.
         """
         require_compatible_optimizer(self._optimizer, state_dict)
         self._adopt()
@@ -263,11 +264,11 @@ class PipelineOptimizer:
         return matched_groups(self._groups, saved, self._optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each parameter that is here the state saved under its name.
+        """Load the state of each parameter of this rank by its name.
 
         Raises:
-            ValueError: the saved names are not the model's.
-            ConfigError: the optimizer got a parameter that the model does not have.
+            ValueError: The saved names are not the model's.
+            ConfigError: The optimizer got a parameter that the model does not have.
         """
         self._adopt()
         found = self._matched(state_dict["param_groups"])
@@ -291,7 +292,7 @@ def _absent(outline: RemoteTensor) -> FlatShard:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested dicts and lists with every tensor, or outline of one, changed."""
+    """Return nested dicts and lists with ``change`` applied to every tensor or outline."""
     if isinstance(value, torch.Tensor | RemoteTensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,18 +1,10 @@
-"""Save plan: which rank writes which region into which file.
+"""Save plan: assignment of regions to ranks and files, and their layout in the files.
 
-Which rank writes which region of the state that all ranks hold; pure arithmetic.
-
-What this rank writes of a part: a share of what is replicated, and the shards it holds.
-
-How many files a rank's share of a part becomes, and where it is cut: several when it is large.
-
-Several files are written and read at once, and what repairs a lost one costs a part of them all.
-The cuts fall between regions, so that the files say nothing about the tensors that one file would
-not say; only a region that is larger than any file should be is cut itself.
-
-Spell trees as the JSON that checkpoints hold, and what is known already not again.
-
-Which files a save becomes and where each tensor goes in them; planned once for saves alike.
+A large share of a rank becomes several files. Several files are written and read at once, and a
+lost file costs less to repair. Cuts fall between regions, so that the files describe the tensors as
+one file would; only a region larger than the maximum file size is cut itself. A plan is computed
+once and reused for saves of the same structure. Trees are encoded as JSON, and cached constants are
+not encoded again.
 """
 
 from __future__ import annotations
@@ -63,19 +55,18 @@ class TensorSpec:
 
 
 Partition = tuple[tuple[tuple[TensorSpec, Region], ...], ...]
-"""For each rank, the regions that it writes."""
+"""Regions that each rank writes, by rank."""
 
 
 def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
-    """Return who writes what: every element once, bytes split evenly over the ranks.
+    """Assign every element to one rank, with bytes split evenly over the ranks.
 
-    The tensors are laid end to end and the line is cut in ``ranks`` equal pieces. A tensor that a
-    cut runs through is split between two rows; a small one goes whole to the rank that holds
-    its middle.
+    The tensors are laid end to end and the line is cut into ``ranks`` equal pieces. A tensor at a
+    cut is split between two rows; a small tensor goes whole to the rank that has its middle.
 
     Args:
-        specs: the same on every rank, in the same order.
-        ranks: how many write.
+        specs: Tensors, the same on every rank, in the same order.
+        ranks: Number of writing ranks.
     """
     total = sum(spec.size_bytes for spec in specs)
     cuts = [total * rank / ranks for rank in range(ranks + 1)]
@@ -112,9 +103,9 @@ class WriteItem:
     """One region that this rank writes.
 
     Attributes:
-        spec: the global tensor.
-        region: which box of it.
-        data: the box's elements, any device, any strides.
+        spec: Global tensor.
+        region: Box of the tensor.
+        data: Elements of the box, on any device, with any strides.
     """
 
     spec: TensorSpec
@@ -133,29 +124,30 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[WriteItem]:
-    """Return what this rank writes, so that all ranks together write every element once.
+    """Return this rank's writes, so that all ranks together write every element once.
 
-    Tensors that the same ranks hold are split evenly over those ranks: plain tensors over all,
-    shards of a mesh with a replicated dimension over their replicas. A shard that no other rank
-    holds is written by its holder alone, where it lies.
+    Tensors on the same ranks are split evenly over those ranks: plain tensors over all ranks,
+    shards
+    of a mesh with a replicated dimension over their replicas. A shard that no other rank has is
+    written by its own rank, where it lies.
 
     Args:
-        tensors: by name; the same names on every rank, in the same order.
-        world: who this rank is.
+        tensors: Tensors by name; the same names on every rank, in the same order.
+        world: Identity of this rank.
     """
     everyone = tuple(range(world.size))
     groups: dict[tuple[int, ...], list[WriteItem]] = defaultdict(list)
     for name, tensor in tensors.items():
         spec = spec_of(name, tensor)
         if not spec.size_bytes:
-            # Nobody holds a part of it; it is there all the same.
+            # No rank has an element of it; the tensor exists all the same.
             nothing = torch.empty(spec.shape, dtype=tensor.dtype)
             groups[everyone].append(WriteItem(spec, whole(spec.shape), nothing))
             continue
         if type(tensor) in PLAIN:
             groups[everyone].append(WriteItem(spec, whole(spec.shape), tensor))
             continue
-        # Only sharded training pays for loading torch's part about it.
+        # Only sharded training pays for the import of torch's part about it.
         from resilient.state_dict.sharding import holders, local_shards
 
         for box in local_shards(tensor):
@@ -168,7 +160,7 @@ def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[Write
 
 
 def _split(pieces: list[WriteItem], ranks: int, rank: int) -> list[WriteItem]:
-    """Return one rank's share of pieces that ``ranks`` ranks hold."""
+    """Return one rank's share of pieces that ``ranks`` ranks have."""
     if ranks == 1:
         return pieces
     specs = [
@@ -179,9 +171,9 @@ def _split(pieces: list[WriteItem], ranks: int, rank: int) -> list[WriteItem]:
 
 
 def split_item(piece: WriteItem, count: int) -> list[WriteItem]:
-    """Return a piece cut between its rows in ``count`` pieces of nearly equal bytes.
+    """Cut a piece between its rows into ``count`` pieces of nearly equal bytes.
 
-    With fewer rows than that, or when it is small, there are fewer.
+    A small piece, or one with fewer rows, is cut into fewer.
     """
     return [one for number in range(count) for one in _split([piece], count, number)]
 
@@ -203,20 +195,20 @@ def box_of(data: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 FILE_BYTES_MAX = 256 << 20
-"""A file is larger only if a tensor has rows that are."""
+"""Target maximum size of a file; only a tensor with larger rows exceeds it."""
 FILE_BYTES_MIN = 16 << 20
-"""A share is not cut into files that are smaller: each costs the store its own requests."""
+"""Minimum size of a cut file, because each file costs the store its own requests."""
 FILES_MIN = 4
-"""A share that is large enough becomes at least so many files."""
+"""Minimum number of files of a large enough share."""
 
 
 def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
-    """Return a share as files: consecutive pieces, of bytes as equal as the pieces allow.
+    """Divide a share into files: consecutive pieces, of bytes as equal as the pieces allow.
 
-    The same shapes always give the same files, whatever is in the tensors.
+    The same shapes always give the same files, for any values of the tensors.
 
     Args:
-        share: what one rank writes of one part.
+        share: This rank's writes of one part.
     """
     pieces = [part for piece in share for part in _cut_if_huge(piece)]
     left_bytes = sum(piece.size_bytes for piece in pieces)
@@ -225,7 +217,7 @@ def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
     goal_bytes, filled_bytes = left_bytes / files, 0
     for piece in pieces:
         if bundles[-1] and filled_bytes + piece.size_bytes / 2 > goal_bytes:
-            # What is left is shared out anew, so a large piece moves all later cuts.
+            # The remaining bytes are divided again, so a large piece moves all later cuts.
             left_bytes -= filled_bytes
             goal_bytes, filled_bytes = left_bytes / max(files - len(bundles), 1), 0
             bundles.append([])
@@ -240,22 +232,22 @@ def _cut_if_huge(piece: WriteItem) -> list[WriteItem]:
 
 
 def _files_for(size_bytes: int, files_min: int) -> int:
-    """Return how many files hold so many bytes."""
+    """Return the number of files for a number of bytes."""
     most = -(-size_bytes // FILE_BYTES_MAX)
     return max(most, min(files_min, size_bytes // FILE_BYTES_MIN), 1)
 
 
-# A part of all parts, the state of an optimizer, and a parameter's.
+# Depth of a cached constant: all parts, an optimizer's state, a parameter's state.
 _CONSTANT_DEPTH = 3
 _EDGE = " " * INDENT
 _INTS = frozenset({int})
-# What two of are spelled alike if they are equal.
+# Types whose equal values have equal JSON.
 _EXACT = frozenset({type(None), bool, int, str})
 _WORDS = {None: "null", True: "true", False: "false"}
 
 
 DIGITS_MAX = 4300
-"""Python reads no longer integer from JSON, unless its limit was raised."""
+"""Python parses no longer integer from JSON, unless its limit was raised."""
 _INT_END = 10**DIGITS_MAX
 
 
@@ -317,7 +309,7 @@ def _document_of(tree: Any) -> str:
 
 
 def is_same_json(one: Any, other: Any) -> bool:
-    """Say whether two trees are the same JSON, in the same order."""
+    """Return whether two trees are the same JSON, in the same order."""
     kind = type(one)
     if one is other or kind is not type(other):
         return one is other
@@ -327,7 +319,7 @@ def is_same_json(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(is_same_json, one, other))
     if kind is dict:
         return [*one] == [*other] and all(map(is_same_json, one.values(), other.values()))
-    # A float's zeros are equal, too.
+    # Positive and negative zero are equal floats with different JSON.
     return repr(one) == repr(other) if kind is float else kind in _EXACT and bool(one == other)
 
 
@@ -336,7 +328,7 @@ def _text(tree: Any, depth: int) -> str:
         return tree.text
     if not _has_constants(tree, depth):
         return json.dumps(tree, allow_nan=False, default=_spelled)
-    # As json.dumps puts it together.
+    # Same format as json.dumps.
     inner = [
         f"{_quoted(key)}: {one.text if type(one) is CachedTree else _text(one, depth - 1)}"
         for key, one in tree.items()
@@ -345,14 +337,14 @@ def _text(tree: Any, depth: int) -> str:
 
 
 def _has_constants(tree: Any, depth: int) -> bool:
-    """Say whether there is something among the first levels of a tree whose text is known."""
+    """Return whether the first levels of a tree contain a constant with cached text."""
     if not depth or type(tree) is not dict:
         return isinstance(tree, CachedTree)
     return any(_has_constants(one, depth - 1) for one in tree.values())
 
 
 def _shown(value: Any) -> str:
-    """Return the value of a field as a document has it."""
+    """Return the value of a field as spelled in a document."""
     kind = type(value)
     if kind is str:
         return _quoted(value)
@@ -379,13 +371,13 @@ _Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PlannedFile:
-    """A file that has a layout and no bytes yet.
+    """A file with a layout and without bytes.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
-        layout: where everything of it goes.
-        entries: what the manifest says of its tensors, one region each.
-        sources: the elements of each entry's region; they share memory with training.
+        name: File name inside the checkpoint's folder.
+        layout: Layout of the file.
+        entries: Manifest entries of its tensors, one region each.
+        sources: Elements of each entry's region; they share memory with training.
     """
 
     name: str
@@ -394,7 +386,7 @@ class PlannedFile:
     sources: tuple[torch.Tensor, ...]
 
     def targets(self, buffer: memoryview) -> tuple[torch.Tensor, ...]:
-        """Return where the sources go in the file's memory."""
+        """Return the places of the sources in the file's memory."""
         return tuple(
             target_in(buffer, entry.regions[0].start, source)
             for entry, source in zip(self.entries, self.sources, strict=True)
@@ -412,10 +404,10 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """A Draft without its sources.
+    """A PlannedFile without its sources.
 
     Attributes:
-        boxes: which tensor each entry is of, and which box of it; None is all of it.
+        boxes: Tensor and box of each entry; None means the whole tensor.
     """
 
     name: str
@@ -425,7 +417,7 @@ class _Plan:
 
     @classmethod
     def like(cls, draft: PlannedFile) -> _Plan:
-        """Return how a file was laid out."""
+        """Return the plan of a planned file."""
         boxes = ((one, one.regions[0].region) for one in draft.entries)
         picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
         return cls(draft.name, draft.layout, draft.entries, tuple(picks))
@@ -434,7 +426,7 @@ class _Plan:
         """Return the plan with other values in the header, which may move all tensors alike.
 
         Args:
-            text: of the values of a part that a rank has for itself.
+            text: JSON of the values of a per-rank part.
         """
         slots = [
             TensorSlot(one.name.removeprefix(f"{one.part}/"), one.dtype, one.shape)
@@ -456,12 +448,11 @@ class _Plan:
 
 
 class SavePlanner:
-    """Remembers how a part was laid out, for the next save that is like it.
+    """Cache of a part's file layout, for the next save of the same structure.
 
-    What a part becomes depends on the names, types and shapes of its tensors alone, unless they
-    are spread over ranks, which are planned anew; the header of a part that each rank has for
-    itself has its other values in it besides.
-    No tensor is remembered here; of tensors that are known again the files are the same objects.
+    The files of a part depend only on the names, types and shapes of its tensors. Tensors that are
+    sharded over ranks are planned again at each save. The header of a per-rank part also contains
+    its other values. No tensor is cached here; for cached tensors the files are the same objects.
     """
 
     def __init__(self) -> None:
@@ -474,8 +465,8 @@ class SavePlanner:
         Crash: nothing was stored.
 
         Args:
-            snapshot: state of this rank.
-            world: who this rank is.
+            snapshot: State of this rank.
+            world: Identity of this rank.
         """
         drafts = []
         for part in snapshot.parts:
@@ -532,7 +523,7 @@ def _shares(part: FlattenedPart, world: World) -> list[PlannedFile]:
 
 
 def own_file(part: FlattenedPart, rank: int) -> str:
-    """Return the name of the file of a part that each rank has for itself."""
+    """Return the name of the file of a per-rank part."""
     return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
 
 
@@ -568,6 +559,6 @@ def _lay_out(
 
 
 def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
-    """Return the tensor's name as its own part knows it, with the region if it is only a piece."""
+    """Return the tensor's name inside its own part, with the region if it is only a piece."""
     path = spec.name.removeprefix(f"{part}/")
     return path if region.is_whole(spec.shape) else f"{path}@{region}"

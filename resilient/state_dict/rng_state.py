@@ -1,4 +1,4 @@
-"""Random state as a part: python, numpy, torch, and CUDA when it is there."""
+"""Random state as a part: python, numpy, torch, and CUDA if it is in use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put every generator back to the very state that was saved."""
+        """Restore the saved state of every generator."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])  # noqa: NPY002 - users draw from it
         torch.set_rng_state(state["cpu"])

@@ -1,8 +1,8 @@
-"""Check that a load takes what a save is about to store, once per structure of a part.
+"""Check that a load accepts the state of a save, once per structure of a part.
 
 The tree of a part is written as JSON, read again and compared with the live state. Then the part
-is asked as at a resume: an optimizer for its groups, a scheduler by a load into a copy, a module
-for its keys. No tensor is copied, and the live objects stay as they are.
+is tested as at a resume: an optimizer by its groups, a scheduler by a load into a copy, a module
+by its keys. No tensor is copied, and the live objects stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INDEX = re.compile(r"/\d{3,}(?=/|$)")
 
 
 class RoundTripCheck:
-    """Takes parts apart, and checks each new structure of a part against the loader."""
+    """Flattener of parts that checks each new structure of a part against the loader."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[tuple[str, type]]] = {}
@@ -163,7 +163,7 @@ def _require_taken(part: str, stateful: Any, state: Any) -> None:
 
 def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
     """Load a state into a copy of a scheduler of torch."""
-    # Nobody knows what the load of another class changes.
+    # The effects of another class's load are unknown.
     if not type(scheduler).load_state_dict.__module__.startswith("torch.optim."):
         return
     made = _copy_of(scheduler)

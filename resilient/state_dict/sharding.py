@@ -1,20 +1,12 @@
-"""Which regions of a sharded tensor are local; FlatShard; torch dtypes.
-
-Boxes of tensors together with the memory that holds them here.
-
-A tensor that is spread over ranks in runs of elements, cut anywhere, as ZeRO does it.
-
-Which boxes of a sharded tensor this rank holds, and which ranks hold the same ones.
+"""Local regions of sharded tensors, FlatShard, and torch dtypes by their safetensors names.
 
 Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the
-first mesh dimension to the last. ``Shard`` cuts what is left of an axis as ``torch.chunk`` does,
-so the last ranks may hold less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
-cuts it in ``split_factor`` pieces first and takes the same chunk of each, so what a rank holds of
-an axis may be several runs. ``tests/property/test_placement.py`` holds this against torch.
+first mesh dimension to the last. ``Shard`` cuts the rest of an axis as ``torch.chunk`` does,
+so the last ranks may have less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
+cuts it into ``split_factor`` pieces first and takes the same chunk of each. A rank may therefore
+have several runs of an axis. ``tests/property/test_placement.py`` compares this with torch.
 
-A :class:`FlatShard` is cut between any two elements, as ZeRO does, and held by one rank alone.
-
-The dtype names of safetensors and torch's.
+A :class:`FlatShard` is cut between any two elements, as in ZeRO, and one rank alone has it.
 """
 
 from __future__ import annotations
@@ -42,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalShard:
-    """A box of a global tensor and the memory that holds it here.
+    """A box of a global tensor and its local memory.
 
     Attributes:
-        region: where it lies in the global tensor.
-        data: the same elements, as a view of this rank's memory.
+        region: Box in the global tensor.
+        data: The same elements, as a view of this rank's memory.
     """
 
     region: Region
@@ -61,14 +53,14 @@ class LocalShard:
 
 
 def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[str, ReadTarget]]:
-    """Return by file where the bytes of a stored tensor go, if all lie in memory as in the files.
+    """Return the read targets by file, if memory and files have the same layout.
 
     Args:
-        entry: where its regions lie.
-        boxes: what is wanted of it, in host memory.
+        entry: Manifest entry with the places of the regions.
+        boxes: Wanted boxes, in host memory.
 
     Returns:
-        Nothing if some of it must be read elsewhere and copied.
+        Nothing if some bytes must be read elsewhere and copied.
     """
     found = []
     for box in boxes:
@@ -90,14 +82,13 @@ def _bytes_of(data: torch.Tensor) -> memoryview:
 
 
 class FlatShard(torch.Tensor):
-    """A global tensor of which this rank alone holds one run of elements, laid out row-major.
+    """A global tensor of which only this rank has one run of elements, laid out row-major.
 
-    It has the shape and dtype of the whole and can be saved, and filled when a checkpoint is
-    loaded; it cannot be computed with.
+    It has the shape and dtype of the whole. It can be saved and loaded, but not computed with.
 
     Attributes:
-        start: the run's first element in the whole tensor.
-        memory: the run, one-dimensional and dense; without elements this rank holds nothing.
+        start: First element of the run in the whole tensor.
+        memory: The run, one-dimensional and dense; empty if this rank has no element.
     """
 
     start: int
@@ -109,7 +100,7 @@ class FlatShard(torch.Tensor):
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents it so
         made = make(cls, torch.Size(shape), dtype=memory.dtype, device=memory.device)
         made.start = start
-        # By its address a tied parameter is known again, so nothing has an address of its own, too.
+        # A tied parameter is identified by its address, so an empty run needs its own address, too.
         made.memory = memory if memory.numel() else memory.new_empty(1)[:0]
         return made  # type: ignore[no-any-return]
 
@@ -117,7 +108,7 @@ class FlatShard(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it so, and types another one
         cls, func: Any, types: Any, args: Any, kwargs: Any = None
     ) -> Any:
-        """Detach, or make another of the same layout; everything else is refused."""
+        """Detach, or make a tensor of the same layout; every other operation is refused."""
         one, packet = args[0], func.overloadpacket
         if packet is torch.ops.aten.detach:
             made = cls(one.shape, one.start, one.memory)
@@ -135,19 +126,19 @@ class FlatShard(torch.Tensor):
 
 
 Runs = list[tuple[int, int]]
-"""Runs of indices on one axis, (first, how many), in the order in which a rank holds them."""
+"""Runs of indices on one axis, (first, count), in the order of a rank's memory."""
 
 
 def is_sharded(value: object) -> bool:
-    """Say whether a tensor is spread over ranks."""
+    """Return whether a tensor is sharded over ranks."""
     return isinstance(value, DTensor | FlatShard)
 
 
 def check_placements(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a tensor whose ranks hold summands of it.
+    """Reject a tensor with partial sums on its ranks.
 
     Raises:
-        UnsavableState: no rank holds its values.
+        UnsavableState: No rank has its values.
     """
     if isinstance(tensor, DTensor) and any(one.is_partial() for one in tensor.placements):
         raise UnsavableState(
@@ -158,17 +149,17 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
 
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that this rank holds, sharing its memory."""
+    """Return this rank's local tensor, which shares its memory."""
     if isinstance(tensor, FlatShard):
         return tensor.memory
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
-    """Return the boxes that this rank holds; none if it holds nothing.
+    """Return the boxes of this rank; none if it has no element.
 
     Raises:
-        UnsavableState: its memory is not what its placements say.
+        UnsavableState: Its memory does not match its placements.
     """
     if isinstance(tensor, FlatShard):
         return _flat_boxes(tensor)
@@ -225,14 +216,14 @@ def axis_runs(
     mesh_shape: Sequence[int],
     coordinate: Sequence[int],
 ) -> Runs:
-    """Return what the rank at ``coordinate`` of the mesh holds of one axis.
+    """Return the part of one axis that the rank at ``coordinate`` of the mesh has.
 
     Args:
-        size: global length of the axis.
-        axis: which one.
-        placements: one per dimension of the mesh.
-        mesh_shape: ranks per dimension of the mesh.
-        coordinate: of the rank, per dimension of the mesh.
+        size: Global length of the axis.
+        axis: Number of the axis.
+        placements: One per dimension of the mesh.
+        mesh_shape: Ranks per dimension of the mesh.
+        coordinate: Coordinate of the rank, per dimension of the mesh.
     """
     runs: Runs = [(0, size)] if size else []
     for placement, ranks, rank in zip(placements, mesh_shape, coordinate, strict=True):
@@ -243,7 +234,7 @@ def axis_runs(
 
 
 def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
-    """Cut ``runs`` in ``pieces``, each of them over ``ranks``, and join what ``rank`` gets."""
+    """Cut ``runs`` into ``pieces``, each of them over ``ranks``, and join the chunks of ``rank``."""
     length = sum(count for _, count in runs)
     taken: Runs = []
     for piece in range(pieces):
@@ -258,7 +249,7 @@ def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
 
 
 def _chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Return (first, last) of one chunk of ``torch.chunk``; those that are left over are empty."""
+    """Return (first, last) of one chunk of ``torch.chunk``; the last chunks may be empty."""
     step = -(-length // ranks)
     return min(step * rank, length), min(step * (rank + 1), length)
 
@@ -276,7 +267,7 @@ def _cut(runs: Runs, begin: int, end: int) -> Runs:
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the ranks that hold the same boxes as this one, ascending; this one is among them."""
+    """Return the ranks with the same boxes as this rank, ascending; this rank is among them."""
     if isinstance(tensor, FlatShard):
         return (dist.get_rank(),)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy

@@ -1,4 +1,4 @@
-"""Name the live state of a run without copying it."""
+"""Parts and snapshots: the named live state of a run, without a copy."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 
 class Stateful(Protocol):
-    """The two methods that everything persists through; modules and optimizers have them."""
+    """The two methods that all saved objects need; modules and optimizers have them."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as nested dicts, lists, tensors and plain values."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Take back what ``state_dict`` returned."""
+        """Load a result of ``state_dict``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One named thing that a checkpoint holds.
+    """One named object of a checkpoint.
 
     Attributes:
-        stateful: gives and takes the state.
-        scope: ``replicated`` when every rank holds the same value, which is then written once,
-            split over the ranks; ``rank`` when each rank has its own.
-        document: name of a JSON file of its own for people to read; such a part holds no
-            tensors. Empty puts the part into ``state.json``.
-        optional: a checkpoint without it can be resumed from; any other part must be there.
-        rows: field of its document that ``load_state_dict`` is given as
-            :class:`~resilient.format.state_json.JsonRows` if there is a list; ``state_dict`` may have them.
+        stateful: Object that gives and takes the state.
+        scope: ``replicated`` if every rank has the same value, which is then written once, split
+            over the ranks; ``rank`` if each rank has its own value.
+        document: Name of the part's own JSON file for people to read; such a part has no tensors.
+            Empty puts the part into ``state.json``.
+        optional: Whether a checkpoint without the part can be resumed; any other part is required.
+        rows: Field of the document whose list ``load_state_dict`` gets as
+            :class:`~resilient.format.state_json.JsonRows`; ``state_dict`` may return it too.
     """
 
     stateful: Stateful
@@ -51,7 +51,7 @@ class Part:
 
 
 class TakesApart(Protocol):
-    """Takes the state of a part apart in a way of its own."""
+    """Custom conversion of a part's state."""
 
     def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state as a tree, and the tensors in it."""
@@ -59,7 +59,7 @@ class TakesApart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlattenedPart:
-    """One part's state, taken apart; the tensors share memory with training."""
+    """Flattened state of one part; the tensors share memory with training."""
 
     name: str
     scope: Literal["replicated", "rank"]
@@ -79,20 +79,21 @@ class Snapshot:
 def capture(
     step: int, parts: Mapping[str, Part], rank: int, taker: TakesApart | None = None
 ) -> Snapshot:
-    """Take the state of every part apart, without copying a tensor.
+    """Flatten the state of every part, without copying a tensor.
 
     Crash: nothing was stored.
 
     Args:
-        step: the step that the state belongs to.
-        parts: by name; names are file names without an ending.
-        rank: who this is; a part of scope ``rank`` gets its number in the name.
-        taker: Takes the parts apart, for example
-            :class:`~resilient.state_dict.capture_cache.CaptureCache`, which knows the captures before.
+        step: Step of the state.
+        parts: Parts by name; names are file names without an ending.
+        rank: This rank; its number becomes part of the name of a per-rank part.
+        taker: Conversion of the parts, for example
+            :class:`~resilient.state_dict.capture_cache.CaptureCache`, which reuses earlier
+            captures.
 
     Raises:
-        UnsavableState: a value that only pickle could save, or a tensor in a document.
-        ConfigError: a part's name cannot be a file's name, or two parts share a name or file.
+        UnsavableState: A value needs pickle, or a document has a tensor.
+        ConfigError: A part's name is no valid file name, or two parts share a name or file.
     """
     _require_apart(parts)
     take_apart = _take_apart if taker is None else taker.take_apart
@@ -152,7 +153,7 @@ def _take_apart(part: str, stateful: Any) -> tuple[Any, Tensors]:
 
 
 def _refuse_shards(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise if a tensor of a part that each rank has for itself is spread over ranks."""
+    """Raise if a tensor of a per-rank part is sharded over ranks."""
     for name, tensor in tensors.items():
         if type(tensor) not in PLAIN:
             raise UnsavableState(

@@ -1,12 +1,7 @@
-"""Copy a snapshot into host buffers; buffer pool; deferred copies.
+"""Staging of a snapshot into host buffers: buffer pool, copies at once and deferred copies.
 
-Which memory training leaves alone between two optimizer steps.
-
-Copy a snapshot into host memory that training cannot touch.
-
-Which tensors of a file are copied at once, and which can wait; kept for files known again.
-
-What outlives a save: host buffers, for fresh pages cost several times the copy, and plans.
+Tensors that only an optimizer step changes can be copied later, beside training. Buffers and plans
+outlive a save, because fresh pages cost several times the copy.
 """
 
 from __future__ import annotations
@@ -46,8 +41,9 @@ if TYPE_CHECKING:
     from resilient.state_dict.planner import PlannedFile
     from resilient.state_dict.snapshot import FlattenedPart, Part, Snapshot
 
-# Below this, to copy takes less time than to keep books of what is not copied yet; and some models
-# clamp a small parameter of theirs in a forward pass.
+# A smaller tensor is copied faster than it is tracked. Some models also clamp a small parameter in
+# a
+# forward pass.
 _LATER_BYTES_MIN = 64 << 10
 _KINDS = frozenset(PLAIN)
 _DICTS = frozenset({dict})
@@ -57,20 +53,18 @@ _values_of = methodcaller("values")
 def stable_storages(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that only an optimizer's step changes.
 
-    These are the parameters that an optimizer among the parts holds, and its state. A forward
-    pass may change everything else: buffers such as BatchNorm's, random state, parameters that
-    no optimizer of this save holds. A part may say itself what it holds, by a method ``steady()``
-    that yields tensors.
+    These are the parameters of the optimizers among the parts, and the optimizers' state. A forward
+    pass may change everything else: buffers such as BatchNorm's, random state, parameters of no
+    saved optimizer. A part can have a method ``steady()`` that yields its stable tensors.
     """
     return _addresses(one for part in parts.values() for one in _steady(part.stateful))
 
 
 def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
-    """Return the addresses of storages that hold the state of torch's optimizers, and nothing else.
+    """Return the addresses of storages that contain only state of torch's optimizers.
 
-    No model's forward pass knows them. Parameters may be among what is steady, and a model that
-    keeps a number of its own within bounds changes it all the same; what an optimizer keeps may
-    be the memory of a parameter.
+    No model's forward pass knows them. In contrast, a model may clamp one of its own parameters.
+    Optimizer state that is the memory of a parameter is left out.
     """
     found = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
     kept = _addresses(one for optimizer in found for one in _kept(optimizer))
@@ -78,9 +72,9 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
 
 
 class StableStorageCache:
-    """Knows what is steady as long as optimizers keep the memory that they had.
+    """Cache of the stable storages while optimizers keep their memory.
 
-    To go through all that they keep takes as long, at each step, as to copy a part of it.
+    A search through all optimizer state at each step takes as long as copying a part of it.
     """
 
     def __init__(self) -> None:
@@ -91,17 +85,17 @@ class StableStorageCache:
     def of(
         self, parts: Mapping[str, Part], snapshot: Snapshot
     ) -> tuple[frozenset[int], frozenset[int]]:
-        """Return what :func:`steady_memory` and :func:`state_memory` do.
+        """Return the results of :func:`stable_storages` and :func:`state_memory`.
 
         Args:
-            parts: by name.
-            snapshot: of these parts, just now.
+            parts: Parts by name.
+            snapshot: Current snapshot of these parts.
         """
         pairs = [*zip(parts.values(), (one.tensors for one in snapshot.parts), strict=True)]
         layout = [_layout_of(part.stateful, tensors) for part, tensors in pairs]
         if None in layout or layout != self._layout:
             self._found = stable_storages(parts), state_memory(parts)
-            # An object is known by its number only while it lives.
+            # An object's id identifies the object only while it lives.
             self._layout, self._alive = layout, [tensors for _, tensors in pairs]
         return self._found
 
@@ -109,12 +103,12 @@ class StableStorageCache:
 def is_deferrable(
     source: torch.Tensor, steady: Collection[int], small: Collection[int] = frozenset()
 ) -> bool:
-    """Say whether a tensor is better copied beside training.
+    """Return whether a tensor is better copied beside training.
 
     Args:
-        source: to copy.
-        steady: addresses of storages that nobody changes for a while.
-        small: addresses of those that wait however small a tensor in them is.
+        source: Tensor to copy.
+        steady: Addresses of storages that do not change for a while.
+        small: Addresses of storages whose tensors wait at any size.
     """
     address = address_of(source)
     return address in steady and (source.nbytes >= _LATER_BYTES_MIN or address in small)
@@ -123,7 +117,8 @@ def is_deferrable(
 def _addresses(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     held = [*tensors]
     if _KINDS.issuperset(map(type, held)) and not any(map(torch.Tensor.storage_offset, held)):
-        # Each begins where its storage does; to ask a tensor for its storage takes longer.
+        # Each tensor begins at the start of its storage; asking a tensor for its storage takes
+        # longer.
         return frozenset(map(torch.Tensor.data_ptr, held))
     return frozenset(map(address_of, held))
 
@@ -136,17 +131,17 @@ def _steady(stateful: Any) -> Iterable[torch.Tensor]:
 
 
 def _says_itself(stateful: Any) -> bool:
-    # What somebody's module or optimizer has by that name is something else.
+    # A method of that name on a user's module or optimizer has another meaning.
     is_torchs = isinstance(stateful, torch.nn.Module | torch.optim.Optimizer)
     return not is_torchs and callable(getattr(type(stateful), "steady", None))
 
 
 def _layout_of(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...] | None:
-    """Return where the memory of an optimizer lies; None if that is not known so.
+    """Return the memory layout of an optimizer; None if unknown.
 
     Args:
-        stateful: any.
-        tensors: what it said just now.
+        stateful: Any stateful.
+        tensors: Tensors of its current state.
     """
     if _says_itself(stateful):
         return None
@@ -165,10 +160,10 @@ def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of the storage that a tensor lies in on this rank; 0 is nowhere."""
+    """Return the address of the storage of a tensor on this rank; 0 if it has none."""
     if type(tensor) in PLAIN:
         return tensor.untyped_storage().data_ptr()
-    # Only sharded training pays for loading torch's part about it.
+    # Only sharded training pays for the import of torch's part about it.
     from resilient.state_dict.sharding import is_sharded, local_memory
 
     return local_memory(tensor).untyped_storage().data_ptr() if is_sharded(tensor) else 0
@@ -184,7 +179,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _kept(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     states = [*optimizer.state.values()]
-    # Mostly a dict for each parameter; torch takes and restores anything else as well.
+    # Mostly one dict per parameter; torch saves and restores other values as well.
     dicts = states if _DICTS.issuperset(map(type, states)) else [*map(_dict_of, states)]
     values = [*chain.from_iterable(map(_values_of, dicts))]
     if _KINDS.issuperset(map(type, values)):
@@ -198,14 +193,14 @@ def _dict_of(state: Any) -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StagedSnapshot:
-    """One rank's files in host memory, and the parts whose documents are among them.
+    """One rank's files in host memory, and the parts of their documents.
 
     Attributes:
-        files: whole once ``rest`` is made.
-        parts: the parts whose documents are among them.
-        rest: what is not copied yet.
-        streamed: files for which there is no room: the live state must not change until they
-            are persisted.
+        files: Files, complete after ``rest`` is made.
+        parts: Parts whose documents are among the files.
+        rest: Copies that are not made yet.
+        streamed: Files without room in memory: the live state must not change until they are
+            persisted.
     """
 
     files: tuple[StagedFile, ...]
@@ -228,24 +223,25 @@ def stage(
 ) -> StagedSnapshot:
     """Copy this rank's share of a snapshot into host memory.
 
-    After this returns the live state may change, but for what is ``steady``: that may change
-    once ``rest`` of the result is made. At most one Staged of an arena is in use.
+    After this returns the live state may change, except for storages in ``steady``. These may
+    change
+    after ``rest`` of the result is made. At most one StagedSnapshot of an arena is in use.
 
-    Where the arena has no room nothing is copied: the files are to be streamed.
+    If the arena has no room, nothing is copied: the files are streamed.
 
-    Collective: every rank, same step; the ranks do not talk.
+    Collective: every rank, same step; the ranks do not communicate.
     Crash: nothing was stored; the checkpoint does not exist.
 
     Args:
-        snapshot: state of this rank; tensors on any device, any strides.
-        world: who this rank is; a replicated part is split evenly over its size.
-        arena: the buffers to use; it knows the layout of what was staged there before.
-        steady: addresses of storages that nobody changes until ``rest`` is made.
-        small: of those of them that are left to ``rest`` however small a tensor in them is.
+        snapshot: State of this rank; tensors on any device, with any strides.
+        world: Identity of this rank; a replicated part is split evenly over its size.
+        arena: Buffers to use, with the layouts of earlier stagings.
+        steady: Addresses of storages that do not change until ``rest`` is made.
+        small: Addresses in ``steady`` whose tensors are left to ``rest`` at any size.
 
     Returns:
-        One safetensors file per part with tensors to write, several of a large one, and on the
-        coordinator the documents.
+        One safetensors file per part with tensors to write, several files of a large part, and on
+        the coordinator the documents.
     """
     files = arena.drafts.of(snapshot, world)
     documents, parts = _said(snapshot, world)
@@ -279,8 +275,8 @@ def draft(snapshot: Snapshot, world: World) -> list[PlannedFile]:
 
 
 def _begin(copies: list[TensorCopy], file: str, arena: StagingBuffers) -> PendingCopy:
-    """Have a device begin with its copies into a file."""
-    # Only a process with a GPU pays for this.
+    """Start the copies of a device into a file."""
+    # Only a process with a GPU pays for this import.
     from resilient.state_dict.host_copy import DeviceCopies
 
     arena.lock(file)
@@ -288,7 +284,7 @@ def _begin(copies: list[TensorCopy], file: str, arena: StagingBuffers) -> Pendin
 
 
 def _said(snapshot: Snapshot, world: World) -> tuple[list[StagedFile], tuple[PartEntry, ...]]:
-    """Return the documents that this rank writes, and the parts that they are of."""
+    """Return the documents that this rank writes, and their parts."""
     replicated = [part for part in snapshot.parts if part.scope == "replicated"]
     entries = [
         PartEntry(part.name, "rank", own_file(part, world.rank))
@@ -307,11 +303,11 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
     """Return whole tensors as one safetensors file in memory.
 
     Args:
-        tensors: by name; any device, any strides.
-        metadata: strings for the file's header.
+        tensors: Tensors by name, on any device, with any strides.
+        metadata: Strings for the file's header.
 
     Raises:
-        UnsavableState: a tensor has a dtype that safetensors cannot hold.
+        UnsavableState: safetensors does not support the dtype of a tensor.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -331,7 +327,7 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
 
 
 def _documents(parts: Sequence[FlattenedPart]) -> list[StagedFile]:
-    """Return ``state.json`` and the documents that parts have of their own."""
+    """Return ``state.json`` and the parts' own documents."""
     shared = {part.name: part.tree for part in parts if not part.document}
     own = [
         StagedFile(part.document, document_to_json(part.tree).encode())
@@ -349,12 +345,12 @@ class CopySchedule:
     """The copies that fill one file.
 
     Attributes:
-        steady: addresses of the storages that can wait.
-        small: of those of them that can wait however small a tensor in them is.
-        waiting: copies within host memory that can wait, some together.
-        on_device: copies from a device that can wait.
-        sources: what cannot wait.
-        targets: where each of these goes.
+        steady: Addresses of the storages that can wait.
+        small: Addresses in ``steady`` whose tensors can wait at any size.
+        waiting: Copies within host memory that can wait, small ones in batches.
+        on_device: Copies from a device that can wait.
+        sources: Tensors that cannot wait.
+        targets: Target of each source.
     """
 
     steady: Collection[int]
@@ -372,7 +368,7 @@ class CopySchedule:
         steady: Collection[int],
         small: Collection[int],
     ) -> CopySchedule:
-        """Return the copies of a file, those that wait for what is ``steady``."""
+        """Return the copies of a file; copies from ``steady`` storages wait."""
         waiting: list[TensorCopy] = []
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
@@ -390,7 +386,7 @@ class CopySchedule:
 
 
 def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
-    """Yield copies, small ones together, so that books are kept of few and two threads share."""
+    """Yield copies in batches of small ones, which are cheaper to track and to share."""
     some: list[TensorCopy] = []
     size_bytes = 0
     for one in copies:
@@ -404,7 +400,7 @@ def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
 
 
 class CopyScheduleCache:
-    """Remembers how the files that are there were split, as long as somebody else knows them."""
+    """Cache of the copy schedules of planned files, as long as the files are referenced elsewhere."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[PlannedFile, CopySchedule] = WeakKeyDictionary()
@@ -416,13 +412,13 @@ class CopyScheduleCache:
         steady: Collection[int],
         small: Collection[int] = frozenset(),
     ) -> CopySchedule:
-        """Return the copies of a file; none of those made before is under way.
+        """Return the copies of a file; no earlier copies of it are in progress.
 
         Args:
-            file: what is staged.
-            into: where its sources go; the same memory until ``forget`` is called.
-            steady: addresses of storages that nobody changes for a while.
-            small: of those of them that wait however small a tensor in them is.
+            file: File to stage.
+            into: Targets of its sources; the same memory until ``forget`` is called.
+            steady: Addresses of storages that do not change for a while.
+            small: Addresses in ``steady`` whose tensors wait at any size.
         """
         known = self._known.get(file)
         if known is None or (known.steady, known.small) != (steady, small):
@@ -433,35 +429,35 @@ class CopyScheduleCache:
         return known
 
     def forget(self, name: str) -> None:
-        """Keep nothing that points into the memory of a file of this name."""
+        """Drop everything that points into the memory of a file of this name."""
         for file in [one for one in self._known if one.name == name]:
             del self._known[file]
 
 
 def has_idle_core(ranks: int, cores: float) -> bool:
-    """Say whether something can be copied while training goes on that takes no core from it.
+    """Return whether copies can run beside training without taking a core from it.
 
     Args:
-        ranks: of this host, that compute with as many threads as this one.
-        cores: that they may use.
+        ranks: Number of ranks of this host that compute with as many threads as this one.
+        cores: Number of cores that they may use.
     """
-    # Work on a device leaves the host's cores alone, and a device copies by itself.
+    # Work on a device leaves the host's cores free, and a device copies by itself.
     has_device = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     return has_device or ranks * torch.get_num_threads() < cores
 
 
 class StagingBuffers:
-    """Host buffers by the name of the file that is staged there.
+    """Host buffers by the name of the staged file.
 
     Args:
-        allocate: gives at least so many bytes for a file of this name, the same as last time
-            where it can; private memory by default.
-        streams: says whether there is no room for files of these names and lengths; never, by
-            default.
+        allocate: Function that returns at least the requested bytes for a file of this name, the
+            same memory as last time if possible; private memory by default.
+        streams: Predicate of files' names and lengths: true if there is no room for them; by
+            default always false.
 
     Attributes:
-        drafts: how the files that are staged here were laid out last.
-        splits: how they were split into what waits and what does not.
+        drafts: Last layouts of the staged files.
+        splits: Last copy schedules of the staged files.
     """
 
     def __init__(
@@ -478,10 +474,10 @@ class StagingBuffers:
         self.splits = CopyScheduleCache()
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether files of these names and lengths can be staged; let go of all others.
+        """Return whether files of these names and lengths can be staged; release all other buffers.
 
         Raises:
-            ConfigError: there is not even room to stream them.
+            ConfigError: There is not even room to stream them.
         """
         streams = self._streams(sizes)
         for name in [one for one in self._buffers if streams or one not in sizes]:
@@ -499,11 +495,11 @@ class StagingBuffers:
         return given[:size_bytes]
 
     def targets(self, file: PlannedFile, buffer: memoryview) -> tuple[torch.Tensor, ...]:
-        """Return where the sources of a file go in its memory, and write its header there.
+        """Return the targets of a file's sources in its memory, and write its header there.
 
         Args:
-            file: what is staged.
-            buffer: what ``buffer`` gave for it.
+            file: File to stage.
+            buffer: Memory from ``buffer`` for the file.
         """
         buffer[: len(file.layout.head)] = file.layout.head
         layout, targets = self._targets.get(file.name, (None, ()))
@@ -513,7 +509,7 @@ class StagingBuffers:
         return targets
 
     def warm(self, sizes: Mapping[str, int]) -> None:
-        """Get the memory for files of these names and lengths, and touch every page of it."""
+        """Allocate the memory for files of these names and lengths, and touch every page of it."""
         if not self.has_room(sizes):
             return
         for name, size_bytes in sizes.items():
@@ -522,21 +518,21 @@ class StagingBuffers:
                 prefault(self._buffers[name])
 
     def lock(self, name: str) -> None:
-        """Lock a file's memory for copies by a CUDA device; it stays locked while it is here."""
-        # Only a process with a GPU pays for this.
+        """Lock a file's memory for copies by a CUDA device; it stays locked until released."""
+        # Only a process with a GPU pays for this import.
         from resilient.state_dict.host_copy import lock_pages
 
         if name not in self._locked:
             self._locked[name] = lock_pages(self._buffers[name])
 
     def close(self) -> None:
-        """Let go of all memory; nothing is in use."""
+        """Release all memory, which must not be in use."""
         for name in list(self._buffers):
             self._forget(name)
         self._buffers.clear()
 
     def _forget(self, name: str) -> None:
-        """Keep nothing that points into the memory of a file."""
+        """Drop everything that points into the memory of a file."""
         self._targets.pop(name, None)
         self.splits.forget(name)
         self._unlock(name)

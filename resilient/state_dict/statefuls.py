@@ -1,11 +1,8 @@
-"""User objects -> parts.
+"""Conversion of user objects to parts: modules, optimizers, other statefuls, plain values.
 
-What a user names becomes parts: modules, optimizers, whatever has state, plain values.
-
-Wrappers are looked through, so what DDP or ``torch.compile`` wrapped is saved under the names
-that the model itself has, and optimizer state under the names of its parameters.
-
-Plain numbers of measured values.
+Wrappers are looked through: a model inside DDP or ``torch.compile`` is saved under its own names,
+and optimizer state under the names of its parameters. Metrics and log entries are converted to
+plain numbers.
 """
 
 from __future__ import annotations
@@ -30,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 RNG = "rng_state"
-# How a rank's own part is called in a checkpoint, see resilient.format.keys.rank_part.
+# Suffix of a rank's own part in a checkpoint, see resilient.format.keys.rank_part.
 _WITHOUT_RANK = re.compile(r"_\d+$")
 
 
 @dataclass(slots=True)
 class PlainValue:
-    """A plain value as a Stateful; dicts and lists are given back in place.
+    """A plain value as a Stateful; dicts and lists are restored in place.
 
     Attributes:
-        value: what :func:`resilient.state_dict.flatten.flatten` takes.
+        value: Value of a type that :func:`resilient.state_dict.flatten.flatten` accepts.
     """
 
     value: Any
@@ -49,10 +46,10 @@ class PlainValue:
         return {"value": self.value}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the value, so that whoever holds the dict or list sees it.
+        """Restore the value, a dict or list in place, so that all references see it.
 
         Raises:
-            ValueError: it was of another kind.
+            ValueError: The saved value is of another kind.
         """
         saved, value = state_dict["value"], self.value
         if isinstance(value, dict | list) and type(saved) is not type(value):
@@ -77,13 +74,13 @@ class Generator:
         return {"state": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Put it back to the very state."""
+        """Restore the saved state."""
         self.generator.set_state(state_dict["state"])
 
 
 @dataclass(frozen=True, slots=True)
 class RankLocalBuffers:
-    """The buffers of a replica that nothing keeps equal to those of the other ranks."""
+    """Buffers of a replica that may differ from those of other ranks."""
 
     model: nn.Module
 
@@ -92,7 +89,7 @@ class RankLocalBuffers:
         return dict(_buffers(self.model))
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take back those that the model still has."""
+        """Load the buffers that the model still has."""
         for name, buffer in _buffers(self.model):
             if name in state_dict:
                 buffer.copy_(state_dict[name])
@@ -122,10 +119,10 @@ class TrackedObjects:
     """Everything that one loop saves, as parts.
 
     Attributes:
-        parts: by name, in the order in which they are loaded.
-        values: the plain ones among them.
-        strategy: how the models are parallel, in the words of a manifest.
-        replicas: DDP models, whose buffers are those of their rank 0.
+        parts: Parts by name, in the order of loading.
+        values: Plain values among the parts.
+        strategy: Parallelism of the models, as named in a manifest.
+        replicas: DDP models, whose saved buffers are those of their rank 0.
     """
 
     parts: dict[str, Part]
@@ -141,8 +138,9 @@ class TrackedObjects:
     def align(self) -> None:
         """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
 
-        Running statistics differ between replicas after a step; without this a checkpoint could
-        hold one of another rank.
+        Running statistics differ between replicas after a step. Without this call a checkpoint
+        could
+        contain those of another rank.
         """
         for replica in self.replicas:
             group = replica.process_group
@@ -150,7 +148,7 @@ class TrackedObjects:
                 dist.broadcast(buffer, group=group, group_src=0)
 
     def left_out(self, held: Iterable[str]) -> tuple[str, ...]:
-        """Return what a checkpoint holds, as it is called there, and is of nothing here."""
+        """Return the saved names in a checkpoint that match none of these parts."""
         own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
         own |= {f"{name}_buffers" for name in self.parts}
         left = (one for one in held if one not in self.parts)
@@ -158,17 +156,17 @@ class TrackedObjects:
 
 
 def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
-    """Return parts for everything that a user named.
+    """Convert the objects that a user named to parts.
 
     Args:
-        things: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``,
-            ``torch.Generator``, plain values, or parts, of plain values too.
-        ranks: how many train together.
-        rng: whether the global random state is a part, too.
+        things: Modules, optimizers, objects with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, plain values, or parts, also of plain values.
+        ranks: Number of ranks that train together.
+        rng: Whether the global random state is a part, too.
 
     Raises:
-        ConfigError: a thing has no state that we know of, an optimizer's model is missing, a
-            name is taken, or the ranks train each by itself.
+        ConfigError: An object has no known state, an optimizer's model is missing, a name is
+            taken, or the ranks train independently.
     """
     _require_together(things, ranks)
     inside = {name: unwrap(one) for name, one in things.items()}
@@ -183,7 +181,7 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
     if rng:
         if RNG in parts:
             raise ConfigError(f"`{RNG}` is the name of the random state: choose another name")
-        # Last, so that nothing that is loaded can draw from the restored streams.
+        # Last, so that no load draws from the restored generators.
         parts[RNG] = Part(RandomState(), "rank")
     values = {n: one.stateful for n, one in parts.items() if isinstance(one.stateful, PlainValue)}
     replicas = tuple(one for one in map(_replica, models.values()) if one and ranks > 1)
@@ -191,10 +189,10 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
 
 
 def _require_together(things: Mapping[str, Any], ranks: int) -> None:
-    """Raise if several ranks would save as one model what each of them trains for itself.
+    """Raise if several ranks would save independently trained models as one model.
 
-    A replicated thing is written once, split over the ranks: of models that differ that makes one
-    that nobody ever had.
+    A replicated object is written once, split over the ranks. Different models would be mixed into
+    a model that never existed.
     """
     if ranks == 1 or dist.is_initialized():
         return
@@ -209,12 +207,12 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
 
 
 def unwrap(thing: Any) -> Any:
-    """Return what a Part was made of; anything else is that itself."""
+    """Return the object that a Part was made of; any other object itself."""
     return thing.stateful if isinstance(thing, Part) else thing
 
 
 def _is_looked_through(thing: Any) -> bool:
-    """Say whether something else than a thing's own ``state_dict`` is saved."""
+    """Return whether something other than the object's own ``state_dict`` is saved."""
     return isinstance(thing, nn.Module | Optimizer) or _is_a(thing, "DeepSpeedOptimizer")
 
 
@@ -248,7 +246,7 @@ def _stateful(name: str, thing: Any) -> Part:
 
 
 def _can_be_inside(thing: Any) -> bool:
-    """Say whether a dict could hold it: a tensor, an array, a tuple, bytes."""
+    """Return whether a dict could contain it: a tensor, an array, a tuple, bytes."""
     try:
         flatten("value", thing)
     except UnsavableState:
@@ -258,7 +256,7 @@ def _can_be_inside(thing: Any) -> bool:
 
 def _model(name: str, model: nn.Module) -> Part:
     if _is_engine(model):
-        # Only training with DeepSpeed pays for it.
+        # Only training with DeepSpeed pays for this import.
         from resilient.state_dict.deepspeed import ZeroModel
 
         return Part(ZeroModel(model))
@@ -268,7 +266,7 @@ def _model(name: str, model: nn.Module) -> Part:
             hint=f"give what deepspeed.initialize returned first: {name}=engine",
         )
     if _is_flat(model):
-        # Only FSDP1 pays for loading torch's part about it.
+        # Only FSDP1 pays for the import of torch's part about it.
         from resilient.state_dict.fsdp1 import Fsdp1Model
 
         return Part(Fsdp1Model(model))
@@ -299,7 +297,7 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     owners = {n: m for n, m in models.items() if held & {id(one) for one in m.parameters()}}
     if not held and len(models) == 1:
-        # Groups without parameters alone: parameters may come later.
+        # Only groups without parameters: parameters may be added later.
         owners = dict(models)
     if not owners:
         raise ConfigError(
@@ -322,12 +320,12 @@ def _is_engine(model: nn.Module) -> bool:
 
 
 def _is_a(thing: object, name: str) -> bool:
-    """Say whether a thing is of a class that is not to be loaded for the question."""
+    """Return whether an object is of a class, without importing the class."""
     return name in {one.__name__ for one in type(thing).__mro__}
 
 
 def _is_flat(model: nn.Module) -> bool:
-    """Say whether FSDP1 holds parameters of the model."""
+    """Return whether FSDP1 has parameters of the model."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -358,10 +356,10 @@ def _strategy(models: Mapping[str, nn.Module], ranks: int) -> str:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as plain numbers; tensors of one element are their value.
+    """Return metrics as plain numbers; tensors of one element become their value.
 
     Raises:
-        UnsavableState: one is no number.
+        UnsavableState: A metric is no number.
     """
     plain = {}
     for name, value in metrics.items():
