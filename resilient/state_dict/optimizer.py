@@ -206,7 +206,7 @@ class NamedOptimizer:
         return self._names
 
     def is_asked_plainly(self) -> bool:
-        """Return whether the optimizer gives its state as ``torch.optim`` does, only of its parameters.
+        """Return whether the state has the form of ``torch.optim``, with state of parameters only.
 
         Raises:
             ConfigError: The optimizer has a parameter that the model does not have.
@@ -366,7 +366,7 @@ def _put_together(state: Any) -> Any:
 
 
 def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer uses torch's base ``state_dict``, with state of parameters only."""
+    """Return whether an optimizer uses torch's base ``state_dict`` for parameters only."""
     kind = type(optimizer)
     return (
         kind.state_dict is torch.optim.Optimizer.state_dict
@@ -507,7 +507,7 @@ class ParameterSlice:
     homes: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a part in the whole parameter's shape, of memory that is laid out like ``memory``."""
+        """Return a part in the parameter's shape, of memory that is laid out like ``memory``."""
         if self.is_whole:
             return memory.detach().view(self.shape)
         return FlatShard(self.shape, self.start, memory.detach())

@@ -234,7 +234,7 @@ def axis_runs(
 
 
 def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
-    """Cut ``runs`` into ``pieces``, each of them over ``ranks``, and join the chunks of ``rank``."""
+    """Cut ``runs`` into ``pieces``, each over ``ranks``, and join the chunks of ``rank``."""
     length = sum(count for _, count in runs)
     taken: Runs = []
     for piece in range(pieces):

@@ -400,7 +400,7 @@ def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
 
 
 class CopyScheduleCache:
-    """Cache of the copy schedules of planned files, as long as the files are referenced elsewhere."""
+    """Cache of the copy schedules of planned files while the files are referenced."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[PlannedFile, CopySchedule] = WeakKeyDictionary()

@@ -1,1 +1,1 @@
-"""Bytes by key. Knows nothing of checkpoints."""
+"""Object stores: bytes by key, without knowledge of checkpoints."""

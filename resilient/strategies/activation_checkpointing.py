@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers compute their activations again in the backward pass."""
+"""Activation checkpointing: layers recompute their activations in the backward pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MARK = "_resilient_recomputes"
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpointing:
-    """How activations are computed again.
+    """Options of activation checkpointing.
 
     Attributes:
-        every_n_layers: of how many layers one is computed again.
-        offload: what the layers begin with waits in host memory.
-        options: of ``torch.utils.checkpoint.checkpoint``.
+        every_n_layers: One of this many layers recomputes its activations.
+        offload: Whether the inputs of the layers are kept in host memory.
+        options: Options of ``torch.utils.checkpoint.checkpoint``.
     """
 
     every_n_layers: int = 1
@@ -37,10 +37,10 @@ class ActivationCheckpointing:
 
 
 def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing:
-    """Return what ``activation_checkpointing_kwargs`` say.
+    """Parse ``activation_checkpointing_kwargs``.
 
     Raises:
-        ConfigError: a key is unknown or a value is not accepted.
+        ConfigError: A key is unknown or a value is not accepted.
     """
     told = dict(given or {})
     known = (*_OURS, *_TORCHS)
@@ -61,15 +61,17 @@ def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing
 def recompute(
     model: nn.Module, how: ActivationCheckpointing, layer_classes: Collection[str] = ()
 ) -> None:
-    """Make the layers of ``model`` compute their activations again, in place.
+    """Make the layers of ``model`` recompute their activations, in place.
 
-    A model that knows its layers is asked (``activation_checkpointing_enable`` of Transformers,
-    or ``gradient_checkpointing_enable``). Of any other they are the modules of ``layer_classes``,
-    else the items of its outermost ``ModuleList`` and ``Sequential``. Names of parameters and
-    what is saved stay as they are.
+    A model that knows its layers does it itself (``activation_checkpointing_enable`` of
+    Transformers, or ``gradient_checkpointing_enable``). In other models the layers are the modules
+    of
+    ``layer_classes``, or else the items of the outermost ``ModuleList`` and ``Sequential``.
+    Parameter
+    names and the saved state stay the same.
 
     Raises:
-        ConfigError: it has no such layers.
+        ConfigError: The model has no such layers.
     """
     if getattr(model, _MARK, False):
         return
@@ -84,13 +86,13 @@ def recompute(
             "ModuleList, or give the model a method gradient_checkpointing_enable",
         )
     for layer in layers[:: how.every_n_layers]:
-        # Hooks of the layer stay outside: FSDP gathers it once for the forward pass.
+        # Hooks of the layer stay outside: FSDP gathers the layer once for the forward pass.
         layer.forward = _recomputed(layer.forward, how)
     setattr(model, _MARK, True)
 
 
 def _asked(model: nn.Module, how: ActivationCheckpointing) -> bool:
-    """Say whether the model itself could do it, and has."""
+    """Return whether the model itself supports it, and has enabled it."""
     options = dict(how.options)
     if hasattr(model, "activation_checkpointing_enable"):
         cast("Any", model).activation_checkpointing_enable(
@@ -140,7 +142,7 @@ def _recomputed(forward: Callable[..., Any], how: ActivationCheckpointing) -> Ca
         if not is_grad_enabled():
             return forward(*inputs, **named)
         if how.options["use_reentrant"] and named:
-            # torch passes on positions alone there.
+            # torch passes on only positional arguments there.
             return saving(partial(forward, **named), *inputs)
         with _waiting_room(offload=how.offload):
             return saving(forward, *inputs, **named)

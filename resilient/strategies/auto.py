@@ -1,4 +1,4 @@
-"""Which way of being parallel fits a model and its machines, and why (pure)."""
+"""Automatic choice of a parallelism strategy for a model and its machines, with reasons (pure)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 # Of a device's memory, what activations, gathered layers and libraries are left.
 ROOM_FOR_THE_REST = 0.3
-# A pipeline stands still at the ends of each step: for so many micro-batches per stage that is
-# little, and it must save as many times what FSDP sends to be worth it.
+# Fraction of a device's memory for activations, gathered layers and libraries.
 MICRO_BATCHES_PER_STAGE = 4
 SAVED_TIMES = 4
 _GIB = 1 << 30
@@ -21,16 +20,16 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What of a model decides how it is parallel.
+    """Properties of a model that decide its parallelism.
 
     Attributes:
-        numbers: parameters.
-        number_bytes: of a parameter with its gradient and what the optimizer keeps of it.
-        weight_bytes: of a parameter as it is sent.
-        layer_numbers: parameters of the largest layer that is computed at once.
-        layers: how many there are in a row, where it could be cut.
-        between_bytes: of what one layer hands to the next in a micro-batch; 0: not known.
-        is_cut_by_plan: whether it says how its layers are cut over ranks (``tp_plan``).
+        numbers: Number of parameters.
+        number_bytes: Bytes of a parameter with its gradient and its optimizer state.
+        weight_bytes: Bytes of a parameter as it is sent.
+        layer_numbers: Number of parameters of the largest layer that is computed at once.
+        layers: Number of layers in a row, between which the model could be cut.
+        between_bytes: Bytes that one layer passes to the next in a micro-batch; 0 if unknown.
+        is_cut_by_plan: Whether the model has a plan to cut its layers over ranks (``tp_plan``).
     """
 
     numbers: int
@@ -43,19 +42,19 @@ class ModelFacts:
 
     @property
     def state_bytes(self) -> float:
-        """Parameters, gradients and the optimizer's state."""
+        """Bytes of parameters, gradients and the optimizer's state."""
         return self.numbers * self.number_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What of the machines does.
+    """Properties of the machines that decide the parallelism.
 
     Attributes:
-        ranks: how many train.
-        ranks_per_host: how many of them share a host, and so talk fast.
-        device_bytes: memory of a rank.
-        micro_batches: of a step (``gradient_accumulation_steps``).
+        ranks: Number of training ranks.
+        ranks_per_host: Number of ranks per host, which communicate fast.
+        device_bytes: Memory of a rank.
+        micro_batches: Micro-batches of a step (``gradient_accumulation_steps``).
     """
 
     ranks: int
@@ -70,17 +69,17 @@ class MachineFacts:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return max(1, self.ranks // self.ranks_per_host)
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelismChoice:
-    """What was chosen, as arguments say it.
+    """Chosen parallelism, as arguments.
 
     Attributes:
-        arguments: ``parallelism`` and what goes with it.
-        reasons: one sentence each, in the order in which they were found.
+        arguments: ``parallelism`` and its related arguments.
+        reasons: One sentence each, in the order of the decisions.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -88,14 +87,15 @@ class ParallelismChoice:
 
 
 def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
-    """Return how ``model`` is to be parallel: as little as memory allows.
+    """Choose the least parallelism of ``model`` that memory allows.
 
     Replicas send gradients once a step. Shards over a host send weights fast, over all hosts
-    slowly. Layers are cut over ranks only where one does not fit on a rank, and models into
-    stages where that sends far less than shards would.
+    slowly. Layers are cut over ranks only if a layer does not fit on a rank. Models are cut into
+    stages only if that sends far less than shards would.
 
     Raises:
-        ConfigError: it does not fit on all ranks together; says how many would do.
+        ConfigError: The model does not fit on all ranks together; the message has the number of
+            ranks that would suffice.
     """
     need, room = model.state_bytes, machine.room_bytes
     what = (
@@ -124,9 +124,9 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
 
 
 def _tensor_ranks(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
-    """Return over how many ranks of a host a layer must be cut, so that one is held while used."""
+    """Return the number of ranks per layer, so that a gathered layer fits in memory."""
     spare = machine.device_bytes - machine.room_bytes
-    # Gathered weights and their gradients, of this layer and the one that is fetched meanwhile.
+    # Gathered weights and their gradients, of this layer and the layer that is prefetched.
     layer = 4.0 * model.layer_numbers * model.weight_bytes
     if layer <= spare or machine.ranks == 1:
         return 1
@@ -146,7 +146,7 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, said: list[str]) -> 
 def _over_groups(
     model: ModelFacts, machine: MachineFacts, tensor: int, said: list[str]
 ) -> ParallelismChoice:
-    """Return replicas or shards of groups that hold each layer together."""
+    """Return replicas or shards over groups that share each layer."""
     mesh: dict[str, Any] = {"tp_size": tensor}
     if model.state_bytes <= machine.room_bytes * tensor:
         said.append(f"{tensor} ranks together hold all of it: groups of them are replicas")
@@ -156,9 +156,9 @@ def _over_groups(
 
 
 def _stages(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
-    """Return how many ranks of a host are to be a pipeline; 1: none."""
+    """Return the number of ranks of a host in a pipeline; 1 for no pipeline."""
     room, count = machine.room_bytes, machine.micro_batches
-    # The stages at the ends also hold embeddings and head, so half as much again is asked for.
+    # The first and last stages also have embeddings and head, so half as much again is required.
     sizes = [
         size
         for size in _divisors(machine.ranks_per_host)
@@ -184,7 +184,7 @@ def _stages(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
 
 
 def _sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
-    """Return what FSDP sends in a step: weights for each pass, gradients once."""
+    """Return FSDP's traffic of a step: weights for each pass, gradients once."""
     return (2.0 * micro_batches + 1) * model.numbers * model.weight_bytes
 
 

@@ -1,18 +1,11 @@
-"""Strategy protocol, single device, shared helpers.
+"""Strategy protocol, the single-device strategy, and shared helpers.
 
-The seam for how a model is parallel.
-
-What is replicated stays equal on all ranks: buffers are those of rank 0.
-
-Process groups of some of the ranks, which wait as long as that of all of them does.
-
-To a group that is made without saying so torch gives its own default, ten minutes under NCCL and
-thirty under gloo, whatever the group of all ranks was told (``ddp_timeout``). How long a group
-waits torch tells and lets change by nothing but names that begin with an underscore.
-
-One scale of fp16 for ranks that hold a model together: all skip a step, or none does.
-
-One process, one device.
+Replicated values stay equal on all ranks: buffers are those of rank 0. Process groups of some ranks
+get the timeout of the group of all ranks. Without an explicit timeout, torch uses its default: ten
+minutes under NCCL and thirty under gloo, whatever ``ddp_timeout`` says. torch exposes the timeout
+of
+a group only by names that begin with an underscore. Ranks that share a model use one fp16 scale:
+all skip a step, or none does.
 """
 
 from __future__ import annotations
@@ -38,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class OptimizerStepper(Protocol):
-    """How a step is made: in which precision, and by whom."""
+    """Backward pass and optimizer step of a training: precision, scaling, clipping."""
 
     scaler: Any
-    """What scales the loss and is saved, or None."""
+    """Scaler of the loss, which is saved, or None."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context for a forward pass."""
@@ -54,23 +47,23 @@ class OptimizerStepper(Protocol):
     ) -> torch.Tensor:
         """Clip gradients and return their total norm before (a scalar tensor).
 
-        Who clips only in ``step`` fills the tensor there.
+        A stepper that clips only in ``step`` fills the tensor there.
         """
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if fp16 gradients overflowed and the step was skipped."""
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Free the gradients of the step that was made."""
+        """Free the gradients of the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundModel:
-    """A model and its optimizer, ready to be trained.
+    """A model and its optimizer, ready for training.
 
     Attributes:
-        model: forward passes of training go through it.
-        updates: makes the steps.
+        model: Model for the forward passes of training.
+        updates: Stepper of the optimizer.
         parts: ``model`` and ``optimizer``, as they are saved and loaded.
     """
 
@@ -82,61 +75,61 @@ class BoundModel:
 def bind_plainly(
     strategy: Strategy, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper
 ) -> BoundModel:
-    """Return a model whose parameters are the optimizer's own."""
+    """Return a bound model whose parameters are the optimizer's own."""
     plain = strategy.unwrap(model)
     parts = {"model": Part(plain), "optimizer": Part(NamedOptimizer(plain, optimizer))}
     return BoundModel(model, updates, parts)
 
 
 class Strategy(Protocol):
-    """How a model is spread over ranks."""
+    """Distribution of a model over ranks."""
 
     @property
     def name(self) -> str:
-        """What a checkpoint says of it."""
+        """Name of the strategy in a checkpoint."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return ``model``, already on its device, wrapped for training. Collective."""
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Join what ``prepare`` returned and an optimizer of its parameters. Collective.
+        """Bind the result of ``prepare`` and an optimizer of its parameters. Collective.
 
         Args:
-            model: what ``prepare`` returned.
-            optimizer: made after that.
-            updates: how one process alone would make its steps.
+            model: Result of ``prepare``.
+            optimizer: Optimizer created after ``prepare``.
+            updates: Stepper of a single process.
         """
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's model inside the one that is trained."""
+        """Return the user's model inside the trained model."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes are not the last of their step."""
+        """Return a context for backward passes that are not the last of their step."""
 
     def align(self, model: nn.Module) -> None:
-        """Make what is replicated equal on all ranks, before it is saved or evaluated.
+        """Make replicated values equal on all ranks, before a save or an evaluation.
 
         Collective.
         """
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank the values of rank 0. Collective."""
+    """Copy the values of rank 0 to every rank. Collective."""
     with torch.no_grad():
         for tensor in tensors:
             dist.broadcast(_local(tensor.detach()), src=0)
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+    """Copy the buffers of rank 0 to every rank, as the next forward pass would. Collective."""
     for buffer in buffers_of(model):
         dist.broadcast(_local(buffer), src=0)
 
 
 def buffers_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return what ``model.buffers()`` gives, in some order that all ranks share, in less time.
+    """Return the buffers of a model in an order that all ranks share, faster than ``buffers()``.
 
-    Asked at each step that is held, and most models have none.
+    It is called at each step of the step cache, and most models have no buffers.
     """
     modules, left = dict[int, nn.Module](), [model]
     while left:
@@ -149,22 +142,22 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory here of a tensor that a mesh knows of; buffers are whole on all ranks."""
+    """Return the local memory of a tensor of a mesh; buffers are whole on all ranks."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def begin_with_rank_0(model: nn.Module, _: object) -> None:
-    """Begin each forward pass of training with the buffers of rank 0, as DDP does.
+    """Start each forward pass of training with the buffers of rank 0, as DDP does.
 
-    Otherwise running statistics would differ between ranks, and a run that was saved at another
-    step than an unbroken one would go on from other buffers.
+    Otherwise running statistics would differ between ranks. A run that was saved at another step
+    than an unbroken run would then continue from other buffers.
     """
     if torch.is_grad_enabled():
         broadcast_buffers(model)
 
 
 def group_timeout() -> timedelta:
-    """Return how long a collective of all ranks may take."""
+    """Return the timeout of a collective of all ranks."""
     everyone: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001
     options = everyone._get_backend(everyone._device_types[0]).options  # noqa: SLF001
     waits: timedelta = options._timeout  # noqa: SLF001
@@ -172,10 +165,10 @@ def group_timeout() -> timedelta:
 
 
 def group_among(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Cut the ranks into groups and return this rank's. Collective.
+    """Divide the ranks into groups and return this rank's group. Collective.
 
     Args:
-        groups: ranks; each is in one of them.
+        groups: Groups of ranks; each rank is in one group.
     """
     grouped: Any = dist.new_subgroups_by_enumeration  # untyped
     group: dist.ProcessGroup = grouped(groups, timeout=group_timeout())[0]
@@ -183,21 +176,21 @@ def group_among(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
 
 
 def with_group_timeout(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a mesh of this rank, all groups of which wait as long as that of all ranks."""
+    """Return a mesh of this rank whose groups all have the timeout of the group of all ranks."""
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(group_timeout(), group)  # noqa: SLF001
     return mesh
 
 
 class JointScaler(torch.amp.GradScaler):
-    """torch's, but an overflow in the shard of one rank is one for all ranks.
+    """torch's scaler, with overflows shared: an overflow on one rank is an overflow on all ranks.
 
-    Of gradients that are DTensors torch reduces what it found as the first of them is placed:
-    over no rank, where the first layer is replicated and others are cut.
+    For DTensor gradients torch reduces the overflow by the placement of the first gradient. It is
+    therefore not reduced if the first layer is replicated and other layers are cut.
     """
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide gradients by the scale, and look for overflows in all shards. Collective."""
+        """Divide gradients by the scale, and detect overflows in all shards. Collective."""
         super().unscale_(optimizer)
         found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
         device = torch.device(self._device)
@@ -207,18 +200,18 @@ class JointScaler(torch.amp.GradScaler):
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         for one in found.values():
             one.copy_(worst)
-        if not found:  # a rank without any gradient decides as the others do
+        if not found:  # a rank without any gradient decides as the other ranks do
             found[device] = worst
 
 
 def scale_jointly(updates: OptimizerStepper, device: torch.device) -> None:
-    """Let all ranks of the default group scale as one, if these updates scale at all."""
+    """Use one scale for all ranks of the default group, if this stepper scales at all."""
     if updates.scaler is not None:
         updates.scaler = JointScaler(device.type)
 
 
 class SingleStrategy:
-    """Trains the model as it is."""
+    """Training of the model on one device, without changes."""
 
     name = "single"
 
@@ -227,7 +220,7 @@ class SingleStrategy:
         return model
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the model as it is and what makes its steps."""
+        """Return the model and its stepper without changes."""
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

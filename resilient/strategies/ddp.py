@@ -1,4 +1,4 @@
-"""One replica per rank, gradients averaged by torch's DistributedDataParallel."""
+"""DDP: one replica per rank, gradients averaged by torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resilient.state_dict.snapshot import Part
     from resilient.strategies.base import BoundModel, OptimizerStepper
 
-# Since torch 2.13 under a new name, and the old one warns.
+# torch 2.13 has a new name, and the old name warns.
 _SYNC = "forward_sync_buffers"
 if _SYNC not in signature(DistributedDataParallel).parameters:
     _SYNC = "broadcast_buffers"
@@ -32,15 +32,15 @@ if _SYNC not in signature(DistributedDataParallel).parameters:
 class FixedBuckets(DistributedDataParallel):
     """DDP whose gradient buckets are laid out once, before the first step.
 
-    DDP lays its buckets out anew after the first step of a process, in the order in which
+    DDP lays out its buckets again after the first step of a process, in the order in which
     gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the
-    place in the bucket, so with three ranks or more the first step after a resume would differ in
-    the last bits from the same step of an unbroken run. Here the layout is the reverse of the
-    order of registration from the start, and final. ``tests/process/test_ddp.py`` proves it.
+    place in the bucket. With three ranks or more the first step after a resume would therefore
+    differ in the last bits from the same step of an unbroken run. Here the layout is final from the
+    start: the reverse of the order of registration. ``tests/process/test_ddp.py`` verifies it.
     """
 
     parts: dict[str, Part]
-    """What a communication hook keeps between steps."""
+    """State that a communication hook keeps between steps."""
 
     def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:
         built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -49,23 +49,23 @@ class FixedBuckets(DistributedDataParallel):
         return list(reversed(parameters)), list(reversed(expect_sparse))
 
     def fix_buckets(self) -> None:
-        """Use up the one chance that the reducer has to lay out its buckets anew."""
+        """Use up the reducer's only chance to lay out its buckets again."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way
         self.reducer._rebuild_buckets()  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
 class DdpStrategy:
-    """DDP over the default process group; replicas begin as rank 0's.
+    """DDP over the default process group; replicas start as copies of rank 0.
 
     Attributes:
-        device: where this rank's replica is.
-        find_unused_parameters: see torch.
-        bucket_cap_mb: size of gradient buckets; None leaves it to torch.
-        broadcast_buffers: begin forward passes with the buffers of rank 0.
-        static_graph: see torch.
-        sync_each_batch: add gradients up over ranks after every micro-batch.
-        compression: how gradients are sent.
+        device: Device of this rank's replica.
+        find_unused_parameters: As in torch.
+        bucket_cap_mb: Size of gradient buckets in MiB; None leaves it to torch.
+        broadcast_buffers: Whether forward passes start with the buffers of rank 0.
+        static_graph: As in torch.
+        sync_each_batch: Whether gradients are reduced after every micro-batch.
+        compression: Compression of gradients.
     """
 
     device: torch.device
@@ -78,10 +78,10 @@ class DdpStrategy:
     name: str = "ddp"
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Wrap the model and give every rank the parameters and buffers of rank 0. Collective.
+        """Wrap the model and copy the parameters and buffers of rank 0 to every rank. Collective.
 
         Raises:
-            ConfigError: buffers are to differ between ranks.
+            ConfigError: The options let buffers differ between ranks.
         """
         self._check_buffers(model)
         wrapped = FixedBuckets(
@@ -109,7 +109,7 @@ class DdpStrategy:
             )
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the model as it is and what makes its steps."""
+        """Return the model and its stepper without changes."""
         bound = bind_plainly(self, model, optimizer, updates)
         return replace(bound, parts={**bound.parts, **cast("FixedBuckets", model).parts})
 
@@ -124,9 +124,10 @@ class DdpStrategy:
         return cast("DistributedDataParallel", model).no_sync()
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
+        """Copy the buffers of rank 0 to every rank, as DDP's next forward pass would. Collective.
 
-        Running statistics differ between replicas after a step; without this a checkpoint
-        could hold one of another rank, and a resumed run would not equal an unbroken one.
+        Running statistics differ between replicas after a step. Without this call a checkpoint
+        could
+        contain those of another rank, and a resumed run would not equal an unbroken one.
         """
         broadcast_buffers(self.unwrap(model))

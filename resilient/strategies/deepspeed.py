@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed's engine, which reduces, clips and steps where the loop would."""
+"""ZeRO by DeepSpeed's engine, which reduces, clips and steps in place of the loop."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
     from resilient.strategies.base import OptimizerStepper
 
-# A model belongs to its engine for good; a second training goes on with it.
+# A model belongs to its engine permanently; a second training continues with the same engine.
 _engines: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedStrategy:
-    """A DeepSpeed engine over all ranks, of any ZeRO stage; partitions are cut from rank 0's.
+    """A DeepSpeed engine over all ranks, of any ZeRO stage; rank 0's model is partitioned.
 
     Attributes:
-        device: where this rank computes.
-        config: DeepSpeed's, complete (:mod:`resilient.strategies.deepspeed_config`).
+        device: Device of this rank.
+        config: Complete config of DeepSpeed (:mod:`resilient.strategies.deepspeed_config`).
     """
 
     device: torch.device
@@ -47,14 +47,14 @@ class DeepSpeedStrategy:
 
     @property
     def name(self) -> str:
-        """The stage, for a checkpoint to say."""
+        """Name of the ZeRO stage in a checkpoint."""
         return f"zero-{stage_in(self.config)}"
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Give every rank what rank 0 holds. The engine is made in ``bind``. Collective.
+        """Copy the model of rank 0 to every rank; ``bind`` creates the engine. Collective.
 
         Raises:
-            ConfigError: DeepSpeed is not installed, or cannot train so on this device.
+            ConfigError: DeepSpeed is not installed, or does not support this device.
         """
         _require(self.config, self.device)
         if model not in _engines:
@@ -64,10 +64,10 @@ class DeepSpeedStrategy:
         return model
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Make the engine, which takes the optimizer over. Collective.
+        """Create the engine, which takes over the optimizer. Collective.
 
         Raises:
-            ConfigError: the engine keeps its state where it cannot be saved.
+            ConfigError: The engine keeps its state where it cannot be saved.
         """
         engine = _engines.get(model)
         if engine is None:
@@ -87,12 +87,12 @@ class DeepSpeedStrategy:
 
     @property
     def _clips_by_itself(self) -> bool:
-        """Whether the engine is a thin one, whose clipping tells no norm."""
+        """Whether the engine is a thin one, which reports no norm of its clipping."""
         half = any(self.config.get(one, {}).get("enabled") for one in ("bf16", "fp16"))
         return stage_in(self.config) == 0 and not half
 
     def _in_model_dtype(self, _: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
-        """Give a model in half precision its batch in that precision."""
+        """Convert the batch to the half precision of the model."""
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if self.config.get(name, {}).get("enabled"):
                 return _cast(inputs, dtype), _cast(named, dtype)
@@ -104,7 +104,7 @@ class DeepSpeedStrategy:
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Return a context whose backward passes are not the last of their step."""
+        """Return a context for backward passes that are not the last of their step."""
         engine: Any = model
         engine.set_gradient_accumulation_boundary(False)
         try:
@@ -113,16 +113,16 @@ class DeepSpeedStrategy:
             engine.set_gradient_accumulation_boundary(True)
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        """Copy the buffers of rank 0 to every rank, as the next forward pass would. Collective."""
         broadcast_buffers(model)
 
 
 class EngineUpdates:
-    """Backward, clip and step of an engine, which clips only in its step.
+    """Backward pass, clipping and step of an engine, which clips only in its step.
 
     Args:
-        engine: DeepSpeed's.
-        plain: clips for an engine that does not.
+        engine: DeepSpeed's engine.
+        plain: Stepper that clips for an engine that does not.
     """
 
     scaler = None  # fp16's loss scale is the engine's, and saved with the optimizer
@@ -137,20 +137,20 @@ class EngineUpdates:
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Back-propagate a loss that is divided by the micro-batches of its step already."""
+        """Back-propagate a loss that is already divided by the micro-batches of its step."""
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def clip(
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Return where ``step`` will put the total norm (a scalar tensor)."""
+        """Return the tensor that ``step`` fills with the total norm (a scalar)."""
         if isinstance(self._engine.optimizer, torch.optim.Optimizer):
             return self._plain.clip(optimizer, parameters, max_norm)
         self._norm = torch.zeros(())
         return self._norm
 
     def step(self, optimizer: Optimizer) -> bool:  # noqa: ARG002 - the engine has it
-        """Clip, step and free the gradients; False when fp16 gradients overflowed."""
+        """Clip, step and free the gradients; return False if fp16 gradients overflowed."""
         self._engine.step()
         norm = self._engine.get_global_grad_norm()
         if norm is not None:
@@ -158,7 +158,7 @@ class EngineUpdates:
         return bool(self._engine.was_step_applied())
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing: the engine's step has freed the gradients, and knows which to keep."""
+        """Do nothing: the engine's step has freed the gradients that it does not keep."""
 
 
 def gathered(parameter: Any) -> torch.Tensor:
@@ -169,12 +169,12 @@ def gathered(parameter: Any) -> torch.Tensor:
 
 @contextmanager
 def refusing_config() -> Iterator[None]:
-    """Have what DeepSpeed says of its config be an error of the configuration.
+    """Convert DeepSpeed's errors about its config to configuration errors.
 
     Raises:
-        ConfigError: names each key that it does not take.
+        ConfigError: The message names each rejected key.
     """
-    # A ValueError, and an Exception of DeepSpeed's own, which are as often about something else.
+    # It is a ValueError, and so are other errors; DeepSpeed's own Exception is just as unspecific.
     invalid = import_module("pydantic").ValidationError
     refused = import_module("deepspeed.runtime.config").DeepSpeedConfigError
     try:
@@ -187,7 +187,7 @@ def refusing_config() -> Iterator[None]:
 
 
 def _require(config: dict[str, Any], device: torch.device) -> None:
-    """Make ready what DeepSpeed looks for when it is loaded."""
+    """Prepare the environment that DeepSpeed expects at its import."""
     if device.type == "cpu":
         if config.get("fp16", {}).get("enabled"):
             raise ConfigError(
@@ -203,10 +203,11 @@ def _require(config: dict[str, Any], device: torch.device) -> None:
             f"`parallelism`='deepspeed' needs DeepSpeed: {error}",
             hint="pip install --no-build-isolation deepspeed  (after torch)",
         ) from error
-    # It writes to standard output, which is the script's.
+    # DeepSpeed logs to standard output, which belongs to the script.
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if device.type == "cpu":
-        # A kernel for inference that it would compile here, and that names files in /dev/shm.
+        # DeepSpeed would compile this kernel for inference here; the kernel names files in
+        # /dev/shm.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         is_single_process("nccl" if device.type == "cuda" else "gloo")

@@ -1,12 +1,14 @@
-"""DeepSpeed config: auto values, key checks, schedules.
+"""DeepSpeed config: "auto" values, key checks and schedules (pure).
 
-The keys of DeepSpeed's config: what DeepSpeed reads, and what it would pass over (pure).
+DeepSpeed ignores an unknown key at the top level, so a misspelt key silently has no effect. A key
+that resembles a known name is rejected here; any other unknown key is kept. Inside
+``zero_optimization`` both DeepSpeed and this module know every key.
 
-DeepSpeed says nothing of a key at the top that it does not know, so a misspelt one trains without
-what it asks for. One that is near a known name is refused here; any other is left to whoever reads
-it. Inside ``zero_optimization`` DeepSpeed knows every key, and so do we.
-
-The schedules that DeepSpeed's config may name, as closed forms of the step (pure).
+``"auto"`` is allowed for the same keys and has the same value as in Transformers
+(integrations/deepspeed.py, 5.23). Here missing values are filled as well. A value of any key that
+contradicts the run's arguments is rejected; all are reported at once, with both values. The
+optimizer is the Trainer's: a block with the same optimizer is accepted, any other is rejected. The
+Trainer follows a block that names a schedule.
 
 ``WarmupLR`` rises and stays, ``WarmupDecayLR`` rises and falls to 0. With ``w`` iterations of
 warm-up out of ``n``, iteration ``i`` has the rate ``low + (high - low) f(i)``:
@@ -16,17 +18,9 @@ warm-up out of ``n``, iteration ``i`` has the rate ``low + (high - low) f(i)``:
     f(i) = 1                        after it, WarmupLR
     f(i) = (n - i) / (n - w)        after it, WarmupDecayLR
 
-DeepSpeed's engine starts one before iteration 0 and steps after each update, so the first two
-updates have the rate ``low``. The operations are those of deepspeed.runtime.lr_schedules 0.19, so
-that the rates are equal to the bit.
-
-DeepSpeed's config, completed from what the run was told: "auto" filled, contradictions refused.
-
-What may be ``"auto"`` and what it becomes is Transformers' rule (integrations/deepspeed.py, 5.23).
-Here a value that is left out is filled as well, and a value of any key that says something else
-than the run's arguments is refused, all of them at once, with both values. The optimizer is the
-Trainer's: a block that asks for the same is taken, any other is refused. A block that names a
-schedule is honoured by the Trainer (:mod:`resilient.strategies.deepspeed_config`).
+DeepSpeed's engine starts a schedule before iteration 0 and steps it after each update, so the first
+two updates have the rate ``low``. The operations are those of deepspeed.runtime.lr_schedules 0.19,
+so the rates are equal to the bit.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# What DeepSpeed 0.19 looks for at the top; some of it only to refuse it.
+# Top-level keys that DeepSpeed 0.19 reads, some only to reject them.
 TOP = frozenset(
     {
         *("activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16"),
@@ -64,7 +58,7 @@ TOP = frozenset(
         *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
     }
 )
-# Keys with two names: alone, and with the stage before it.
+# Keys with two names: alone, and with the stage as a prefix.
 _OF_STAGE_3 = (
     *("allgather_sequential", "gather_16bit_weights_on_model_save", "max_live_parameters"),
     *("max_reuse_distance", "model_persistence_threshold", "module_granularity_threshold"),
@@ -88,12 +82,12 @@ ZERO = frozenset(
         *("zero_quantized_weights", "zeropp_loco_param"),
     }
 )
-# A key of a tool of one's own is no misspelling; `gradient_cliping` is 0.97 alike.
+# A key of a user's own tool is no misspelling; `gradient_cliping` has a similarity of 0.97.
 _ALIKE = 0.8
 
 
 def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the keys of a config, at its top and in ``zero_optimization``."""
+    """Yield the misspelt keys of a config, at its top level and in ``zero_optimization``."""
     for name in config:
         near = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
         if name not in TOP and near:
@@ -106,23 +100,23 @@ def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"zero_optimization.{name} is no key of it{hint}"
 
 
-# DeepSpeed's name -> names of ours that may stand beside it; "linear" is what is there unsaid.
+# DeepSpeed's name -> our names that may accompany it; "linear" is the default.
 _KINDS = {"WarmupLR": ("linear", "constant_with_warmup"), "WarmupDecayLR": ("linear",)}
 _TYPES = ("log", "linear")
-_STEPS = 1000  # DeepSpeed's, where nothing says how long a warm-up is
+_STEPS = 1000  # DeepSpeed's default length of a warm-up
 _PARAMS = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps", "warmup_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """One of the two schedules.
+    """A warm-up schedule of DeepSpeed.
 
     Attributes:
-        low: the first rate.
-        high: the rate after the warm-up; None: that which a group of parameters has at first.
-        steps: of the warm-up, at least 2.
-        total: steps of the run; None: the rate stays.
-        is_log: whether it rises as a logarithm.
+        low: First rate.
+        high: Rate after the warm-up; None for the first rate of a parameter group.
+        steps: Steps of the warm-up, at least 2.
+        total: Steps of the run; None if the rate stays.
+        is_log: Whether the rate rises as a logarithm.
     """
 
     low: float
@@ -145,11 +139,11 @@ class Warmup:
 
 
 def contradictions(block: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a ``scheduler`` block is not known, or is other than the run was told.
+    """Yield the unknown or contradicting entries of a ``scheduler`` block.
 
     Args:
-        block: of the config.
-        values: the run's arguments by name.
+        block: Block of the config.
+        values: The run's arguments by name.
     """
     kind, params = block.get("type"), block.get("params", {})
     if kind not in _KINDS:
@@ -168,7 +162,7 @@ def contradictions(block: Mapping[str, Any], values: Mapping[str, Any]) -> Itera
 
 
 def _other_values(params: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs, but lengths that only the length of the run will tell."""
+    """Yield the differing values, except lengths that depend on the length of the run."""
     told = {"warmup_max_lr": "learning_rate"}
     if values["max_steps"] > 0:
         told["total_num_steps"] = "max_steps"
@@ -183,16 +177,16 @@ def _other_values(params: Mapping[str, Any], values: Mapping[str, Any]) -> Itera
 
 
 def read_warmup(block: Mapping[str, Any], rate: float, warmup: int, total: int) -> Warmup:
-    """Return what a block asks for, "auto" filled.
+    """Return the schedule of a block, with "auto" filled.
 
     Args:
-        block: one without contradictions.
-        rate: the run's learning rate.
-        warmup: its steps of warm-up; 0 if nothing is said.
-        total: its steps.
+        block: Block without contradictions.
+        rate: Learning rate of the run.
+        warmup: Warm-up steps of the run; 0 if not set.
+        total: Steps of the run.
 
     Raises:
-        ConfigError: a length is no positive number, or is not that of the run.
+        ConfigError: A length is no positive number, or differs from the run's.
     """
     params = {name: value for name, value in block.get("params", {}).items() if value is not None}
     steps = params.get("warmup_num_steps", warmup or _STEPS)
@@ -219,12 +213,12 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedInputs:
-    """What the arguments of the run say, in their words.
+    """Arguments of the run that the config depends on.
 
     Attributes:
-        values: by argument: the batch size, ``learning_rate``, ``bf16``, ...
-        ranks: how many train together.
-        hidden_size: of the model, 0 if it does not say one; it sizes ZeRO's buckets.
+        values: Values by argument: the batch size, ``learning_rate``, ``bf16``, ...
+        ranks: Number of ranks that train together.
+        hidden_size: Width of the model, which sizes ZeRO's buckets; 0 if unknown.
     """
 
     values: Mapping[str, Any]
@@ -232,7 +226,7 @@ class DeepSpeedInputs:
     hidden_size: int = 0
 
 
-# Key -> argument that says the same.
+# Key -> argument with the same meaning.
 _SAME = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -246,7 +240,7 @@ _OPTIMIZER = {
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
 }
-# What these keys have in common with our way of training, and no other value has.
+# The only value of each key that fits our training, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "zero_optimization.offload_optimizer.device": (
         ("cpu", "none"),
@@ -263,13 +257,13 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def read_config(given: Mapping[str, Any] | str | None) -> Config:
-    """Return a config as a dict of one's own.
+    """Read a config into a new dict.
 
     Args:
-        given: a dict, the path of a JSON file, or None for ZeRO 2.
+        given: A dict, the path of a JSON file, or None for ZeRO 2.
 
     Raises:
-        ConfigError: the file cannot be read or is no JSON object.
+        ConfigError: The file cannot be read or is no JSON object.
     """
     if given is None or given == "":
         return {"zero_optimization": {"stage": 2}}
@@ -285,15 +279,15 @@ def read_config(given: Mapping[str, Any] | str | None) -> Config:
 
 
 def complete(config: Mapping[str, Any], told: DeepSpeedInputs) -> Config:
-    """Return a config that says all that DeepSpeed must know, and nothing else than the run.
+    """Complete a config with the run's arguments, and reject contradictions.
 
     Args:
-        config: what the user gave; it stays as it is.
-        told: the run's arguments.
+        config: The user's config, which is not changed.
+        told: Arguments of the run.
 
     Raises:
-        ConfigError: keys contradict arguments, or ask for what cannot be saved or is not ours to
-            give, or are misspelt; all of them are named.
+        ConfigError: Keys contradict arguments, request unsupported or unsavable features, or are
+            misspelt; the message names all of them.
     """
     unknown = [*find_misspelt_keys(config)]
     if unknown:
@@ -309,7 +303,7 @@ def complete(config: Mapping[str, Any], told: DeepSpeedInputs) -> Config:
     made.pop("optimizer", None)
     made.setdefault("steps_per_print", 100)
     made.setdefault("wall_clock_breakdown", False)
-    # The loop's optimizer is torch's, which DeepSpeed would rather have replaced by its own.
+    # The loop's optimizer is torch's; DeepSpeed would require its own CPU optimizer.
     made["zero_force_ds_cpu_optimizer"] = False
     made["zero_allow_untested_optimizer"] = True
     return made
@@ -321,7 +315,7 @@ def stage_in(config: Mapping[str, Any]) -> int:
 
 
 def _fill(config: Config, told: DeepSpeedInputs) -> Iterator[str]:
-    """Fill what is "auto" or left out; yield what says something else."""
+    """Fill values that are "auto" or missing; yield the contradictions."""
     values = told.values
     per_step = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     batch = per_step * told.ranks
@@ -330,7 +324,7 @@ def _fill(config: Config, told: DeepSpeedInputs) -> Iterator[str]:
         yield from _match(config, key, values[argument], _says(argument, values[argument]))
     yield from _fill_optimizer(config, values)
     if "scheduler" in config:
-        # Taken out here: the loop steps it (resilient.train.schedules.factory).
+        # Removed here: the loop steps the schedule (resilient.train.schedules.factory).
         yield from contradictions(config.pop("scheduler"), values)
     _fill_zero(config, told.hidden_size)
 
@@ -347,7 +341,7 @@ def _fill_optimizer(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fill_zero(config: Config, hidden_size: int) -> None:
-    """Size the buckets of "auto" by the model's width, as Transformers does, or not at all."""
+    """Size the "auto" buckets by the model's width, as Transformers does, or leave DeepSpeed's."""
     squared = hidden_size * hidden_size
     sizes = {
         "reduce_bucket_size": squared,
@@ -372,7 +366,7 @@ def _unfit(config: Config) -> Iterator[str]:
 
 
 def _match(config: Config, key: str, value: Any, says: str) -> Iterator[str]:
-    """Fill one key, or yield what is wrong with it."""
+    """Fill one key, or yield its contradiction."""
     found = _get(config, key)
     if found is None or found == "auto":
         _set(config, key, value)

@@ -1,4 +1,4 @@
-"""Each rank holds a share of every parameter, gradient and moment: torch's FSDP2."""
+"""FSDP2: torch's fully sharded data parallelism over parameters, gradients and moments."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FsdpStrategy:
-    """FSDP2; shards are cut from what rank 0 holds.
+    """FSDP2; rank 0's model is sharded.
 
-    Every module of one of ``layer_classes``, or with at least ``min_num_params`` parameters that
-    no module inside it has taken, is gathered and freed as one; what is left belongs to the root.
+    Each module of a class in ``layer_classes`` is gathered and freed as one unit. So is each module
+    with at least ``min_num_params`` parameters outside inner units. The rest belongs to the root.
 
     Attributes:
-        device: where this rank computes.
-        options: how the model is sharded.
+        device: Device of this rank.
+        options: Sharding options.
     """
 
     device: torch.device
@@ -61,8 +61,9 @@ class FsdpStrategy:
         """Shard the model in place and return it; optimizers are built after this. Collective.
 
         Raises:
-            ConfigError: a class of ``layer_classes`` is nowhere in the model, a parameter is a
-                scalar, one is not sharded afterwards, or ranks cannot be cut so.
+            ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar or
+                was
+                not sharded, or the ranks cannot be divided so.
         """
         if isinstance(model, FSDPModule):
             return model
@@ -76,7 +77,7 @@ class FsdpStrategy:
         """Shard the model over a mesh of one dimension, or of (replicas, ranks of each).
 
         Raises:
-            ConfigError: as ``prepare``.
+            ConfigError: As for ``prepare``.
         """
         units = units_of(model, self.options)
         for module in [*units, model]:
@@ -90,7 +91,7 @@ class FsdpStrategy:
         fully_shard(
             module,
             mesh=mesh,
-            # None: all but the root, which the backward pass needs at once.
+            # None: all but the root, whose parameters the backward pass needs at once.
             reshard_after_forward=None if options.reshard_after_forward else False,
             mp_policy=MixedPrecisionPolicy(
                 param_dtype=dtype_of(options.dtypes.param),
@@ -103,17 +104,17 @@ class FsdpStrategy:
         )
 
     def _prefetch(self, modules: Sequence[nn.Module]) -> None:
-        """Say what is gathered early; ``modules`` are in the order of the forward pass."""
+        """Set the prefetching; ``modules`` are in the order of the forward pass."""
         if self.options.forward_prefetch:
             for one, following in pairwise(cast("Sequence[FSDPModule]", modules)):
                 one.set_modules_to_forward_prefetch([following])
         if self.options.backward_prefetch == "no_prefetch":
             for one in cast("Sequence[FSDPModule]", modules):
-                # Itself is there already; nothing at all would mean torch's default.
+                # The module itself is already gathered; an empty list would mean torch's default.
                 one.set_modules_to_backward_prefetch([one])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the sharded model and what makes its steps."""
+        """Return the sharded model and its stepper."""
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -131,7 +132,7 @@ class FsdpStrategy:
             sharded.set_requires_gradient_sync(requires_gradient_sync=True)
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        """Copy the buffers of rank 0 to every rank, as the next forward pass would. Collective."""
         broadcast_buffers(model)
 
 
@@ -144,7 +145,7 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
     """Return the mesh that a model is sharded over: all ranks, or (replicas, ranks of each).
 
     Raises:
-        ConfigError: the ranks cannot be cut so.
+        ConfigError: The ranks cannot be divided so.
     """
     ranks = dist.get_world_size()
     size = options.shard_size
@@ -167,7 +168,7 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
     """Return the modules inside ``model`` to shard one by one, inner ones first.
 
     Raises:
-        ConfigError: there is none though one was asked for.
+        ConfigError: Modules were requested but there are none.
     """
     classes = _classes_in(model, options)
     uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
@@ -177,7 +178,7 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
         own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
         by_class = type(module).__name__ in classes
         by_size = 0 < options.min_num_params <= sum(own.values())
-        # Lists of modules are never called, so nothing would gather what they hold.
+        # Lists of modules are never called, so their parameters would never be gathered.
         by_size = by_size and not isinstance(module, nn.ModuleList | nn.ModuleDict)
         if module is not model and own and (by_class or by_size) and _is_alone(module, uses):
             units.append(module)
@@ -200,12 +201,12 @@ def _classes_in(model: nn.Module, options: FsdpOptions) -> set[str]:
         )
     if options.layer_classes or not options.wrap or options.min_num_params:
         return set(options.layer_classes)
-    # What a model of Transformers says of its layers.
+    # Layer classes that a Transformers model names itself.
     return known & set(getattr(model, "_no_split_modules", None) or ())
 
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
-    """Say whether no parameter of ``module`` is tied to one outside: sharding would untie them."""
+    """Return whether no parameter of ``module`` is tied outside: sharding would untie it."""
     inside = Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
     return all(uses[one] == count for one, count in inside.items())
 
@@ -221,7 +222,7 @@ def refuse_scalars(model: nn.Module) -> None:
 
 
 def _require_sharded(model: nn.Module) -> None:
-    """Raise unless every parameter is spread over ranks: never train plain replicas unnoticed."""
+    """Raise if a parameter is not sharded: never train plain replicas unnoticed."""
     from torch.distributed.tensor import DTensor
 
     plain = [name for name, one in model.named_parameters() if not isinstance(one, DTensor)]

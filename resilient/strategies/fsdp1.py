@@ -1,4 +1,4 @@
-"""Parameters in flat vectors, one for each module that is gathered by itself: torch's FSDP1."""
+"""FSDP1: torch's fully sharded data parallelism with one flat vector per gathered module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.strategies.base import OptimizerStepper
     from resilient.strategies.fsdp_options import FsdpOptions
 
-# (dimensions of the mesh, whether gathered parameters are freed after the forward pass).
+# (mesh dimensions, whether gathered parameters are freed after the forward pass).
 _STRATEGIES = {
     (1, True): ShardingStrategy.FULL_SHARD,
     (1, False): ShardingStrategy.SHARD_GRAD_OP,
@@ -49,20 +49,20 @@ _PREFETCH = {
     "backward_post": BackwardPrefetch.BACKWARD_POST,
     "no_prefetch": None,
 }
-# torch keeps batch norms in whole precision and says so; that is what it should do.
+# torch keeps batch norms in full precision, as it should, and warns about it.
 _NORMS_STAY_WHOLE = "Both mixed precision and an auto_wrap_policy were specified"
 
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1Strategy:
-    """FSDP1; shards are cut from what rank 0 holds. What a unit is: as of ``FsdpStrategy``.
+    """FSDP1; rank 0's model is sharded, in the units of ``FsdpStrategy``.
 
-    The process groups are those of the mesh: the ranks that hold the model together, and with
-    hybrid sharding those that hold the same shard.
+    The process groups are those of the mesh: the ranks that share the model, and with hybrid
+    sharding the ranks with the same shard.
 
     Attributes:
-        device: where this rank computes, for FSDP1's ``device_id`` too.
-        options: how the model is sharded.
+        device: Device of this rank, also FSDP1's ``device_id``.
+        options: Sharding options.
     """
 
     device: torch.device
@@ -73,9 +73,8 @@ class Fsdp1Strategy:
         """Shard the model in place and return it; optimizers are built after this. Collective.
 
         Raises:
-            ConfigError: a class of ``layer_classes`` is nowhere in the model, a parameter is a
-                scalar, parameters of one vector differ in what is to be trained, or ranks cannot
-                be cut so.
+            ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar, a
+                vector mixes trained and frozen parameters, or the ranks cannot be divided so.
         """
         if find_redirect(model) is not None:
             return model
@@ -114,9 +113,9 @@ class Fsdp1Strategy:
             )
 
     def offload(self) -> CPUOffload:
-        """Return whether shards wait in host memory, which on a CPU they do anyway.
+        """Return whether shards wait in host memory; on a CPU they always do.
 
-        There torch would pin that memory for a GPU that is not there, and fail.
+        On a CPU torch would pin that memory for a missing GPU, and fail.
         """
         return CPUOffload(offload_params=self.options.cpu_offload and self.device.type != "cpu")
 
@@ -129,10 +128,10 @@ class Fsdp1Strategy:
         )
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the sharded model and what makes its steps.
+        """Return the sharded model and its stepper.
 
         Raises:
-            ConfigError: the optimizer was made before the model was sharded.
+            ConfigError: The optimizer was created before the model was sharded.
         """
         detour = cast("ForwardRedirect", find_redirect(model))
         wrapper = cast("FullyShardedDataParallel", detour.wrapper)
@@ -150,7 +149,7 @@ class Fsdp1Strategy:
         return BoundModel(model, FlatUpdates(updates, wrapper), parts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: its calls take a detour."""
+        """Return the model itself: its calls go through the wrapper."""
         return model
 
     @contextmanager
@@ -163,12 +162,12 @@ class Fsdp1Strategy:
             yield
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        """Copy the buffers of rank 0 to every rank, as the next forward pass would. Collective."""
         broadcast_buffers(model)
 
 
 class _Scaler(ShardedGradScaler):
-    """torch's, with fused optimizers too: they take a number, and it gives them a vector of one."""
+    """torch's scaler, also for fused optimizers: they need a scalar, and it gives them a vector."""
 
     def _unscale_grads_(
         self,
@@ -181,11 +180,11 @@ class _Scaler(ShardedGradScaler):
 
 
 class FlatUpdates:
-    """Steps over flat shards, of which each rank sees its own.
+    """Optimizer steps over flat shards, of which each rank has its own.
 
     Args:
-        plain: how one process alone would make its steps.
-        wrapper: the outermost one.
+        plain: Stepper of a single process.
+        wrapper: The outermost wrapper.
     """
 
     def __init__(self, plain: OptimizerStepper, wrapper: FullyShardedDataParallel) -> None:
@@ -193,7 +192,7 @@ class FlatUpdates:
         self._device: torch.device = cast("torch.device", wrapper.compute_device)
         self._group: Any = wrapper.process_group
         if plain.scaler is not None:
-            # An overflow on one rank is one for all.
+            # An overflow on one rank is an overflow on all ranks.
             plain.scaler = _Scaler(self._device.type)
         self.scaler = plain.scaler
 
@@ -223,7 +222,7 @@ class FlatUpdates:
         return norm
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; False when fp16 gradients overflowed on any rank."""
+        """Step the optimizer; return False if fp16 gradients overflowed on any rank."""
         return self._plain.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -232,7 +231,7 @@ class FlatUpdates:
 
 
 def _refuse_frozen_parts(model: nn.Module, units: Collection[nn.Module]) -> None:
-    """Raise if a vector would hold parameters that are trained and others that are not."""
+    """Raise if a vector would mix trained and frozen parameters."""
     taken: set[int] = set()
     for unit in [*units, model]:
         own = {n: one for n, one in unit.named_parameters() if id(one) not in taken}

@@ -1,4 +1,4 @@
-"""What FSDP is told: ``fsdp`` and ``fsdp_config`` in the field's names, old and new (pure)."""
+"""FSDP options: ``fsdp`` and ``fsdp_config``, with old and new names (pure)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BACKWARD_PREFETCH = ("backward_pre", "backward_post", "no_prefetch")
 
 
 class Dtypes(NamedTuple):
-    """The precision of parts of a sharded model, by torch's names; None leaves it as it is.
+    """Precision of a sharded model, by torch's dtype names; None leaves it unchanged.
 
     Attributes:
-        param: parameters as they are gathered, and what is computed with them.
-        reduce: gradients as they are added up over ranks.
-        buffer: buffers (FSDP1 alone).
-        output: what a module returns (FSDP2 alone).
+        param: Gathered parameters, and computations with them.
+        reduce: Gradients during their reduction over ranks.
+        buffer: Buffers (only FSDP1).
+        output: Results of a module (only FSDP2).
     """
 
     param: str | None = None
@@ -52,23 +52,23 @@ _AS_THEY_ARE = Dtypes()
 
 @dataclass(frozen=True, slots=True)
 class FsdpOptions:
-    """How a model is sharded.
+    """Sharding options of a model.
 
     Attributes:
         version: 2 (``fully_shard``) or 1 (``FullyShardedDataParallel``).
-        layer_classes: names of classes of modules to gather and free one by one.
-        min_num_params: gather a module with at least so many parameters by itself; 0: none.
-        wrap: whether modules must be found for that; the model's ``_no_split_modules`` count.
-        reshard_after_forward: free gathered parameters between forward and backward.
-        shard_size: ranks that hold the model together, others hold it again; 0: all ranks.
-        hybrid: the ranks of a host hold the model together.
-        cpu_offload: shards and their gradients are in host memory.
-        forward_prefetch: gather the next module before the forward pass of this one.
-        backward_prefetch: gather the next module before or after the gradients of this one.
-        dtypes: in which precision.
-        activation_checkpointing: compute activations again in the backward pass.
-        use_orig_params: optimizers see the model's own parameters (FSDP1; FSDP2 always).
-        limit_all_gathers: FSDP1 does not gather ahead of what is computed.
+        layer_classes: Names of module classes to gather and free one by one.
+        min_num_params: Gather a module with at least so many parameters by itself; 0: none.
+        wrap: Whether such modules are required; the model's ``_no_split_modules`` count.
+        reshard_after_forward: Free gathered parameters between forward and backward.
+        shard_size: Number of ranks that share one copy of the model; 0: all ranks.
+        hybrid: Whether the ranks of a host share one copy of the model.
+        cpu_offload: Whether shards and their gradients are in host memory.
+        forward_prefetch: Gather the next module before the forward pass of this one.
+        backward_prefetch: Gather the next module before or after the gradients of this one.
+        dtypes: Precision.
+        activation_checkpointing: Recompute activations in the backward pass.
+        use_orig_params: Optimizers see the model's own parameters (FSDP1; FSDP2 always).
+        limit_all_gathers: FSDP1 does not gather ahead of the computation.
     """
 
     version: int = 2
@@ -90,19 +90,20 @@ class FsdpOptions:
 def read_fsdp(
     fsdp: Any, config: Mapping[str, Any] | str | None, given: Mapping[str, Any]
 ) -> FsdpOptions:
-    """Return what both arguments say together.
+    """Combine both arguments into options.
 
     Args:
-        fsdp: ``fsdp``: whether, or words as ``full_shard auto_wrap``.
+        fsdp: ``fsdp``: a flag, or words such as ``full_shard auto_wrap``.
         config: ``fsdp_config``: a dict or the path of a JSON file; names may begin with ``fsdp_``.
-        given: what arguments of their own say, under the names of :class:`FsdpOptions`.
+        given: Values of separate arguments, under the names of :class:`FsdpOptions`.
 
     Raises:
-        ConfigError: a word, key or value is unknown, they contradict each other, or FSDP cannot.
+        ConfigError: A word, key or value is unknown, they contradict each other, or FSDP does not
+            support them.
     """
     told = {**given, **_words(fsdp), **_config(_read(config))}
     if told.pop("one_dtype", False) and told.get("version") == 1:
-        # What accelerate makes of one name for all of them.
+        # accelerate interprets a single dtype name the same way.
         told["dtypes"] = told["dtypes"]._replace(buffer=told["dtypes"].param)
     policy = told.pop("auto_wrap_policy", None)
     if policy == "no_wrap":
@@ -159,10 +160,10 @@ def _config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(options: FsdpOptions) -> None:
-    """Refuse what the version asked for does not do.
+    """Reject options that the requested version does not support.
 
     Raises:
-        ConfigError: names the version that does.
+        ConfigError: The message names the version that supports them.
     """
     told: dict[str, tuple[Any, str]] = _not_in_2(options)
     if options.version == 1:
@@ -225,7 +226,7 @@ def _version(name: str, value: Any) -> dict[str, Any]:
 
 
 def _reshard(name: str, value: Any) -> dict[str, Any]:
-    """Return what a flag (FSDP2) or a strategy by name or number (FSDP1) says."""
+    """Parse a flag (FSDP2), or a strategy by name or number (FSDP1)."""
     strategies = dict(enumerate([*list(MODES)[:2], "no_shard", *list(MODES)[2:]], 1))
     word = str(value).lower()
     if name == "sharding_strategy" and word.isdigit():
@@ -253,7 +254,7 @@ def _prefetch(name: str, value: Any) -> dict[str, Any]:
 
 
 def _precision(name: str, value: Any) -> dict[str, Any]:
-    """Return the dtypes that a dict, or one name for all of them, says."""
+    """Parse a dict of dtypes, or one dtype name for all of them."""
     is_one = isinstance(value, str)
     if is_one:
         value = {"param_dtype": value, "reduce_dtype": value, "output_dtype": None}
@@ -270,7 +271,7 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
 
 
 def _asks_nothing(*accepted: str, why: str) -> Callable[[str, Any], dict[str, Any]]:
-    """Return a reader of a key that changes nothing here, and is refused with other values."""
+    """Return a reader of a key without effect here; it rejects other values."""
 
     def read(name: str, value: Any) -> dict[str, Any]:
         if str(value).lower() not in accepted:

@@ -1,4 +1,4 @@
-"""Gradients sent in fewer bytes: DDP's communication hooks, with the state that they keep."""
+"""Gradient compression: DDP's communication hooks and their saved state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How gradients are sent.
+    """Compression of gradients.
 
     Attributes:
-        hook: one of ``HOOKS``.
-        wrapper: in which dtype a PowerSGD hook gets and sends them; one of ``WRAPPERS``.
-        options: of ``PowerSGDState``.
+        hook: One of ``HOOKS``.
+        wrapper: Dtype in which a PowerSGD hook gets and sends gradients; one of ``WRAPPERS``.
+        options: Options of ``PowerSGDState``.
     """
 
     hook: str = "no"
@@ -49,15 +49,15 @@ class Compression:
 
     @property
     def remembers(self) -> bool:
-        """Whether earlier gradients are in what is sent of later ones."""
+        """Whether sent gradients depend on earlier gradients."""
         return self.is_low_rank and any(self.options.get(one, True) for one in _KEEPS)
 
 
 def check_compression(compression: Compression) -> None:
-    """Refuse options that the hook does not have.
+    """Reject options that the hook does not have.
 
     Raises:
-        ConfigError: names them.
+        ConfigError: The message names them.
     """
     unknown = sorted(set(compression.options) - set(_OPTIONS))
     if unknown:
@@ -81,12 +81,12 @@ def check_compression(compression: Compression) -> None:
 def compress(
     model: DistributedDataParallel, compression: Compression, layout: str
 ) -> dict[str, Part]:
-    """Make DDP send gradients through a hook, and return what the hook keeps as parts.
+    """Make DDP send gradients through a hook, and return the state of the hook as parts.
 
     Args:
-        model: before its first backward pass.
-        compression: how.
-        layout: what decides how gradients lie in buckets; a state of another layout is dropped.
+        model: Model before its first backward pass.
+        compression: Compression of gradients.
+        layout: Description of the bucket layout; a state of another layout is dropped.
     """
     from resilient.state_dict.snapshot import Part
 
@@ -117,16 +117,16 @@ def _hook(compression: Compression) -> Callable[[Any, Any], torch.futures.Future
     hook = hooks[compression.hook]
     if compression.wrapper != "no":
         hook = getattr(default, f"{compression.wrapper}_compress_wrapper")(hook)
-    # DDP refuses torch's own hook for bf16 by its name unless there is NCCL; gloo can do it.
+    # DDP rejects torch's own bf16 hook by its name without NCCL, although gloo supports it.
     return lambda state, bucket: hook(state, bucket)  # noqa: PLW0108 - for its name
 
 
 class PowerSGDState:
-    """What all ranks know of PowerSGD: the step, the random stream, the low-rank factors.
+    """PowerSGD state that is equal on all ranks: step, random generator, low-rank factors.
 
     Args:
         state: torch's ``PowerSGDState``.
-        layout: of the buckets.
+        layout: Description of the bucket layout.
     """
 
     def __init__(self, state: Any, layout: str) -> None:
@@ -134,7 +134,7 @@ class PowerSGDState:
         self._layout = layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it; factors by the number of their bucket."""
+        """Return the state; factors by the number of their bucket."""
         state = self._state
         return {
             "layout": self._layout,
@@ -145,7 +145,7 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back; without the factors if gradients lie in other buckets now."""
+        """Load the state; without the factors if the bucket layout has changed."""
         state = self._state
         state.iter = state_dict["iteration"]
         state.rng.set_state(state_dict["random"])
@@ -155,11 +155,11 @@ class PowerSGDState:
 
 
 class ErrorFeedback:
-    """What this rank's compression has left out and adds to its next gradients.
+    """Compression error of this rank, which is added to its next gradients.
 
     Args:
         state: torch's ``PowerSGDState``.
-        layout: of the buckets.
+        layout: Description of the bucket layout.
     """
 
     def __init__(self, state: Any, layout: str) -> None:
@@ -167,11 +167,11 @@ class ErrorFeedback:
         self._layout = layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it by the number of the bucket."""
+        """Return the errors by the number of the bucket."""
         return {"layout": self._layout, "errors": _by_text(self._state.error_dict)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back, unless gradients lie in other buckets now."""
+        """Load the errors, unless the bucket layout has changed."""
         fits = state_dict["layout"] == self._layout
         self._state.error_dict = _by_number(state_dict["errors"]) if fits else {}
 

@@ -1,8 +1,9 @@
-"""A module that stays the outermost one although something was wrapped around it.
+"""Redirection of a module's calls to its wrapper, for FSDP1.
 
-FSDP1 shards what is inside of a wrapper, and computes right only when that is called. Whoever
-holds the module itself (evaluation, ``generate``, a callback of the user) calls the wrapper too,
-without knowing it.
+FSDP1 shards the inside of a wrapper, and computes correctly only if the wrapper is called. Code
+that
+has the module itself (evaluation, ``generate``, a user's callback) also calls the wrapper, without
+knowing the wrapper.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """A name of a parameter; one that is tied has several.
+    """A name of a parameter; a tied parameter has several.
 
     Attributes:
-        name: in the module.
-        number: ``id`` of the parameter, which another may have since.
-        numbers: how many it holds, on all ranks together.
-        is_trained: whether it requires a gradient.
-        held: the parameter, as long as it is anywhere.
+        name: Name in the module.
+        number: ``id`` of the parameter, which another object may have since.
+        numbers: Number of elements, on all ranks together.
+        is_trained: Whether the parameter requires a gradient.
+        held: The parameter, as long as it exists.
     """
 
     name: str
@@ -37,12 +38,12 @@ class Named(NamedTuple):
 
 
 class ForwardRedirect:
-    """What calling a module does: it calls the wrapper, which calls the module, which computes.
+    """Redirected call of a module: it calls the wrapper, which calls the module, which computes.
 
     Args:
-        module: the one inside; its calls take the detour from now on.
-        wrapper: calls ``module`` with what it is called with.
-        named: the module's parameters as they were before it was wrapped.
+        module: Inner module; its calls are redirected from now on.
+        wrapper: Wrapper that passes its arguments to ``module``.
+        named: The module's parameters before it was wrapped.
     """
 
     def __init__(self, module: nn.Module, wrapper: nn.Module, named: Sequence[Named]) -> None:
@@ -54,12 +55,12 @@ class ForwardRedirect:
         self._is_inside = False
         wrapper.register_forward_pre_hook(self._enter)
         wrapper.register_forward_hook(self._leave, always_call=True)
-        # What torch looks up for each call before hooks and forward; `Module.compile` sets it too.
+        # torch looks this up for each call before hooks and forward; `Module.compile` sets it too.
         module._compiled_call_impl = self  # noqa: SLF001
 
     @property
     def numbers(self) -> int:
-        """How many numbers of the module are trained."""
+        """Number of trained elements of the module."""
         return sum({one.number: one.numbers for one in self.named if one.is_trained}.values())
 
     def _enter(self, *_: object) -> None:
@@ -69,19 +70,19 @@ class ForwardRedirect:
         self._is_inside = False
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return what the module computes inside of its wrapper."""
+        """Return the result of the module inside its wrapper."""
         call = self._compute if self._is_inside else self.wrapper
         return call(*inputs, **named)
 
 
 def find_redirect(module: nn.Module) -> ForwardRedirect | None:
-    """Return the way that calls of a module take; None if they go straight to it."""
+    """Return the redirection of a module's calls; None if there is none."""
     call = module._compiled_call_impl  # noqa: SLF001 - see above
     return call if isinstance(call, ForwardRedirect) else None
 
 
 def named_in(model: nn.Module) -> list[Named]:
-    """Return the parameters of a model by the names that they have without a wrapper."""
+    """Return the parameters of a model by their names without a wrapper."""
     detour = find_redirect(model)
     if detour is not None:
         return list(detour.named)
@@ -92,11 +93,11 @@ def named_in(model: nn.Module) -> list[Named]:
 
 
 def stateful_of(model: nn.Module) -> Stateful:
-    """Return what has the state of a model by the names of its own parameters."""
+    """Return a stateful with the state of a model by the names of its own parameters."""
     detour = find_redirect(model)
     if detour is None:
         return model
-    # Only FSDP1 pays for loading torch's part about it.
+    # Only FSDP1 pays for the import of torch's part about it.
     from resilient.state_dict.fsdp1 import Fsdp1Model
 
     return cast("Stateful", Fsdp1Model(detour.wrapper))

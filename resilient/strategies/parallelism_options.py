@@ -1,9 +1,4 @@
-"""Mesh sizes and pipeline options (pure).
-
-What a pipeline is told: how many ranks, which schedule, where the model is cut (pure).
-
-How ranks are laid out: replicas, shards and ranks that compute a layer together (pure).
-"""
+"""Mesh sizes and pipeline options: replicas, shards, tensor parallelism, stages (pure)."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ SCHEDULE = "pp_schedule"
 SPLIT_POINTS = "pp_split_points"
 STAGES_PER_RANK = "pp_stages_per_rank"
 PIPELINE_KEYS = (SIZE, SCHEDULE, SPLIT_POINTS, STAGES_PER_RANK)
-# Schedule -> whether a rank holds several stages.
+# Schedule -> whether a rank has several stages.
 SCHEDULES = {
     "gpipe": False,
     "1f1b": False,
@@ -29,19 +24,20 @@ SCHEDULES = {
     "interleaved1f1b": True,
     "interleavedzerobubble": True,
 }
-# These halve the backward pass: gradients of what came in first, those of weights later.
+# These split the backward pass: gradients of the inputs first, gradients of the weights later.
 SPLIT_BACKWARD = ("interleavedzerobubble",)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """How a model is cut and in which order its stages compute.
+    """Division of a model into stages, and their schedule.
 
     Attributes:
-        ranks: of one pipeline.
-        schedule: one of ``SCHEDULES``.
-        stages_per_rank: how many stages each rank holds; stage ``n`` is on rank ``n % ranks``.
-        split_points: names of the modules that begin the stages after the first; none: evenly.
+        ranks: Number of ranks of one pipeline.
+        schedule: One of ``SCHEDULES``.
+        stages_per_rank: Number of stages per rank; stage ``n`` is on rank ``n % ranks``.
+        split_points: Names of the modules that begin the stages after the first; empty for an even
+            division.
     """
 
     ranks: int = 1
@@ -51,30 +47,30 @@ class PipelineOptions:
 
     @property
     def stages(self) -> int:
-        """How many stages the model is cut into."""
+        """Number of stages of the model."""
         return self.ranks * self.stages_per_rank
 
 
 def is_schedule(value: Any) -> bool:
-    """Say whether a schedule has this name."""
+    """Return whether a schedule has this name."""
     return isinstance(value, str) and value.lower() in SCHEDULES
 
 
 def is_list_of_names(value: Any) -> bool:
-    """Say whether a value is a list of names."""
+    """Return whether a value is a list of names."""
     return isinstance(value, list | tuple) and all(isinstance(one, str) and one for one in value)
 
 
 def pipeline_size(config: Mapping[str, Any] | None) -> int:
-    """Return how many ranks compute one after another."""
+    """Return the number of ranks of one pipeline."""
     return int((config or {}).get(SIZE) or 1)
 
 
 def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
-    """Return what ``parallelism_config``, whose values are checked, says about pipelines.
+    """Parse the pipeline options of ``parallelism_config``, whose values are already checked.
 
     Raises:
-        ConfigError: keys contradict each other, or one would be ignored.
+        ConfigError: Keys contradict each other, or a key would be ignored.
     """
     told = config or {}
     ranks = pipeline_size(told)
@@ -103,7 +99,7 @@ def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
 
 
 def micro_batches_fit(options: PipelineOptions, count: int) -> bool:
-    """Say whether a schedule can take so many micro-batches."""
+    """Return whether a schedule supports this number of micro-batches."""
     if options.schedule == "1f1b":
         return count >= options.stages
     if options.schedule.startswith("interleaved"):
@@ -112,14 +108,14 @@ def micro_batches_fit(options: PipelineOptions, count: int) -> bool:
 
 
 def check_micro_batches(options: PipelineOptions, count: int) -> None:
-    """Refuse a number of micro-batches that the schedule cannot take.
+    """Reject a number of micro-batches that the schedule does not support.
 
     Args:
-        options: of the pipeline.
+        options: Options of the pipeline.
         count: ``gradient_accumulation_steps``.
 
     Raises:
-        ConfigError: says which numbers fit.
+        ConfigError: The message has the supported numbers.
     """
     if options.ranks == 1 or micro_batches_fit(options, count):
         return
@@ -133,12 +129,12 @@ def check_micro_batches(options: PipelineOptions, count: int) -> None:
 
 
 def known_schedules(value: Any) -> str:
-    """Return what is said to a schedule that there is not."""
+    """Return the message for an unknown schedule."""
     close = get_close_matches(str(value).lower(), SCHEDULES, n=1)
     return f"use {', '.join(SCHEDULES)}" + (f"; did you mean `{close[0]}`?" if close else "")
 
 
-# Key -> whether a value is accepted, and what is.
+# Key -> check of a value, and description of accepted values.
 CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (SIZE, STAGES_PER_RANK),
@@ -153,7 +149,7 @@ PLAN = "tp_plan"
 MESH_KEYS = (*_SIZES, PLAN, *PIPELINE_KEYS)
 _ONE = ("cp_size", "sp_size")
 _HANDLERS = ("tp_handler", "cp_handler", "sp_handler")
-# Key -> whether a value is accepted, and what is.
+# Key -> check of a value, and description of accepted values.
 _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         _SIZES,
@@ -163,7 +159,7 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         _ONE, (lambda value: value == 1, "sequences are not cut over ranks here: leave it out")
     ),
     **dict.fromkeys(_HANDLERS, (lambda _: False, "it is accelerate's own: leave it out")),
-    # Named by accelerate's object whether they are used or not.
+    # accelerate's object always has these names, whether they are used or not.
     **dict.fromkeys(("cp_backend", "sp_backend"), (lambda _: True, "")),
     PLAN: (
         lambda value: value == "auto" or isinstance(value, dict),
@@ -175,13 +171,13 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """How many ranks each dimension of the mesh has; neighbours compute together.
+    """Number of ranks in each dimension of the mesh; neighbours compute together.
 
     Attributes:
-        replicate: groups that each hold the model.
-        shard: groups of ranks that hold it together.
-        tensor: ranks that hold a layer together.
-        pipeline: ranks, or groups of ``tensor`` ranks, that hold stages of one pipeline.
+        replicate: Groups that each have a copy of the model.
+        shard: Groups of ranks that share one copy.
+        tensor: Ranks that share each layer.
+        pipeline: Ranks, or groups of ``tensor`` ranks, with the stages of one pipeline.
     """
 
     replicate: int
@@ -191,14 +187,14 @@ class MeshSizes:
 
     @property
     def data(self) -> int:
-        """How many groups train on samples of their own."""
+        """Number of groups that train on their own samples."""
         return self.replicate * self.shard
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The mesh of what computes together, without data dimensions if there is one group.
+        """Shape of the mesh, without data dimensions if there is one group.
 
-        Of pipelines each stage has a mesh like this of its own.
+        Each stage of a pipeline has its own mesh of this shape.
         """
         if self.data == 1:
             return (self.tensor,)
@@ -215,10 +211,10 @@ class MeshSizes:
 
 
 def check_mesh(config: Mapping[str, Any] | None) -> None:
-    """Refuse what ``parallelism_config`` cannot say.
+    """Reject an invalid ``parallelism_config``.
 
     Raises:
-        ConfigError: names the key and what would be accepted.
+        ConfigError: The message names the key and the accepted values.
     """
     for name, value in (config or {}).items():
         if name not in _KEYS:
@@ -232,7 +228,7 @@ def check_mesh(config: Mapping[str, Any] | None) -> None:
 
 
 def tensor_size(config: Mapping[str, Any] | None) -> int:
-    """Return how many ranks compute a layer together."""
+    """Return the number of ranks that share a layer."""
     return int((config or {}).get("tp_size") or 1)
 
 
@@ -242,15 +238,15 @@ def model_parallel_size(config: Mapping[str, Any] | None) -> int:
 
 
 def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) -> MeshSizes:
-    """Return the mesh of ``ranks``; what is not said is what is left.
+    """Return the mesh of ``ranks``; an unset size takes the remaining ranks.
 
     Args:
-        config: ``parallelism_config``, checked.
-        ranks: how many there are.
-        shards: whether what is left are shards; else they are replicas.
+        config: Checked ``parallelism_config``.
+        ranks: Number of ranks.
+        shards: Whether the remaining ranks are shards; otherwise they are replicas.
 
     Raises:
-        ConfigError: the sizes do not multiply to the number of ranks.
+        ConfigError: The product of the sizes is not the number of ranks.
     """
     told = config or {}
     tensor, pipeline = tensor_size(told), pipeline_size(told)

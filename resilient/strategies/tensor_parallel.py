@@ -1,4 +1,4 @@
-"""Layers cut over ranks that compute together: DTensor plans, alone, replicated or sharded."""
+"""Tensor parallelism: layers cut over ranks by DTensor plans, alone, replicated or sharded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Replicated(ParallelStyle):
-    """A module that every rank computes whole, on tensors that all of them hold."""
+    """A module that every rank computes whole, on tensors that all ranks have."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh, None, _spread, _gather)
@@ -61,7 +61,7 @@ def _gather(_: nn.Module, outputs: Any, __: DeviceMesh) -> Any:
     return outputs.to_local() if isinstance(outputs, DTensor) else outputs
 
 
-# The names of Transformers for how a linear layer or an embedding is cut.
+# Transformers' names for the ways to cut a linear layer or an embedding.
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -75,16 +75,18 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelStrategy:
-    """Groups of neighbouring ranks hold each layer together; over the groups: DDP or FSDP2.
+    """Groups of neighbouring ranks share each layer; DDP or FSDP2 works over the groups.
 
-    Ranks of one group train on the same samples. Over groups, replicas are FSDP2's with shards
-    of one rank, which adds gradients up as DDP does and lets checkpoints know who holds what.
+    Ranks of one group train on the same samples. Replicas over groups are FSDP2's with shards of
+    one
+    rank. FSDP2 then reduces gradients as DDP does, and the placements tell a checkpoint each rank's
+    share.
 
     Attributes:
-        device: where this rank computes.
-        sizes: of the mesh.
-        plan: names of modules, ``*`` for one part of a name, and how each is cut (``STYLES``).
-        options: how FSDP2 shards over groups; None: groups are replicas.
+        device: Device of this rank.
+        sizes: Sizes of the mesh.
+        plan: Names of modules, ``*`` for one part of a name, and their style (``STYLES``).
+        options: FSDP2 options over groups; None: groups are replicas.
     """
 
     device: torch.device
@@ -94,7 +96,7 @@ class TensorParallelStrategy:
 
     @property
     def name(self) -> str:
-        """What is done over groups, for a checkpoint to say."""
+        """Name of the strategy over groups in a checkpoint."""
         over = "" if self.sizes.data == 1 else "+fsdp" if self.options else "+ddp"
         return f"tp{over}"
 
@@ -102,7 +104,7 @@ class TensorParallelStrategy:
         """Cut the layers in place and return the model. Collective.
 
         Raises:
-            ConfigError: the plan names no module, or a parameter cannot be spread.
+            ConfigError: The plan names no module, or a parameter cannot be cut.
         """
         if any(isinstance(one, DTensor) for one in model.parameters()):
             return model
@@ -124,7 +126,7 @@ class TensorParallelStrategy:
         return FsdpStrategy(self.device, self.options or whole)
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the cut model and what makes its steps."""
+        """Return the cut model and its stepper."""
         scale_jointly(updates, self.device)
         return bind_plainly(self, model, optimizer, updates)
 
@@ -134,13 +136,13 @@ class TensorParallelStrategy:
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Return a context in which gradients are not added up over groups."""
+        """Return a context in which gradients are not reduced over groups."""
         over = self._over_groups().no_sync(model) if self.sizes.data > 1 else nullcontext()
         with over:
             yield
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        """Copy the buffers of rank 0 to every rank, as the next forward pass would. Collective."""
         broadcast_buffers(model)
 
 
@@ -150,13 +152,13 @@ def cut_layers(
     """Cut layers in place over a mesh of one dimension. Collective.
 
     Args:
-        model: the whole, whose names the plan has.
-        plan: as in :class:`TensorParallelStrategy`.
-        mesh: of the ranks that hold them together.
-        held: names of the modules that are here; others are left alone.
+        model: Whole model, whose names the plan has.
+        plan: Plan as in :class:`TensorParallelStrategy`.
+        mesh: Mesh of the ranks that share the layers.
+        held: Names of the modules of this rank; other modules are left alone.
 
     Raises:
-        ConfigError: as :func:`whole_plan`.
+        ConfigError: As for :func:`whole_plan`.
     """
     inside = tuple(f"{name}." if name else "" for name in held)
     styles = whole_plan(model, plan)
@@ -165,10 +167,10 @@ def cut_layers(
 
 
 def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:
-    """Return a style for each module that holds parameters itself; those unnamed are replicated.
+    """Return a style for each module with own parameters; modules outside the plan are replicated.
 
     Raises:
-        ConfigError: a name or style is unknown, or a parameter cannot be spread.
+        ConfigError: A name or style is unknown, or a parameter cannot be cut.
     """
     modules = dict(model.named_modules())
     uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
