@@ -10,9 +10,10 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of a device's memory, what activations, gathered layers and libraries are left.
-ROOM_FOR_THE_REST = 0.3
 # Fraction of a device's memory for activations, gathered layers and libraries.
+ROOM_FOR_THE_REST = 0.3
+# A pipeline idles at the ends of each step. With this many micro-batches per stage the idle time is
+# small. A pipeline must save SAVED_TIMES of FSDP's traffic to be worth it.
 MICRO_BATCHES_PER_STAGE = 4
 SAVED_TIMES = 4
 _GIB = 1 << 30

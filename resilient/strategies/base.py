@@ -51,7 +51,7 @@ class OptimizerStepper(Protocol):
         """
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; return False if fp16 gradients overflowed and the step was skipped."""
+        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Free the gradients of the last step."""

@@ -1,1 +1,1 @@
-"""The same bits at any world size: gradients of fixed micro-batches joined in one fixed tree."""
+"""Canonical reduction: equal bits at any world size, by one fixed tree of micro-batches."""

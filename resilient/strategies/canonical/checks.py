@@ -1,16 +1,12 @@
-"""Refuse modules that mix micro-batches; arithmetic probe.
-
-Modules whose passes are not functions of one micro-batch, and what shows that they are not.
+"""Checks for canonical reduction: modules that mix micro-batches, and the host's arithmetic.
 
 A module that changes a buffer in its forward pass (running statistics, the vectors of spectral
-norm) or a parameter (a codebook, the weights of a teacher) carries something from one micro-batch
-to the next; which was the one before depends on how many ranks there are.
+norm) or a parameter (a codebook, the weights of a teacher) carries state from one micro-batch
+to the next. The previous micro-batch depends on the number of ranks.
 
-What a host's arithmetic is: the digest of a computation that is the same everywhere.
-
-Two hosts with the same digest make the same bits of these operations; other processors, other
-libraries or another number of threads mostly do not. Matrix products are of several shapes, as
-libraries choose their kernels by that.
+The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
+compute equal bits in these operations; other processors, libraries or numbers of threads mostly do
+not. Matrix products have several shapes, because libraries choose their kernels by shape.
 """
 
 from __future__ import annotations
@@ -38,12 +34,12 @@ _BETWEEN = "change it between steps, on every rank alike: in `on_step_end` of a 
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Refuse modules that are known to carry state from one micro-batch to the next.
+    """Reject modules that are known to carry state from one micro-batch to the next.
 
-    Call it when the model is in the mode in which it is trained.
+    Call it with the model in its training mode.
 
     Raises:
-        ConfigError: names the module.
+        ConfigError: The message names the module.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm) and module.training:
@@ -55,10 +51,10 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def refuse_layouts(model: nn.Module) -> None:
-    """Refuse parameters whose elements do not fill their memory, and sparse gradients.
+    """Reject parameters whose elements do not fill their memory, and sparse gradients.
 
     Raises:
-        ConfigError: names the parameter or the module.
+        ConfigError: The message names the parameter or the module.
     """
     for name, one in model.named_parameters():
         if one.requires_grad and torch.empty_like(one).stride() != one.stride():
@@ -84,26 +80,26 @@ def _mixes(name: str, module: nn.Module, why: str, hint: str = _INSTEAD) -> Conf
 
 @dataclass(frozen=True, slots=True)
 class ImmutabilityCheck:
-    """The buffers and parameters of a model as they were; they must stay so in every pass.
+    """Buffers and parameters of a model, which must not change in any forward pass.
 
     Attributes:
-        seen: by name: the tensor's identity and the number of changes to it.
+        seen: Identity and change count of each tensor, by name.
     """
 
     seen: Mapping[str, tuple[int, int]]
 
     @staticmethod
     def of(model: nn.Module) -> ImmutabilityCheck:
-        """Return those of a model as they are."""
+        """Record the current tensors of a model."""
         return ImmutabilityCheck(
             {name: (id(one), _changes(one)) for name, one in tensors_of(model)}
         )
 
     def require_same(self, model: nn.Module) -> None:
-        """Refuse a model whose forward pass has changed one, or put another in its place.
+        """Reject a model whose forward pass has changed or replaced a tensor.
 
         Raises:
-            ConfigError: names the module.
+            ConfigError: The message names the module.
         """
         now = ImmutabilityCheck.of(model).seen
         changed = sorted(
@@ -118,10 +114,10 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
-    """Refuse a model that has changed buffers or parameters, by their names.
+    """Reject a model with changed buffers or parameters, by their names.
 
     Raises:
-        ConfigError: there are any; names the module of the first.
+        ConfigError: There are any; the message names the module of the first.
     """
     if changed:
         owner, _, name = changed[0].rpartition(".")
@@ -153,7 +149,7 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def checksum_of(tensor: torch.Tensor) -> int:
-    """Return a number that nearly any change of a tensor's bits changes; its device makes it."""
+    """Return a number that nearly any change of a tensor's bits changes, computed on its device."""
     dense = tensor.detach().contiguous().reshape(-1)
     if dense.is_complex():
         dense = torch.view_as_real(dense).reshape(-1)
@@ -163,11 +159,11 @@ def checksum_of(tensor: torch.Tensor) -> int:
 def arithmetic_of(device: torch.device, dtype: torch.dtype) -> str:
     """Return the digest of this host's arithmetic.
 
-    Global random numbers stay as they are.
+    The global random generators stay unchanged.
 
     Args:
-        device: where the model is.
-        dtype: in which it multiplies matrices.
+        device: Device of the model.
+        dtype: Dtype of its matrix products.
     """
     with torch.enable_grad():
         return digest_of(_numbers(device, dtype))

@@ -1,4 +1,4 @@
-"""The gradients of a step: taken micro-batch by micro-batch, left as their mean on every rank."""
+"""Gradients of a step: collected per micro-batch, and left as their mean on every rank."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class DtypeGroup:
     """Parameters of one dtype, which are summed together.
 
     Attributes:
-        numbers: their places among all parameters.
-        exchange: how they are summed.
+        numbers: Their indices among all parameters.
+        exchange: Reduction over ranks.
     """
 
     numbers: tuple[int, ...]
     exchange: TreeReduce
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return those of the lane among one tensor for each parameter, flat."""
+        """Return the flat tensors of this group from one tensor per parameter."""
         return [flat(tensors[number]) for number in self.numbers]
 
 
 class GradientReducer:
-    """Joins the gradients of the micro-batches that this rank computes with those of the others.
+    """Reduction of the gradients of this rank's micro-batches with those of other ranks.
 
     Args:
-        parameters: what is trained, the same list on every rank.
-        leaves: micro-batches of a step.
-        rank: which rank this is.
-        ranks: of how many.
-        window_bytes: how much is exchanged at once.
+        parameters: Trained parameters, the same list on every rank.
+        leaves: Micro-batches of a step.
+        rank: This rank.
+        ranks: Number of ranks.
+        window_bytes: Bytes that are exchanged at once.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class GradientReducer:
         self._losses: list[torch.Tensor] = []
 
     def take(self, leaf: int, loss: torch.Tensor) -> None:
-        """Take the gradients of a micro-batch away from the parameters, and its loss.
+        """Move the gradients of a micro-batch from the parameters into the sum; record its loss.
 
         Raises:
-            ConfigError: a gradient is sparse.
+            ConfigError: A gradient is sparse.
         """
         for one in self.parameters:
             if one.grad is not None and one.grad.layout != torch.strided:
@@ -123,10 +123,9 @@ class GradientReducer:
         return loss
 
     def finish_own(self) -> tuple[float, Gradients]:
-        """Return the mean loss, and of each parameter's mean gradient this rank's run. Collective.
+        """Return the mean loss, and this rank's run of each parameter's mean gradient. Collective.
 
-        The parameters themselves have no gradients afterwards. What is returned is overwritten
-        by the next call.
+        The parameters have no gradients afterwards. The next call overwrites the returned memory.
         """
         partials, loss, used = self._meet()
         if self.ranks == 1:
@@ -139,7 +138,7 @@ class GradientReducer:
         return loss, own
 
     def tell_own(self) -> None:
-        """Give every rank the elements of parameters that each has stepped. Collective."""
+        """Send the elements that each rank has stepped to all ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
             whole = lane.of([one.detach() for one in self.parameters])
             for window in lane.exchange.windows:
@@ -154,16 +153,15 @@ class GradientReducer:
         raise IndexError(number)
 
     def _scale_alone(self, gradients: Gradients) -> None:
-        """Make means of sums that no other rank had a part in."""
+        """Convert sums to means if no other rank took part."""
         kept = [one for one in gradients if one is not None]
         if self.ranks == 1 and kept:
             torch._foreach_mul_(kept, 1 / self.plan.leaves)
 
     def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
-        """Return what this rank has joined, the mean loss, and which parameters were used.
+        """Return this rank's partial sums, the mean loss, and the used parameters.
 
-        Collective. Each loss is told by one rank, and zeros by all others: a sum of these has no
-        order.
+        Collective. One rank contributes each loss and all others zeros, so the sum has no order.
         """
         partials, losses = self._joining.values(), self._losses
         self._begin()
@@ -190,7 +188,7 @@ class GradientReducer:
         whole = [self._filled(one) for one in partials]
         room = whole[0] if whole else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
-            # Windows do not overlap, so what one of them overwrites has been sent.
+            # Windows do not overlap, so overwritten memory has already been sent.
             exchange, into = lane.exchange, lane.of(room)
             sent = [lane.of(one) for one in whole]
             for window in exchange.windows:
@@ -205,7 +203,7 @@ class GradientReducer:
         ]
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Leave this rank's runs of the means of one lane in ``_own``. Collective."""
+        """Write this rank's runs of one group's means to ``_own``. Collective."""
         exchange, own = lane.exchange, lane.of(self._own)
         for window in exchange.windows:
             mine, place = exchange.sum_up(partials, window), 0

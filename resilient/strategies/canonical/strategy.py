@@ -1,4 +1,4 @@
-"""Replicas whose gradients are joined in one fixed tree over the micro-batches of a step."""
+"""Replicas whose gradients are summed in one fixed tree over the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalStrategy:
-    """The same bits at any world size, of one rank too; replicas begin as rank 0's.
+    """Equal bits at any world size, also of one rank; replicas start as copies of rank 0.
 
     Attributes:
-        device: where this rank's replica is.
-        rank: which rank this is.
-        ranks: of how many.
-        micro_batches: of a step, of all ranks together.
-        shards_optimizer: each rank keeps and makes a share of the optimizer's steps.
-        window_bytes: how much of the gradients is exchanged at once.
+        device: Device of this rank's replica.
+        rank: This rank.
+        ranks: Number of ranks.
+        micro_batches: Micro-batches of a step, over all ranks.
+        shards_optimizer: Whether each rank keeps and steps only a share of the optimizer.
+        window_bytes: Bytes of gradients that are exchanged at once.
     """
 
     device: torch.device
@@ -46,10 +46,10 @@ class CanonicalStrategy:
     name: str = "canonical"
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Give every rank the parameters and buffers of rank 0, and return the model. Collective.
+        """Copy the parameters and buffers of rank 0 to every rank; return the model. Collective.
 
         Raises:
-            ConfigError: a parameter or its gradients lie otherwise than dense.
+            ConfigError: A parameter or its gradients are not dense in memory.
         """
         if self.shards_optimizer:
             for one in model.parameters():
@@ -60,10 +60,10 @@ class CanonicalStrategy:
         return model
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the model as it is, and what makes its steps.
+        """Return the model and its stepper.
 
         Raises:
-            ConfigError: the optimizer cannot be cut.
+            ConfigError: The optimizer cannot be sharded.
         """
         trained = [one for one in model.parameters() if one.requires_grad]
         reducer = GradientReducer(
@@ -81,7 +81,7 @@ class CanonicalStrategy:
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
-        """Return an empty context: gradients are joined after the passes of a step."""
+        """Return an empty context: gradients are reduced after the passes of a step."""
         return nullcontext()
 
     def align(self, model: nn.Module) -> None:

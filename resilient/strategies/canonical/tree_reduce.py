@@ -1,27 +1,19 @@
 """Fixed-order tree reduction over ranks.
 
-The one order in which micro-batches are added, and what of it each rank does (pure).
-
 The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers an
-aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off where the leaves
-end. Floating-point addition commutes but does not associate, so whoever joins only neighbours
-that are the two halves of a node gets the same bits as anybody else who does.
+aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off at the last leaf.
+Floating-point addition commutes but does not associate. Joining only the two halves of a node
+therefore gives the same bits on any ranks. A rank computes a contiguous run of leaves, and sends
+the sums of the shortest list of nodes that covers the run.
 
-A rank computes a contiguous run of leaves, and what it can join of them is the shortest list of
-nodes that covers the run; their sums are all that it sends.
-
-Sums of gradients over ranks, in the order of the tree.
-
-Each rank sums one span of the line of all gradients. It is sent that span of every partial sum
-there is, joins them as the tree says, and either tells everyone the result (replicas) or keeps
-it (a rank that steps only its span). With one partial per rank this sends as much as the ring of
-a native all-reduce does. Spans go in windows, so that buffers stay small.
-
-Where the numbers of a model lie when they are summed, and who sums which (pure).
-
-Parameters are cut into blocks of fixed size and laid end to end. A block is what one rank sums,
-measures and steps as a whole, at any world size: so no kernel ever sees a tensor whose length
-depends on how many ranks there are.
+Parameters are cut into blocks of fixed size and laid end to end. One rank sums, measures and steps
+a block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
+number of ranks. Each rank sums one span of the line of all gradients. It receives that span of
+every
+partial sum, joins them by the tree, and then sends the result to all ranks (replicas) or keeps it
+(a rank that steps only its span). With one partial per rank the traffic equals that of a native
+ring
+all-reduce. Spans are exchanged in windows, so that buffers stay small.
 """
 
 from __future__ import annotations
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 T = TypeVar("T")
-# A plan looks at no more than this many ways to deal the leaves out.
+# Maximum number of divisions of the leaves that a plan considers.
 _WAYS_MAX = 20_000
 
 
@@ -54,9 +46,9 @@ def parent(left: Node, right: Node, leaves: int) -> Node | None:
     """Return the node whose halves these are; None if there is no such node.
 
     Args:
-        left: a node.
-        right: a node.
-        leaves: of the tree.
+        left: Left half.
+        right: Right half.
+        leaves: Number of leaves of the tree.
     """
     half = left.stop - left.start
     is_power = half & (half - 1) == 0
@@ -67,11 +59,11 @@ def parent(left: Node, right: Node, leaves: int) -> Node | None:
 
 
 class TreeAccumulator(Generic[T]):
-    """Joins values of nodes as they come, from left to right.
+    """Joins values of nodes as they arrive, from left to right.
 
     Args:
-        leaves: of the tree.
-        add: the sum of two values, left and right; may change either.
+        leaves: Number of leaves of the tree.
+        add: Sum of two values, left and right; may change either.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
@@ -80,10 +72,10 @@ class TreeAccumulator(Generic[T]):
         self._held: list[tuple[Node, T]] = []
 
     def take(self, node: Node, value: T) -> None:
-        """Take the value of a node, and join as much as is there.
+        """Add the value of a node, and join it as far as possible.
 
         Raises:
-            ValueError: it does not follow what was taken before, so that leaves would be missing.
+            ValueError: The node does not follow the previous node, so leaves would be missing.
         """
         if self._held and self._held[-1][0].stop != node.start:
             raise ValueError(f"leaf {node.start} does not follow {self._held[-1][0].stop - 1}")
@@ -95,7 +87,7 @@ class TreeAccumulator(Generic[T]):
         self._held.append((node, value))
 
     def nodes(self) -> tuple[Node, ...]:
-        """Return what could not be joined any further."""
+        """Return the nodes that could not be joined further."""
         return tuple(node for node, _ in self._held)
 
     def values(self) -> list[T]:
@@ -106,7 +98,7 @@ class TreeAccumulator(Generic[T]):
         """Return the value of the whole tree.
 
         Raises:
-            ValueError: leaves are missing.
+            ValueError: Leaves are missing.
         """
         if self.nodes() != (Node(0, self._leaves),):
             raise ValueError(f"{self.nodes()} are not all of {self._leaves} leaves")
@@ -123,12 +115,12 @@ def cover(run: Node, leaves: int) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
-    """Who computes which leaves, and what each sends.
+    """Assignment of leaves to ranks, and the nodes that each rank sends.
 
     Attributes:
-        leaves: micro-batches of a step.
-        runs: by rank; a rank that is one too many has an empty one.
-        nodes: by rank, the covers of its run.
+        leaves: Micro-batches of a step.
+        runs: Run of each rank; a surplus rank has an empty run.
+        nodes: Nodes that cover the run of each rank.
     """
 
     leaves: int
@@ -138,10 +130,10 @@ class ReductionPlan:
 
 @cache
 def plan_for(leaves: int, ranks: int) -> ReductionPlan:
-    """Deal leaves to ranks: as evenly as can be, and cut so that few nodes are sent.
+    """Assign leaves to ranks as evenly as possible, with few nodes to send.
 
     Raises:
-        ValueError: there are no leaves or no ranks.
+        ValueError: There are no leaves or no ranks.
     """
     if leaves < 1 or ranks < 1:
         raise ValueError(f"{leaves} leaves cannot be dealt to {ranks} ranks")
@@ -178,7 +170,7 @@ def _counts(leaves: int, ranks: int) -> list[int]:
 
 
 WINDOW_BYTES = 32 << 20
-# Since torch 2.13 under a new name, and the old one warns.
+# torch 2.13 has a new name, and the old name warns.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -197,11 +189,11 @@ class TreeReduce:
     """Sums over ranks for the tensors of one line.
 
     Attributes:
-        line: how they lie.
-        plan: which nodes of the tree each rank sends.
-        rank: which of them this is.
-        like: has the dtype and device of the tensors.
-        window_bytes: how much goes at once.
+        line: Layout of the tensors.
+        plan: Nodes of the tree that each rank sends.
+        rank: This rank.
+        like: Tensor with the dtype and device of the tensors.
+        window_bytes: Bytes that are exchanged at once.
     """
 
     line: FlatBuffer
@@ -226,8 +218,8 @@ class TreeReduce:
         """Return the mean over all leaves of this rank's span of a window. Collective.
 
         Args:
-            partials: for each node that this rank sends, its flat tensors in the line's order.
-            window: one of ``windows``.
+            partials: Flat tensors in the line's order, for each node that this rank sends.
+            window: One of ``windows``.
 
         Returns:
             Memory that the next call overwrites.
@@ -259,13 +251,12 @@ class TreeReduce:
     def tell(
         self, mine: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
     ) -> None:
-        """Give every rank what each has of a window. Collective.
+        """Send each rank's span of a window to all ranks. Collective.
 
         Args:
-            mine: this rank's span.
-            tensors: flat, in the line's order; what others have is copied into them, and what
-                this rank has as well.
-            window: which one.
+            mine: This rank's span.
+            tensors: Flat tensors in the line's order, which receive all spans.
+            window: The window.
         """
         longest = window.longest
         told = self._buffer("told", longest)
@@ -292,7 +283,7 @@ class TreeReduce:
         return [tensors[one.tensor][one.start : one.stop] for one in self.line.segments(*span)]
 
     def _buffer(self, name: str, elements: int) -> torch.Tensor:
-        """Return memory that is kept between steps: fresh pages cost more than what is sent."""
+        """Return memory that is kept between steps: fresh pages cost more than the exchange."""
         room = self._room.get(name)
         if room is None or room.numel() < elements:
             room = self._room[name] = torch.empty(
@@ -306,8 +297,8 @@ def add_gradients(
 ) -> list[torch.Tensor | None]:
     """Return the sums of two lists of gradients, in the memory of either.
 
-    One that is missing counts as zeros, as it would if it came from another rank: so zero is
-    added to what is there, which makes +0.0 of -0.0.
+    A missing gradient counts as zeros, as if it came from another rank. Zero is therefore added to
+    the other gradient, which turns -0.0 into +0.0.
     """
     both = [(one, other) for one, other in zip(left, right, strict=True) if _has(one, other)]
     if both:
@@ -334,16 +325,16 @@ def _zero_added(
 
 
 BLOCK = 16_384
-"""Elements of a block: so few that torch leaves one to one thread, and never cuts it in two."""
+"""Elements of a block: so few that torch assigns the block to one thread, without a cut."""
 
 
 class TensorSlice(NamedTuple):
     """A run of elements of one tensor.
 
     Attributes:
-        tensor: its number.
-        start: the first element.
-        stop: the one after the last.
+        tensor: Number of the tensor.
+        start: First element.
+        stop: Element after the last.
     """
 
     tensor: int

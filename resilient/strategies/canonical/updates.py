@@ -1,14 +1,11 @@
-"""Optimizer step, replicated or sharded (ZeRO-1).
+"""Optimizer steps over reduced gradients, replicated or sharded (ZeRO 1).
 
-How a step is made from gradients that were joined in the order of the tree.
+The norm of all gradients is the norm of their blocks' norms, in the order of the parameters. The
+numbers and their order are the same for any division over ranks.
 
-The norm of all gradients is that of the norms of their blocks, in the order of the parameters:
-the same numbers in the same order, whoever computes them.
-
-An optimizer that steps only this rank's span of the parameters (ZeRO's first stage).
-
-Each rank keeps the state of one span of the line, in blocks of fixed size. A block is stepped as
-one tensor at any world size, so each kernel sees the same lengths whatever the number of ranks.
+A sharded optimizer steps only this rank's span of the parameters. Each rank keeps the state of one
+span of the line, in blocks of fixed size. A block is stepped as one tensor at any world size, so
+each kernel sees the same lengths for any number of ranks.
 
 Source: Rajbhandari and others, ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models (2020), section 5.1: the state of the optimizer is partitioned, parameters are not.
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class ReplicaUpdates:
-    """Every rank has the whole mean gradient and steps the whole model.
+    """Steps of the whole model on every rank, with the whole mean gradient.
 
     Args:
-        inner: how one process alone would make its steps.
-        reducer: joins the gradients.
+        inner: Stepper of a single process.
+        reducer: Reducer of the gradients.
     """
 
     def __init__(self, inner: OptimizerStepper, reducer: GradientReducer) -> None:
@@ -65,7 +62,7 @@ class ReplicaUpdates:
         self._inner.backward(loss)
 
     def finish(self) -> float:
-        """Join what all ranks have taken, and return the mean loss. Collective."""
+        """Reduce the gradients over all ranks, and return the mean loss. Collective."""
         return self.reducer.finish()
 
     def clip(
@@ -83,19 +80,19 @@ class ReplicaUpdates:
         return norm
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
         return self._inner.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Free the gradients of the step that was made."""
+        """Free the gradients of the last step."""
         self._inner.zero_grad(optimizer)
 
     def _stepped(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """Return what the optimizer steps of some parameters."""
+        """Return the tensors that the optimizer steps for some parameters."""
         return parameters
 
     def _block_norms(self) -> torch.Tensor:
-        """Return the norm of each block of all gradients; 0 where there is none."""
+        """Return the norm of each block of all gradients; 0 for a missing gradient."""
         grads = ((0, None if one.grad is None else flat(one.grad)) for one in self._parameters)
         return self._norms(list(enumerate(grads)))
 
@@ -123,12 +120,12 @@ class ReplicaUpdates:
 
 
 class ShardUpdates(ReplicaUpdates):
-    """Every rank has its runs of the mean gradient, steps these, and tells the others.
+    """Steps of this rank's runs of the mean gradient, which are then sent to the other ranks.
 
     Args:
-        inner: how one process alone would make its steps.
-        reducer: joins the gradients.
-        runs: by the number of their parameter: what the optimizer steps here.
+        inner: Stepper of a single process.
+        reducer: Reducer of the gradients.
+        runs: Tensors that the optimizer steps here, by the number of their parameter.
     """
 
     def __init__(
@@ -139,7 +136,7 @@ class ShardUpdates(ReplicaUpdates):
         self._gradients: list[torch.Tensor | None] = []
 
     def finish(self) -> float:
-        """Join what all ranks have taken, and return the mean loss. Collective."""
+        """Reduce the gradients over all ranks, and return the mean loss. Collective."""
         loss, self._gradients = self.reducer.finish_own()
         for number, run in self._runs.items():
             gradient = self._gradients[number]
@@ -149,7 +146,7 @@ class ShardUpdates(ReplicaUpdates):
         return loss
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step this rank's pieces, and tell the others. Collective."""
+        """Step this rank's pieces, and send them to the other ranks. Collective."""
         stepped = super().step(optimizer)
         self.reducer.tell_own()
         return stepped
@@ -159,7 +156,7 @@ class ShardUpdates(ReplicaUpdates):
         return [piece for run in self._runs.values() for piece in run.pieces]
 
     def _block_norms(self) -> torch.Tensor:
-        """Return the norm of each block; each is told by one rank, and zeros by all others."""
+        """Return the norm of each block; one rank contributes each norm and all others zeros."""
         norms = self._norms(
             [(nth, (run.start, self._gradients[nth])) for nth, run in self._runs.items()]
         )
@@ -174,15 +171,16 @@ _OF = "piece_of"
 def cut_optimizer(
     model: nn.Module, optimizer: Optimizer, reducer: GradientReducer
 ) -> dict[int, ParameterSlice]:
-    """Give an optimizer this rank's pieces in place of whole parameters.
+    """Replace an optimizer's parameters by this rank's pieces of them.
 
-    One that was cut before, for an earlier training of this process, keeps its pieces.
+    A parameter that was cut for an earlier training of this process keeps its pieces.
 
     Returns:
         The runs of all its parameters by their number, group by group.
 
     Raises:
-        ConfigError: it holds a parameter that is not trained here, or has a state of whole ones.
+        ConfigError: The optimizer has a parameter that is not trained here, or state of whole
+            parameters.
     """
     names = {id(one): name for name, one in model.named_parameters()}
     numbers = {id(one): number for number, one in enumerate(reducer.parameters)}
@@ -214,7 +212,7 @@ def cut_optimizer(
 
 
 def _cut_state(optimizer: Optimizer, parameter: nn.Parameter, run: ParameterSlice) -> None:
-    """Give pieces their part of a state that is there before the first step (Adagrad's sums)."""
+    """Cut a state that exists before the first step (Adagrad's sums) into the pieces."""
     for kind, value in optimizer.state.pop(parameter, {}).items():
         is_cut = torch.is_tensor(value) and value.shape == parameter.shape
         values = run.cut(flat(value)[run.start :][: run.memory.numel()]) if is_cut else ()
@@ -238,7 +236,7 @@ def _whole(
 
 
 def _piece(memory: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:
-    """Return what the optimizer steps; a run without elements has one piece, which is empty."""
+    """Return the tensors that the optimizer steps; an empty run has one empty piece."""
     piece = nn.Parameter(memory, requires_grad=True)
     setattr(piece, _OF, parameter)
     return piece

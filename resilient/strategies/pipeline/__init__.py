@@ -1,1 +1,1 @@
-"""A model cut into stages, one after another, each on ranks of its own."""
+"""Pipeline parallelism: a model cut into consecutive stages, each on its own ranks."""

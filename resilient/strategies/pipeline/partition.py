@@ -1,22 +1,20 @@
-"""Split a model into stages.
+"""Split of a model into stages, and the module trees that run one stage each.
 
-A model once per stage: its own containers, and its modules where the stage holds them.
+A stage begins at a named module. When the model's forward pass calls that module, the previous
+stage
+ends, and the module's input tensor goes to the next rank. Modules registered before it belong to
+earlier stages, modules registered after it to later stages.
 
-Each stage runs the model's own forward pass, from its start, on the whole micro-batch. Where it
-calls a module of an earlier stage, a likeness answers, which computes shapes and nothing else
-(torch's fake tensors). The module that begins the stage gets what the stage before has sent in
-place of such a tensor. Where the next stage begins, the pass is left, with what it was called
-with. So masks, positions and whatever else is made of the samples is there in every stage, and one
-tensor alone goes from stage to stage. A second one would be fake wherever it is used, and whatever
-is made of it, to the loss: that is found, and refused.
+Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
+answers the call of a module of an earlier stage; it computes only shapes (torch's fake tensors).
+The
+stage's first module gets the tensor of the previous stage in place of a fake tensor. At the start
+of the next stage the pass ends, with the call's input. Masks, positions and other values made of
+the samples therefore exist in every stage, and only one tensor goes between stages. A second one
+would be fake wherever it is used, and so would all results, up to the loss. This is detected and
+rejected.
 
-Containers are copied without what is in them; parameters keep their names in the user's model.
-
-Where a model is cut, and which of its modules each stage holds.
-
-A stage begins at a module, which is named: when the model's forward pass calls it, the stage before
-is over, and the tensor that it is called with goes to the next rank. What is registered in the
-model before that module belongs to the stages before, what is registered after it to those after.
+Containers are copied without their contents; parameters keep their names in the user's model.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ _ANSWERS_MAX = 64
 
 
 class StageComplete(BaseException):
-    """A pass came to the end of its stage: no error, and no handler of errors stops it.
+    """End of a stage in a pass: no error, and no handler of errors stops it.
 
     Attributes:
-        tensor: what goes to the next one.
+        tensor: Tensor for the next stage.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -61,7 +59,7 @@ def _mode() -> FakeTensorMode:
 
 
 def is_fake(value: Any) -> bool:
-    """Say whether anything in a value was made without what an earlier stage holds."""
+    """Return whether anything in a value was computed without an earlier stage's modules."""
     return tree_any(lambda one: isinstance(one, FakeTensor), value)
 
 
@@ -75,8 +73,8 @@ def likeness(module: nn.Module) -> nn.Module:
             memo[id(one)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
     made = copy.deepcopy(module, memo)
     for inner in made.modules():
-        # What was put over a forward pass (activation checkpointing) knows the original, and hooks
-        # want to see numbers.
+        # A wrapper of a forward pass (activation checkpointing) knows the original, and hooks need
+        # values.
         inner.__dict__.pop("forward", None)
         inner._forward_hooks.clear()  # noqa: SLF001 - torch removes them by handle alone
         inner._forward_pre_hooks.clear()  # noqa: SLF001
@@ -84,7 +82,7 @@ def likeness(module: nn.Module) -> nn.Module:
 
 
 class _Stub(nn.Module):
-    """Stands in a tree for a module, whose other attributes it has."""
+    """Stand-in for a module in a tree, with the module's other attributes."""
 
     def __init__(self, name: str, alike: nn.Module) -> None:
         super().__init__()
@@ -99,14 +97,14 @@ class _Stub(nn.Module):
 
 
 class EarlierStageStub(_Stub):
-    """A module of an earlier stage: says which shapes it would return."""
+    """A module of an earlier stage: returns tensors with the right shapes."""
 
     def __init__(self, name: str, alike: nn.Module) -> None:
         super().__init__(name, alike)
         self._answers: dict[Any, Any] = {}
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return fake tensors; for shapes that were asked before, the same ones."""
+        """Return fake tensors; the same ones for shapes that were requested before."""
         asked = _shapes_of((inputs, named))
         if asked is None or asked not in self._answers:
             if len(self._answers) >= _ANSWERS_MAX:
@@ -120,19 +118,19 @@ class EarlierStageStub(_Stub):
 
 
 class StageEntry(_Stub):
-    """The module that begins a stage: computes with what the stage before has sent."""
+    """First module of this stage: computes with the tensor of the previous stage."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        # In the tree, so that whoever shards it finds it.
+        # Registered in the tree, so that code that shards the tree finds it.
         self.module = module
         self.waiting: torch.Tensor | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the module with the tensor that waits in place of the one that is not here.
+        """Call the module with the received tensor in place of the fake one.
 
         Raises:
-            ConfigError: it needs another tensor of an earlier stage.
+            ConfigError: The module needs another tensor of an earlier stage.
         """
         waiting, self.waiting = self.waiting, None
         if waiting is None:
@@ -150,25 +148,25 @@ class StageEntry(_Stub):
 
 
 class StageExit(_Stub):
-    """The module that begins the next stage: where a pass is left."""
+    """First module of the next stage, at which a pass ends."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Leave the pass with the first tensor.
+        """End the pass with the first tensor.
 
         Raises:
-            StageOver: always, unless there is no such tensor.
+            StageOver: Always, unless there is no such tensor.
         """
         raise StageComplete(_first(inputs, named, self._name_in_model))
 
 
 class LaterStageStub(_Stub):
-    """A module of a later stage, where no stage begins: a pass never comes here."""
+    """A module of a later stage that begins no stage: a pass never reaches it."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Refuse the model.
+        """Reject the model.
 
         Raises:
-            ConfigError: always.
+            ConfigError: Always.
         """
         del inputs, named
         raise ConfigError(
@@ -178,21 +176,21 @@ class LaterStageStub(_Stub):
 
 
 class Planner(_Stub):
-    """A module that begins a stage, where shapes alone are asked for."""
+    """First module of a stage while only shapes are computed."""
 
     seen: list[torch.Tensor]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Note what comes here, and go on as a likeness does."""
+        """Record the input, and continue as a stand-in."""
         self.seen.append(_first(inputs, named, self._name_in_model))
         return self.__dict__["_alike"](*inputs, **named)
 
 
 class LastPlanner(Planner):
-    """The one that begins the last stage, after which nothing is asked."""
+    """First module of the last stage, after which no shape is needed."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Note what comes here, and leave."""
+        """Record the input, and end the pass."""
         self.seen.append(_first(inputs, named, self._name_in_model))
         raise StageComplete(self.seen[-1])
 
@@ -219,7 +217,7 @@ def _replace_first(inputs: Any, named: Any, tensor: torch.Tensor) -> tuple[Any, 
 
 
 def _shapes_of(value: Any) -> Any:
-    """Return what shapes depend on, to look up; None if that is not known."""
+    """Return the properties that shapes depend on, as a key; None if unknown."""
     leaves, spec = tree_flatten(value)
     said: list[Any] = [torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")]
     for one in leaves:
@@ -233,7 +231,7 @@ def _shapes_of(value: Any) -> Any:
 
 
 def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = "") -> nn.Module:
-    """Return ``model`` with others in place of some of its modules; both share the rest."""
+    """Return ``model`` with some modules replaced; both share the other modules."""
     if name in stand_ins:
         return stand_ins[name]
     inside = f"{name}." if name else ""
@@ -249,11 +247,11 @@ def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = 
 
 
 class StageModules:
-    """Makes the trees of a model's stages, while all of the model is here.
+    """Builder of the module trees of a model's stages, while the whole model is on this rank.
 
     Args:
-        model: the user's.
-        cut: where it is cut.
+        model: The user's model.
+        cut: Split of the model.
     """
 
     def __init__(self, model: nn.Module, cut: StageSplit) -> None:
@@ -262,7 +260,7 @@ class StageModules:
         self._alike = {name: likeness(model.get_submodule(name)) for name in cut.units}
 
     def stage(self, number: int) -> tuple[nn.Module, StageEntry | None]:
-        """Return the tree of one stage, and the module in it that begins the stage."""
+        """Return the tree of one stage, and its first module."""
         cut = self._cut
         stands: dict[str, nn.Module] = {}
         for name, stage in cut.units.items():
@@ -278,7 +276,7 @@ class StageModules:
         return tree_with(self._model, stands), entry
 
     def planner(self) -> StageShapes:
-        """Return what says the shapes that go from stage to stage."""
+        """Return the planner of the shapes between stages."""
         stands: dict[str, nn.Module] = {
             name: EarlierStageStub(name, alike) for name, alike in self._alike.items()
         }
@@ -291,15 +289,15 @@ class StageModules:
 
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Of the tensors that go to the second stage, the third, ..."""
+"""Shapes of the inputs of the second stage, the third, ..."""
 
 
 class StageShapes:
-    """Says which tensors go from stage to stage, without computing them.
+    """Shapes of the tensors between stages, without a computation.
 
     Args:
-        tree: of likenesses.
-        entries: where stages begin.
+        tree: Model of stand-ins.
+        entries: Starts of the stages.
     """
 
     def __init__(self, tree: nn.Module, entries: list[Planner]) -> None:
@@ -308,14 +306,14 @@ class StageShapes:
         self._known: dict[Any, Shapes] = {}
 
     def shapes(self, run: Callable[[nn.Module], Any], batch: Any) -> Shapes:
-        """Return the shapes that a micro-batch makes.
+        """Return the shapes for a micro-batch.
 
         Args:
-            run: calls a model with that batch.
-            batch: only its own shapes are looked at.
+            run: Function that calls a model with that batch.
+            batch: Batch of which only the shapes are used.
 
         Raises:
-            ConfigError: the model's forward pass does not come to each stage in turn.
+            ConfigError: The model's forward pass does not reach each stage in turn.
         """
         asked = _shapes_of((batch, self.tree.training))
         if asked is None:
@@ -346,24 +344,24 @@ class StageShapes:
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Leave random numbers as they are: who asks for shapes must not change what is trained."""
+    """Preserve the random generators: planning shapes must not change the training."""
     cuda: Any = torch.cuda  # partly untyped
     devices = [cuda.current_device()] if cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
-# Not called themselves, but gone through: what they hold is cut from them.
+# Never called, but descended into: their contents are cut.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 class StageSplit(NamedTuple):
-    """How a model is cut.
+    """Split of a model into stages.
 
     Attributes:
-        entries: names of the modules that begin the stages after the first.
-        units: name of a module -> the stage that holds all that is in it. Together they hold
-            every parameter and every buffer that is saved, but for buffers beside modules.
+        entries: Names of the modules that begin the stages after the first.
+        units: Name of a module -> the stage that has all of its contents. Together they have
+            every parameter and every saved buffer, except buffers beside modules.
     """
 
     entries: tuple[str, ...]
@@ -371,20 +369,21 @@ class StageSplit(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return len(self.entries) + 1
 
 
 def split_model(
     model: nn.Module, options: PipelineOptions, layer_classes: Collection[str] = ()
 ) -> StageSplit:
-    """Return how ``model`` is cut: where it was told, where the model says, or evenly.
+    """Split ``model``: at the given points, at the model's own points, or evenly.
 
-    A model says it by a method ``pp_split_points(stages)``, which returns names. Else its layers
-    (those of ``layer_classes``, or the items of its outermost lists) are dealt evenly.
+    A model has own points by a method ``pp_split_points(stages)``, which returns names. Otherwise
+    its
+    layers (those of ``layer_classes``, or the items of its outermost lists) are divided evenly.
 
     Raises:
-        ConfigError: it cannot be cut so.
+        ConfigError: The model cannot be cut so.
     """
     entries = options.split_points or _own_points(model, options.stages)
     entries = entries or _even_points(model, options.stages, layer_classes)
@@ -395,7 +394,7 @@ def split_model(
 
 
 def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
-    """Return the names of what is saved and lies in no unit, so that every stage has it."""
+    """Return the saved names that lie in no unit, so that every stage has them."""
     inside = tuple(f"{name}." for name in cut.units)
     return tuple(name for name in model.state_dict() if not name.startswith(inside))
 
@@ -423,7 +422,7 @@ def _even_points(model: nn.Module, stages: int, layer_classes: Collection[str]) 
             ", or hold the layers in a ModuleList",
         )
     names = {id(one): name for name, one in model.named_modules()}
-    # The head comes after the last layer, so where they do not divide, the last stage has fewer.
+    # The head follows the last layer, so with an uneven division the last stage has fewer layers.
     starts = [-(-len(layers) * stage // stages) for stage in range(1, stages)]
     return tuple(names[id(layers[start])] for start in starts)
 
@@ -446,10 +445,10 @@ def _check_entries(model: nn.Module, entries: Sequence[str]) -> None:
 
 
 def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
-    """Return the stage of each module that holds something itself.
+    """Return the stage of each module with own parameters or buffers.
 
     Raises:
-        ConfigError: a parameter lies beside modules, some of which other stages hold.
+        ConfigError: A parameter lies beside modules of which some belong to other stages.
     """
     begins = {name: stage for stage, name in enumerate(entries, 1)}
     places, stage = {}, 0
@@ -468,13 +467,13 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
 
 
 def _saved_buffers(module: nn.Module) -> list[str]:
-    """Return the names of a module's own buffers that are saved."""
+    """Return the names of a module's own saved buffers."""
     left_out = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
     return [name for name, _ in module.named_buffers(recurse=False) if name not in left_out]
 
 
 def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
-    """Raise if a parameter is used in two stages: each would train a copy of its own."""
+    """Raise if a parameter is used in two stages: each would train its own copy."""
     held: dict[int, set[int]] = defaultdict(set)
     for name, one in model.named_parameters(remove_duplicate=False):
         held[id(one)].add(places[name.rpartition(".")[0]])
@@ -489,7 +488,7 @@ def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
 def _units(
     name: str, module: nn.Module, places: dict[str, int], entries: set[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the outermost modules that one stage holds, and which it is."""
+    """Yield the outermost modules that belong to one stage, with their stage."""
     inside = f"{name}." if name else ""
     stages = {stage for one, stage in places.items() if one == name or one.startswith(inside)}
     is_whole = bool(name) and not isinstance(module, _LISTS)

@@ -1,4 +1,4 @@
-"""Which pipeline a model was cut for; loads nothing of torch's part about pipelines."""
+"""Registry of the pipelines of user models, without an import of torch's pipeline part."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from resilient.strategies.pipeline.runtime import PipelinedModel
 
 RANDOM = "stage_random"
-"""The part of a checkpoint that holds the random streams of stages."""
+"""Part of a checkpoint with the random generators of stages."""
 
 _MARK = "_resilient_pipeline"
 
 
 def pipeline_of(model: nn.Module) -> PipelinedModel | None:
-    """Return the pipeline that a user's model was cut for."""
+    """Return the pipeline of a user's model, None if there is none."""
     return cast("PipelinedModel | None", model.__dict__.get(_MARK))
 
 
 def remember(model: nn.Module, pipelined: PipelinedModel) -> None:
-    """Keep the pipeline of a model, which is cut once and for good."""
+    """Record the pipeline of a model, which is permanent."""
     # Not as an attribute: it would become a module inside the model.
     model.__dict__[_MARK] = pipelined

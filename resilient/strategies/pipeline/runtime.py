@@ -1,10 +1,7 @@
-"""Run stages by torch schedules.
+"""Runtime of a pipeline: rank placement, random streams, schedules, training and evaluation.
 
-Where a rank is in its pipeline, and the random numbers that its stages draw.
-
-Schedules of torch by their names, over stages whose shapes are known beforehand.
-
-Passes through a pipeline: training by a schedule of torch, evaluation from stage to stage.
+Training uses torch's schedules over stages whose shapes are known in advance. Evaluation goes from
+stage to stage.
 """
 
 from __future__ import annotations
@@ -45,15 +42,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineRank:
-    """Where this rank is.
+    """Place of this rank in its pipeline.
 
     Attributes:
-        device: where it computes.
-        number: its place in its pipeline.
-        pipeline: the ranks of that, in order.
-        pipeline_group: they.
-        peers: the ranks of the same place in all pipelines.
-        peers_group: they; None if this rank is alone.
+        device: Device of this rank.
+        number: Position in its pipeline.
+        pipeline: Ranks of its pipeline, in order.
+        pipeline_group: Process group of its pipeline.
+        peers: Ranks at the same position in all pipelines.
+        peers_group: Process group of the peers; None if this rank is alone.
     """
 
     device: torch.device
@@ -65,7 +62,7 @@ class PipelineRank:
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes what all ranks of its stages have."""
+        """Whether this rank writes the tensors that are equal on all ranks of its stages."""
         return dist.get_rank() == self.peers[0]
 
     def holder(self, stage: int) -> int:
@@ -73,9 +70,9 @@ class PipelineRank:
         return self.pipeline[stage % len(self.pipeline)]
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return what each rank of the pipeline shows. Collective.
+        """Return the values of all ranks of the pipeline. Collective.
 
-        Among ranks of one job only: what arrives is unpickled.
+        Only for ranks of one job: received values are unpickled.
         """
         shown: list[Any] = [None] * len(self.pipeline)
         dist.all_gather_object(shown, value, group=self.pipeline_group)
@@ -83,13 +80,13 @@ class PipelineRank:
 
 
 class StageRandom:
-    """The random stream of a stage's passes; a Stateful, of which each rank saves its own.
+    """Random stream of a stage's passes; a Stateful that each rank saves for itself.
 
-    Ranks of one pipeline share all other random numbers, so that they make the same batches of
-    the same samples; what their layers draw is their own.
+    Ranks of one pipeline share all other random numbers, so that they make equal batches of the
+    same samples. The layers of each rank draw from its own stream.
 
     Args:
-        place: of this rank; what computes a stage together draws the same.
+        place: Place of this rank; ranks that share a stage draw the same numbers.
     """
 
     def __init__(self, place: PipelineRank) -> None:
@@ -101,7 +98,7 @@ class StageRandom:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from this stream, and leave the process's own as it is."""
+        """Draw from this stream inside the context; the process's generators stay unchanged."""
         with self._swapped(self._states):
             try:
                 yield
@@ -134,7 +131,7 @@ class StageRandom:
         return self._states
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take them back."""
+        """Restore the generators."""
         self._states = {**self._states, **state_dict}
 
 
@@ -148,7 +145,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def class_for(options: PipelineOptions, count: int) -> Any:
-    """Return the schedule, or the plain one of its kind where so few micro-batches are left."""
+    """Return the schedule, or the plain one of its kind if too few micro-batches are left."""
     if micro_batches_fit(options, count):
         return _CLASSES[options.schedule]
     return ScheduleLoopedBFS if SCHEDULES[options.schedule] else ScheduleGPipe
@@ -161,14 +158,14 @@ def make_schedule(
     count: int,
     place: tuple[torch.device, dist.ProcessGroup],
 ) -> Any:
-    """Return what makes the passes of ``count`` micro-batches of the same shapes.
+    """Create the schedule of ``count`` micro-batches of the same shapes.
 
     Args:
-        options: of the pipeline.
-        stages: this rank's, by number; each returns its tensor, the last one the loss.
-        shapes: of the tensors that go from stage to stage.
-        count: of micro-batches.
-        place: this rank's device, and the ranks of its pipeline.
+        options: Options of the pipeline.
+        stages: Stages of this rank by number; each returns its tensor, the last one the loss.
+        shapes: Shapes of the tensors between stages.
+        count: Number of micro-batches.
+        place: Place of this rank.
     """
     device, group = place
     made = [
@@ -177,7 +174,7 @@ def make_schedule(
             number,
             options.stages,
             device,
-            # Told, so that nothing is computed to find out, which would draw random numbers.
+            # Given explicitly, because torch would compute it and draw random numbers.
             input_args=_like(shapes[number - 1]) if number else torch.empty(1, device="meta"),
             output_args=_like(shapes[number])
             if number < len(shapes)
@@ -274,18 +271,18 @@ _NEEDS_MORE = (
 
 
 class PipelinedModel(nn.Module):
-    """A model of which this rank holds some stages; called, it evaluates.
+    """A model with some stages on this rank; a call evaluates the model.
 
     Args:
-        whole: the user's model; what is elsewhere is on the meta device.
-        stages: this rank's, by number.
-        plan: says shapes.
-        options: of the pipeline.
-        place: of this rank.
+        whole: The user's model; parameters of other ranks are on the meta device.
+        stages: Stages of this rank by number.
+        plan: Planner of shapes.
+        options: Options of the pipeline.
+        place: Place of this rank.
 
     Attributes:
-        beside: names of what is saved and every stage has.
-        units: name of a module -> the stage that holds all that is in it.
+        beside: Names of saved tensors that every stage has.
+        units: Name of a module -> the stage that has all of its contents.
     """
 
     beside: tuple[str, ...] = ()
@@ -349,11 +346,11 @@ class PipelinedModel(nn.Module):
         return Part(PipelineModel(self.whole, writes=self.place.writes, but=but))
 
     def gathered(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the model whole, on the CPU of every rank. Collective.
+        """Return a whole tensor of the model on the CPU of every rank. Collective.
 
         Args:
-            name: in the user's model.
-            tensor: what this rank has of it, which may be nothing.
+            name: Name in the user's model.
+            tensor: This rank's part, which may be empty.
         """
         held = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
         source = self.place.holder(next(held, 0))
@@ -402,18 +399,18 @@ class PipelinedModel(nn.Module):
         return tree_unflatten(told, outline[1])
 
     def passes(self, runs: Sequence[Run], batches: Sequence[Any]) -> list[torch.Tensor]:
-        """Make the passes of a step; gradients add up in what this rank holds. Collective.
+        """Run the passes of a step; gradients are added on this rank. Collective.
 
-        Micro-batches of unequal shapes, here or in another pipeline, go through one by one.
+        Micro-batches of unequal shapes, here or in another pipeline, run one by one.
 
         Args:
-            runs: one for each micro-batch.
-            batches: which shapes those have.
+            runs: One function for each micro-batch.
+            batches: Batches with the shapes.
 
         Returns:
-            The loss of each, on every rank of the pipeline.
+            The loss of each micro-batch, on every rank of the pipeline.
         """
-        # Each step begins alike whether or not the one before was saved.
+        # Each step begins the same whether or not the previous step was saved.
         self.align()
         with self.random.drawing():
             shapes = [self._shapes(*one) for one in zip(runs, batches, strict=True)]

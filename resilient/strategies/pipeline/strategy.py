@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStrategy:
-    """Neighbouring ranks hold a model's stages; micro-batches of a step go through them.
+    """Pipeline of neighbouring ranks with a model's stages, for the micro-batches of a step.
 
-    The ranks of one pipeline train on the same samples. Ranks of the same place in different
-    pipelines hold the same stages: what they do together (replicas, shards, layers cut by
-    ``tensor_plan``) is done as without a pipeline, for the stage alone.
+    The ranks of one pipeline train on the same samples. Ranks at the same position in different
+    pipelines have the same stages. Their replication, sharding or ``tensor_plan`` works as without
+    a
+    pipeline, for the stage alone.
 
     Attributes:
-        device: where this rank computes.
-        sizes: of the mesh.
-        options: of the pipeline.
-        layer_classes: of layers, to deal them out.
-        tensor_plan: how layers are cut over ranks (``TensorParallelStrategy``).
-        fsdp: how FSDP2 shards over pipelines; None: they are replicas.
+        device: Device of this rank.
+        sizes: Sizes of the mesh.
+        options: Options of the pipeline.
+        layer_classes: Classes of the layers to divide.
+        tensor_plan: Plan of cut layers (``TensorParallelStrategy``).
+        fsdp: FSDP2 options over pipelines; None: they are replicas.
     """
 
     device: torch.device
@@ -56,15 +57,15 @@ class PipelineStrategy:
 
     @property
     def name(self) -> str:
-        """What is done, for a checkpoint to say."""
+        """Name of the strategy in a checkpoint."""
         inside = "tp+pp" if self.sizes.tensor > 1 else "pp"
         return inside + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Cut the model, free what other ranks hold, and return what is trained. Collective.
+        """Cut the model, free the stages of other ranks, and return the trained model. Collective.
 
         Raises:
-            ConfigError: it cannot be cut so.
+            ConfigError: The model cannot be cut so.
         """
         known = pipeline_of(model)
         if known is not None:
@@ -130,9 +131,9 @@ class PipelineStrategy:
             over.shard(stage, mesh[names])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
-        """Return the pipeline and what makes its steps. Collective.
+        """Return the pipeline and its stepper. Collective.
 
-        The optimizer is left with the parameters that are here.
+        The optimizer keeps only the parameters of this rank.
         """
         pipelined = cast("PipelinedModel", model)
         place = pipelined.place
@@ -160,7 +161,7 @@ class PipelineStrategy:
 
 
 def _free_elsewhere(model: nn.Module, cut: StageSplit, held: set[int]) -> None:
-    """Let go of the memory of what other ranks hold; names and shapes stay."""
+    """Free the memory of other ranks' parameters; names and shapes stay."""
     moved: dict[int, Any] = {}
     for name, stage in cut.units.items():
         if stage in held:
@@ -182,11 +183,11 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StagedUpdates:
-    """Makes the steps of the stages that are here, by the norm of all gradients.
+    """Optimizer steps of this rank's stages, with the norm of all gradients.
 
     Args:
-        inner: how one process alone would make them.
-        place: of this rank.
+        inner: Stepper of a single process.
+        place: Place of this rank.
     """
 
     def __init__(self, inner: OptimizerStepper, place: PipelineRank) -> None:
