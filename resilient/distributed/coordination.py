@@ -101,8 +101,7 @@ class ControlGroup:
         """Yield a function to call now and then; ranks that wait for this rank then keep waiting.
 
         This is for work without a bound, such as a host's share of a promotion. During the work
-        this
-        rank does not count as silent, however much longer it takes than the other ranks.
+        this rank does not count as silent, however much longer it takes than the other ranks.
         """
         key = self.key("beat", self.world.rank)
 

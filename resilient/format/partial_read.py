@@ -124,8 +124,7 @@ def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, se
     """Return by file name the numbers of the chunks that contain the wanted boxes of ``tensors``.
 
     Own files without a tensor in ``boxes`` are left out, because they are wanted whole. Of a file
-    in
-    an older checkpoint's folder only the referenced bytes are wanted.
+    in an older checkpoint's folder only the referenced bytes are wanted.
     """
     tensors = list(tensors)
     partial = {

@@ -2,10 +2,8 @@
 
 Source: DeepSpeed 0.19.8. ZeRO 1 and 2 lay the parameters of a group end to end and cut the line
 into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a parameter. ZeRO
-3
-cuts each parameter into equal partitions; ``optimizer.grad_position`` has the start of each.
-Without
-ZeRO, half-precision training keeps whole copies in full precision. In every case these
+3 cuts each parameter into equal partitions; ``optimizer.grad_position`` has the start of each.
+Without ZeRO, half-precision training keeps whole copies in full precision. In every case these
 full-precision weights are the saved state; the model's own weights are rounded from them.
 
 A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
@@ -308,8 +306,7 @@ class ZeroOptimizer:
     """Stateful over the optimizer of a DeepSpeed engine, keyed by parameter name.
 
     Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s, plus the
-    fp16
-    loss scale and the engine's counters.
+    fp16 loss scale and the engine's counters.
 
     Args:
         engine: First result of ``deepspeed.initialize``.

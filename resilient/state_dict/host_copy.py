@@ -150,9 +150,8 @@ class DeferredCopies:
 
     A copy whose source changed meanwhile is worthless. torch counts changes in place, and
     ``require_unchanged`` checks the counters. This detects nearly every loop that breaks its
-    promise,
-    but not all: a change through ``.data`` is not counted, and a change in progress not yet.
-    Therefore the code that changes the sources must check last.
+    promise, but not all: a change through ``.data`` is not counted, and a change in progress not
+    yet. Therefore the code that changes the sources must check last.
 
     Args:
         work: Copies that are not started, or that a device makes by itself.

@@ -1,10 +1,8 @@
 """Load of verified bytes into live state, in place, from any world size and any layout.
 
 A plain tensor is read whole. Of a tensor that is sharded over the live ranks, only this rank's
-boxes
-are read, straight into its memory. No rank ever has such a tensor whole, for any stored layout.
-Live
-tensors are filled after all ranks have verified their reads.
+boxes are read, straight into its memory. No rank ever has such a tensor whole, for any stored
+layout. Live tensors are filled after all ranks have verified their reads.
 
 With ``in_place``, live tensors are read into directly and verified there. Separate buffers would
 take twice the memory, and most of a load's time would go to page faults. During an in-place read,
@@ -186,9 +184,8 @@ class LoadPlan:
     """Live tensors to fill, by their stored names.
 
     A part's state has its tensors. A part without state before the load, such as an optimizer
-    before
-    its first step, has a method ``like(path)`` instead. It returns a tensor with the layout of the
-    future tensor at ``path`` of the part, or None. A returned FlatShard is filled itself.
+    before its first step, has a method ``like(path)`` instead. It returns a tensor with the layout
+    of the future tensor at ``path`` of the part, or None. A returned FlatShard is filled itself.
 
     Args:
         parts: Parts to load into; their state is requested here, so on all ranks alike.

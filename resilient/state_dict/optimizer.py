@@ -5,10 +5,9 @@ layer would get the moments of another. Names turn this into an error or, if onl
 changed, make it harmless.
 
 torch loads any state into any optimizer; the first step then ends in a ``KeyError``, or uses
-moments
-with another meaning. Therefore state of another kind of optimizer is rejected. The group options
-and the state of each parameter identify the kind; options that change between torch releases do
-not.
+moments with another meaning. Therefore state of another kind of optimizer is rejected. The group
+options and the state of each parameter identify the kind; options that change between torch
+releases do not.
 
 An optimizer of pieces has one run of elements of each parameter per rank, possibly empty, and steps
 it in pieces. The state of one run's pieces is laid end to end and written in place. The checkpoint

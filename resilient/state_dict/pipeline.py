@@ -129,9 +129,8 @@ class PipelineOptimizer:
     """Stateful over an optimizer of this rank's parameters, keyed by parameter name.
 
     Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An
-    optimizer
-    over all parameters is reduced to the parameters of this rank; the number of its groups stays. A
-    group that is added later is reduced at the next save.
+    optimizer over all parameters is reduced to the parameters of this rank; the number of its
+    groups stays. A group that is added later is reduced at the next save.
 
     Args:
         model: Whole model; parameters of other stages are on the meta device.

@@ -127,9 +127,8 @@ def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[Write
     """Return this rank's writes, so that all ranks together write every element once.
 
     Tensors on the same ranks are split evenly over those ranks: plain tensors over all ranks,
-    shards
-    of a mesh with a replicated dimension over their replicas. A shard that no other rank has is
-    written by its own rank, where it lies.
+    shards of a mesh with a replicated dimension over their replicas. A shard that no other rank has
+    is written by its own rank, where it lies.
 
     Args:
         tensors: Tensors by name; the same names on every rank, in the same order.

@@ -224,8 +224,7 @@ def stage(
     """Copy this rank's share of a snapshot into host memory.
 
     After this returns the live state may change, except for storages in ``steady``. These may
-    change
-    after ``rest`` of the result is made. At most one StagedSnapshot of an arena is in use.
+    change after ``rest`` of the result is made. At most one StagedSnapshot of an arena is in use.
 
     If the arena has no room, nothing is copied: the files are streamed.
 

@@ -139,8 +139,7 @@ class TrackedObjects:
         """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
 
         Running statistics differ between replicas after a step. Without this call a checkpoint
-        could
-        contain those of another rank.
+        could contain those of another rank.
         """
         for replica in self.replicas:
             group = replica.process_group

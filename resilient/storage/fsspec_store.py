@@ -175,8 +175,7 @@ class FsspecStore:
 
     The store is as atomic and durable as its service: each object is written by one call, so that
     an error of ours cannot commit half an object. ``exclusive`` is true only for libraries that
-    were
-    read and verified; see ``create_for``.
+    were read and verified; see ``create_for``.
 
     Args:
         url: URL of the store. Chained URLs (``simplecache::s3://``) are rejected, because a cache

@@ -54,8 +54,7 @@ class TempFileSweeper:
         """Delete temporary files of killed writers; ``is_ours`` gets the temporary files' own keys.
 
         The keys of the unfinished objects are unknown, but their folder is known. A folder that
-        becomes
-        empty is deleted too.
+        becomes empty is deleted too.
         """
 
         def key_of(path: Path) -> str:
@@ -205,8 +204,7 @@ class LocalStore(TempFileSweeper):
         """Delete the object and the folders that become empty; a missing object is no error.
 
         The folder is synced even if the object was missing. Another process may have deleted the
-        object
-        and died before its sync; the object would then reappear after a power loss.
+        object and died before its sync; the object would then reappear after a power loss.
 
         Crash: the object is there, whole, or gone; once this has returned, gone.
         """
@@ -337,10 +335,8 @@ class LocalStore(TempFileSweeper):
         """Run a sync whose failure is final.
 
         After a failed fsync the kernel may mark the lost pages as clean. The next fsync then
-        succeeds
-        although the data is lost. Therefore the error is never ``StoreUnavailable``, which is
-        retried.
-        After a link, a retry would find the key taken by this process and trust it.
+        succeeds although the data is lost. Therefore the error is never ``StoreUnavailable``, which
+        is retried. After a link, a retry would find the key taken by this process and trust it.
         """
         try:
             sync()

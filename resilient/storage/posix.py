@@ -189,8 +189,7 @@ class PosixFileSystem:
         """Read with ``preadv(2)``, which copies the bytes once, into the caller's memory.
 
         One descriptor reads from front to back for any layout of the memory, because the kernel
-        reads
-        ahead per descriptor. Pieces are reported in a size that fits the processor's cache.
+        reads ahead per descriptor. Pieces are reported in a size that fits the processor's cache.
         """
         with _opened(path) as descriptor:
             _regular_size(os.fstat(descriptor), path)

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 5.0
-# A shorter delay disturbs nobody, so no event is emitted.
+# A shorter delay is harmless, so no event is emitted.
 _TELL_AFTER_SECONDS = 5.0
 
 
@@ -106,12 +106,9 @@ class RetryingStore:
         """Store ``data`` under ``key`` only if no object has that key.
 
         A try without an answer may have succeeded; the retry then finds the key taken by this
-        process.
-        The content decides: equal content counts as this call's own. This is sound if no two
-        writers
-        ever write the same content under one key. The records written this way guarantee it by
-        naming
-        their writer. Without an unanswered try, ``KeyExists`` is raised.
+        process. The content decides: equal content counts as this call's own. This is sound if no
+        two writers ever write the same content under one key. The records written this way
+        guarantee it by naming their writer. Without an unanswered try, ``KeyExists`` is raised.
 
         Crash: the object exists or not; a later attempt finds it and cannot take it for its own.
         """

@@ -120,8 +120,7 @@ class ObstoreStore:
         """Store ``data`` under ``key`` only if no object has that key.
 
         The put is one PUT with ``If-None-Match: *``, never a multipart upload. Several servers
-        ignore
-        the condition when completing an upload.
+        ignore the condition when completing an upload.
 
         Crash: no object or all of it.
         """
@@ -206,8 +205,7 @@ class ObstoreStore:
         """Abort unfinished uploads; see :func:`resilient.storage.s3_multipart.abort_uploads`.
 
         obstore can neither list nor abort them. With known credentials the requests use this
-        package's
-        own client, with a machine's role they use s3fs.
+        package's own client, with a machine's role they use s3fs.
         """
         who = known_credentials(self._options)
         if who is None:

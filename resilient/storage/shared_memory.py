@@ -2,9 +2,8 @@
 
 One process owns each folder by the folder's lock. The kernel releases the lock when the owner dies
 for any reason. ``sweep`` therefore tells stale folders from live ones in any PID namespace.
-Python's
-multiprocessing.shared_memory is not used: its resource tracker unlinks segments when the process
-that mapped them dies (Python issue 82300).
+Python's multiprocessing.shared_memory is not used: its resource tracker unlinks segments when the
+process that mapped them dies (Python issue 82300).
 """
 
 from __future__ import annotations
@@ -279,8 +278,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
 
     A live owner has its lock, so its folder is not touched. A folder that is new and not locked yet
     may be deleted; its maker notices and makes another. A foreign folder with such a name, such as
-    a
-    repository in memory, stays.
+    a repository in memory, stays.
     """
     swept = []
     for path in sorted(root.glob(f"{_PREFIX}*")):

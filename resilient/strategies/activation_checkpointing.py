@@ -67,8 +67,7 @@ def recompute(
     Transformers, or ``gradient_checkpointing_enable``). In other models the layers are the modules
     of
     ``layer_classes``, or else the items of the outermost ``ModuleList`` and ``Sequential``.
-    Parameter
-    names and the saved state stay the same.
+    Parameter names and the saved state stay the same.
 
     Raises:
         ConfigError: The model has no such layers.

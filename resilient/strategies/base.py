@@ -3,8 +3,7 @@
 Replicated values stay equal on all ranks: buffers are those of rank 0. Process groups of some ranks
 get the timeout of the group of all ranks. Without an explicit timeout, torch uses its default: ten
 minutes under NCCL and thirty under gloo, whatever ``ddp_timeout`` says. torch exposes the timeout
-of
-a group only by names that begin with an underscore. Ranks that share a model use one fp16 scale:
+of a group only by names that begin with an underscore. Ranks that share a model use one fp16 scale:
 all skip a step, or none does.
 """
 

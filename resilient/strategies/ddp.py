@@ -127,7 +127,6 @@ class DdpStrategy:
         """Copy the buffers of rank 0 to every rank, as DDP's next forward pass would. Collective.
 
         Running statistics differ between replicas after a step. Without this call a checkpoint
-        could
-        contain those of another rank, and a resumed run would not equal an unbroken one.
+        could contain those of another rank, and a resumed run would not equal an unbroken one.
         """
         broadcast_buffers(self.unwrap(model))

@@ -62,8 +62,7 @@ class FsdpStrategy:
 
         Raises:
             ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar or
-                was
-                not sharded, or the ranks cannot be divided so.
+                was not sharded, or the ranks cannot be divided so.
         """
         if isinstance(model, FSDPModule):
             return model

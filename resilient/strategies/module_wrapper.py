@@ -1,9 +1,8 @@
 """Redirection of a module's calls to its wrapper, for FSDP1.
 
 FSDP1 shards the inside of a wrapper, and computes correctly only if the wrapper is called. Code
-that
-has the module itself (evaluation, ``generate``, a user's callback) also calls the wrapper, without
-knowing the wrapper.
+that has the module itself (evaluation, ``generate``, a user's callback) also calls the wrapper,
+without knowing the wrapper.
 """
 
 from __future__ import annotations

@@ -78,9 +78,8 @@ class TensorParallelStrategy:
     """Groups of neighbouring ranks share each layer; DDP or FSDP2 works over the groups.
 
     Ranks of one group train on the same samples. Replicas over groups are FSDP2's with shards of
-    one
-    rank. FSDP2 then reduces gradients as DDP does, and the placements tell a checkpoint each rank's
-    share.
+    one rank. FSDP2 then reduces gradients as DDP does, and the placements tell a checkpoint each
+    rank's share.
 
     Attributes:
         device: Device of this rank.

@@ -1,16 +1,14 @@
 """Split of a model into stages, and the module trees that run one stage each.
 
 A stage begins at a named module. When the model's forward pass calls that module, the previous
-stage
-ends, and the module's input tensor goes to the next rank. Modules registered before it belong to
-earlier stages, modules registered after it to later stages.
+stage ends, and the module's input tensor goes to the next rank. Modules registered before it belong
+to earlier stages, modules registered after it to later stages.
 
 Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
 answers the call of a module of an earlier stage; it computes only shapes (torch's fake tensors).
-The
-stage's first module gets the tensor of the previous stage in place of a fake tensor. At the start
-of the next stage the pass ends, with the call's input. Masks, positions and other values made of
-the samples therefore exist in every stage, and only one tensor goes between stages. A second one
+The stage's first module gets the tensor of the previous stage in place of a fake tensor. At the
+start of the next stage the pass ends, with the call's input. Masks, positions and other values made
+of the samples therefore exist in every stage, and only one tensor goes between stages. A second one
 would be fake wherever it is used, and so would all results, up to the loss. This is detected and
 rejected.
 
@@ -379,8 +377,7 @@ def split_model(
     """Split ``model``: at the given points, at the model's own points, or evenly.
 
     A model has own points by a method ``pp_split_points(stages)``, which returns names. Otherwise
-    its
-    layers (those of ``layer_classes``, or the items of its outermost lists) are divided evenly.
+    its layers (those of ``layer_classes``, or the items of its outermost lists) are divided evenly.
 
     Raises:
         ConfigError: The model cannot be cut so.

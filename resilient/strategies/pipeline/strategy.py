@@ -36,8 +36,7 @@ class PipelineStrategy:
 
     The ranks of one pipeline train on the same samples. Ranks at the same position in different
     pipelines have the same stages. Their replication, sharding or ``tensor_plan`` works as without
-    a
-    pipeline, for the stage alone.
+    a pipeline, for the stage alone.
 
     Attributes:
         device: Device of this rank.
