@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Fraction of a device's memory for activations, gathered layers and libraries.
 ROOM_FOR_THE_REST = 0.3
 # A pipeline idles at the ends of each step. With this many micro-batches per stage the idle time is
-# small. A pipeline must save SAVED_TIMES of FSDP's traffic to be worth it.
+# small. A pipeline is chosen only if it sends at most 1/SAVED_TIMES of the bytes that FSDP sends.
 MICRO_BATCHES_PER_STAGE = 4
 SAVED_TIMES = 4
 _GIB = 1 << 30
