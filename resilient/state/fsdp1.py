@@ -134,7 +134,10 @@ class Fsdp1Optimizer:
         """
         live = self._optimizer.param_groups
         self._optimizer.param_groups = [group for group in live if group["params"]]
-        given = {"state": state, "param_groups": [group for group in groups if group["params"]]}
+        given: dict[str, Any] = {
+            "state": state,
+            "param_groups": [group for group in groups if group["params"]],
+        }
         try:
             with _deprecated_inside():
                 set_optimizer_state_dict(self._model, self._optimizer, given)
