@@ -35,7 +35,7 @@ from resilient.start_guard import StartGuard
 from resilient.state.changes import ChangePolicy
 from resilient.state.numbers import plain_metrics
 from resilient.state.things import Things, gather_things, thing_in
-from resilient.vault.facts import PartsLeftOut, PartsStartedFresh
+from resilient.vault.facts import CountersUnread, PartsLeftOut, PartsStartedFresh
 from resilient.world.beat import LoopBeat
 from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
@@ -252,7 +252,7 @@ class Checkpointer:
             Fenced: a newer life began.
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
-        self._require_counters_read()
+        self._report_unread_counters()
         about = About(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(spine):
             if things.is_collective:
@@ -351,19 +351,11 @@ class Checkpointer:
             if type(one.value) is int and one.value > 0 and _is_zero(thing_in(self._given[name]))
         }
 
-    def _require_counters_read(self) -> None:
-        """Raise if the loop goes on with a counter of its own that began at 0.
-
-        Raises:
-            ConfigError: It neither read nor set a resumed counter.
-        """
-        for name, value in self._unread.items():
-            raise ConfigError(
-                f"`{name}` was resumed as {value}, and this loop has neither read nor set it: it "
-                "goes on as if it were 0. Nothing was saved; older checkpoints are intact",
-                hint=f'after resume(), continue from checkpointer["{name}"], and set it before '
-                "save()",
-            )
+    def _report_unread_counters(self) -> None:
+        """Report resumed counters that the loop neither read nor set; once after a resume."""
+        if self._unread:
+            self.emit(CountersUnread(tuple(sorted(self._unread.items()))))
+            self._unread = {}
 
     def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
         """Have optimizers wait before each step for what the last save is still copying."""

@@ -61,12 +61,16 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
     return (*found, *_odd_numbers(near, listing, tensors), *stale)
 
 
+RISKS = "resilient ckpt scan {path}"
+"""Help against a file that runs code in its usual loader."""
+
+
 def _dangers(folder: Folder, listing: Listing) -> Iterator[Problem]:
     """Yield what would run code, or lead elsewhere, in whoever loads it the usual way."""
     for one in scan(folder, listing):
         if one.risk is Risk.DANGER:
             is_fatal = one.file not in listing.outside
-            yield Problem(one.file, one.what, is_fatal=is_fatal, help="resilient ckpt scan {path}")
+            yield Problem(one.file, one.what, is_fatal=is_fatal, help=RISKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "a resumed counter may be ignored",
         "resilient/loop.py",
-        "        self._require_counters_read()\n",
+        "        self._report_unread_counters()\n",
         "",
         "tests/unit/test_resumed_counters.py",
     ),
