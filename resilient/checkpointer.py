@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from resilient import events
-from resilient.checkpoint.events import PartsIgnored, PartsMissing
+from resilient.checkpoint.events import CountersUnread, PartsIgnored, PartsMissing
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
 from resilient.distributed.heartbeat import LoopHeartbeat, progress_reporter
@@ -255,7 +255,7 @@ class Checkpointer:
             Fenced: A newer generation exists.
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
-        self._require_counters_read()
+        self._report_unread_counters()
         about = CheckpointInfo(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(spine):
             if things.is_collective:
@@ -357,19 +357,11 @@ class Checkpointer:
             if type(one.value) is int and one.value > 0 and _is_zero(unwrap(self._given[name]))
         }
 
-    def _require_counters_read(self) -> None:
-        """Raise if the loop continues with its own counter that began at 0.
-
-        Raises:
-            ConfigError: The loop neither read nor set a resumed counter.
-        """
-        for name, value in self._unread.items():
-            raise ConfigError(
-                f"`{name}` was resumed as {value}, and this loop has neither read nor set it: it "
-                "goes on as if it were 0. Nothing was saved; older checkpoints are intact",
-                hint=f'after resume(), continue from checkpointer["{name}"], and set it before '
-                "save()",
-            )
+    def _report_unread_counters(self) -> None:
+        """Report resumed counters that the loop neither read nor set; once after a resume."""
+        if self._unread:
+            self.emit(CountersUnread(tuple(sorted(self._unread.items()))))
+            self._unread = {}
 
     def _let_optimizers_wait(self, spine: checkpoint_engine.CheckpointEngine) -> None:
         """Make each optimizer wait before its step until the last save has copied the state."""

@@ -91,6 +91,27 @@ class PartsMissing(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CountersUnread(Event):
+    """Counters of a loop were given as 0 and resumed as more, and the loop did not use them.
+
+    Attributes:
+        counters: name and resumed value of each.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    counters: tuple[tuple[str, int], ...]
+
+    def line(self) -> str:
+        """Name each counter with its resumed value, and the way to use it."""
+        shown = ", ".join(f"`{name}` was resumed as {value}" for name, value in self.counters)
+        name = self.counters[0][0]
+        return (
+            f"{shown}, but the loop neither read nor set it after resume(): if the loop counts "
+            f'from 0 again, continue from checkpointer["{name}"]'
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PartsIgnored(Event):
     """Parts of the resumed checkpoint that no object here takes."""
 

@@ -141,12 +141,16 @@ def verify_foreign(
     return (*found, *_odd_numbers(near, listing, tensors), *stale)
 
 
+RISKS = "resilient ckpt scan {path}"
+"""Help against a file that runs code in its usual loader."""
+
+
 def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
     """Yield content that runs code or leads out of the folder when loaded the usual way."""
     for one in scan(folder, listing):
         if one.risk is Risk.DANGER:
             is_fatal = one.file not in listing.outside
-            yield Problem(one.file, one.what, is_fatal=is_fatal, help="resilient ckpt scan {path}")
+            yield Problem(one.file, one.what, is_fatal=is_fatal, help=RISKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 
 from resilient.clock import SystemClock
-from resilient.distributed.start_identity import own_start
 from resilient.distributed.launch_env import World, read_launch
+from resilient.distributed.start_identity import own_start
 from resilient.distributed.torch_kv_store import TorchKVStore, connect, join_process_group
 from resilient.errors import ConfigError, PeerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from resilient.distributed.start_identity import StartIdentity
     from resilient.distributed.launch_env import LaunchEnv
+    from resilient.distributed.start_identity import StartIdentity
 
 _FAREWELL_SECONDS = 10.0
 _SETTLE_SECONDS = 0.1

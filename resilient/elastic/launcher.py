@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.clock import SystemClock
-from resilient.distributed.start_identity import new_start
 from resilient.distributed.launch_env import read_published_repository
+from resilient.distributed.start_identity import new_start
 from resilient.elastic.events import (
     AgentStarted,
     LaunchCountUnknown,

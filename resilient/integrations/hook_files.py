@@ -28,6 +28,7 @@ class HookFiles:
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
         self._files: dict[str, torch.Tensor] = {}
+        self._group: dist.ProcessGroup | None = None
 
     def exists(self) -> bool:
         """Return true if a hook is registered."""
@@ -49,7 +50,7 @@ class HookFiles:
         with tempfile.TemporaryDirectory(prefix="resilient-hooks-") as folder:
             for hook in self._save_hooks():
                 hook(self._models(), weights, folder)
-            self._files = _shared(_read(Path(folder)))
+            self._files = self._shared(_read(Path(folder)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return names and contents of the files."""
@@ -68,6 +69,18 @@ class HookFiles:
                 path.write_bytes(content.cpu().numpy().tobytes())
             for hook in self._load_hooks():
                 hook(self._models(), folder)
+
+    def _shared(self, files: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the files of all ranks. Collective."""
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+            return files
+        if self._group is None:
+            # A group of NCCL would gather the files in the memory of each GPU.
+            self._group = dist.new_group(backend="gloo")
+        of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(of_ranks, files, group=self._group)
+        merged = {name: one for found in reversed(of_ranks) for name, one in found.items()}
+        return dict(sorted(merged.items()))
 
     def _models(self) -> list[Any]:
         """Return a list that hooks may change."""
@@ -89,16 +102,6 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
             content = np.frombuffer(path.read_bytes(), np.uint8).copy()
             found[path.relative_to(folder).as_posix()] = torch.from_numpy(content)
     return dict(sorted(found.items()))
-
-
-def _shared(files: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the files of all ranks. Collective."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return files
-    of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(of_ranks, files)
-    merged = {name: one for found in reversed(of_ranks) for name, one in found.items()}
-    return dict(sorted(merged.items()))
 
 
 def _inside(name: str) -> PurePosixPath:

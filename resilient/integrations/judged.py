@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from resilient.diff.foreign_verify import RISKS
 from resilient.diff.verification import verify_folder
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import (
@@ -14,6 +15,7 @@ from resilient.errors import (
     ResilientError,
     UnknownLayout,
 )
+from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
 
 
@@ -32,8 +34,12 @@ class JudgedCheckpoint:
     refusal: ResilientError | None
 
 
-def judge_checkpoint(path: str) -> JudgedCheckpoint | None:
+def judge_checkpoint(path: str, *, trusts_pickle: bool = False) -> JudgedCheckpoint | None:
     """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
+
+    Args:
+        path: path or URL.
+        trusts_pickle: whether the user had the trainer run the code that a pickle names.
 
     Returns:
         None if nothing is there or no known tool wrote it: the trainer reports that error.
@@ -42,9 +48,13 @@ def judge_checkpoint(path: str) -> JudgedCheckpoint | None:
         StoreError: The checkpoint could not be read.
     """
     try:
-        verdict = verify_folder(path).verdict
+        verified = verify_folder(path)
     except (KeyNotFound, UnknownLayout):
         return None
+    verdict = verified.verdict
+    if trusts_pickle and verdict.answer == "no":
+        problems = tuple(one for one in verified.contents.problems if one.help != RISKS)
+        verdict = assess_resumability(replace(verified.contents, problems=problems), path)
     refusal: ResilientError | None = None
     verify = f"resilient ckpt verify {shell_quote(path)}"
     if verdict.answer == "no":

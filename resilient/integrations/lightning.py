@@ -187,7 +187,8 @@ class ResilientCheckpoint(Checkpoint):
         self, trainer: Any, original: Callable[..., None], path: Any = None, *rest: Any, **how: Any
     ) -> None:
         """Verify a checkpoint of Lightning before it is loaded; do not read a refused one."""
-        self._judged = judge_checkpoint(str(path)) if path else None
+        trusts = (rest[0] if rest else how.get("weights_only")) is False
+        self._judged = judge_checkpoint(str(path), trusts_pickle=trusts) if path else None
         if self._judged is None or self._judged.refusal is None:
             original(path, *rest, **how)
             return

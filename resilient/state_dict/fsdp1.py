@@ -124,10 +124,41 @@ class Fsdp1Optimizer:
         )
         groups = matched_groups(names, state_dict["param_groups"], own)
         if state_dict["state"]:
-            taken: dict[str, Any] = {"state": dict(state_dict["state"]), "param_groups": groups}
-            with _deprecated_inside():
-                set_optimizer_state_dict(self._model, self._optimizer, taken)
+            self._load_with_state(dict(state_dict["state"]), groups)
             return
         self._optimizer.state.clear()
         for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
             group.update({name: one for name, one in saved.items() if name != "params"})
+
+    def _load_with_state(self, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+        """Load state by parameter name, and the options of groups in the optimizer's order.
+
+        torch refuses a second group without parameters, so it gets the groups that have some.
+        """
+        live = self._optimizer.param_groups
+        self._optimizer.param_groups = [group for group in live if group["params"]]
+        given: dict[str, Any] = {
+            "state": state,
+            "param_groups": [group for group in groups if group["params"]],
+        }
+        try:
+            with _deprecated_inside():
+                set_optimizer_state_dict(self._model, self._optimizer, given)
+            live = _merged(live, self._optimizer.param_groups, groups)
+        finally:
+            self._optimizer.param_groups = live
+
+
+def _merged(
+    live: list[dict[str, Any]], loaded: list[dict[str, Any]], saved: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return loaded groups in the order of the live ones, with saved options in empty groups."""
+    rest = iter(loaded)
+    merged = []
+    for group, options in zip(live, saved, strict=True):
+        if group["params"]:
+            merged.append(next(rest))
+        else:
+            group.update({name: one for name, one in options.items() if name != "params"})
+            merged.append(group)
+    return merged

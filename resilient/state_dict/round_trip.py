@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from dataclasses import is_dataclass, replace
+from collections import Counter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from resilient.state_dict.flatten import Tensors
 
 _SAFE = "Nothing of this save was stored; the live state and older checkpoints are unchanged"
+_ENTRIES_MAX = 64
+"""Entries of a container whose keys are checked one by one."""
 _INDEX = re.compile(r"/\d{3,}(?=/|$)")
 """Position in a long list: the structure of a list that grows is known after its first entries."""
 
@@ -62,11 +64,28 @@ class RoundTripCheck:
         fresh = kinds if seen is None else kinds - seen
         if seen is None or fresh:
             checked = self._checked.get(part, set())
-            new = {(_INDEX.sub("/#", path), kind) for path, kind in fresh}
+            crowded = _crowded(kinds)
+            new = {(_folded(path, crowded), kind) for path, kind in fresh}
             if seen is None or not new <= checked:
                 _require_loadable(part, stateful, state, tree, tensors)
-            self._seen[part], self._checked[part] = fresh | (seen or set()), checked | new
+            self._checked[part] = checked | new
+        self._seen[part] = kinds
         return tree, tensors
+
+
+def _crowded(kinds: set[tuple[str, type]]) -> set[str]:
+    """Return the paths of containers with so many entries that their keys are data."""
+    parents = Counter(path.rpartition("/")[0] for path, _ in kinds)
+    return {path for path, entries in parents.items() if entries > _ENTRIES_MAX}
+
+
+def _folded(path: str, crowded: set[str]) -> str:
+    """Return a path with one name for all keys of a crowded container, and for long positions."""
+    names = path.split("/")
+    for at in range(1, len(names)):
+        if "/".join(names[:at]) in crowded:
+            path = "/".join([*names[:at], "#", *names[at + 1 :]])
+    return _INDEX.sub("/#", path)
 
 
 def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: Tensors) -> None:
@@ -101,7 +120,7 @@ def _difference(live: Any, found: Any, path: str) -> str:
     """
     if isinstance(live, torch.Tensor | JsonRows):
         return "" if isinstance(live, JsonRows) or _is_tensor_alike(live, found) else path
-    if type(live) is not type(found):
+    if _kind_of(live) != _kind_of(found):
         return path
     if isinstance(live, dict):
         return _difference_of_dicts(live, found, path)
@@ -109,6 +128,11 @@ def _difference(live: Any, found: Any, path: str) -> str:
         pairs = enumerate(zip(live, found, strict=True))
         return next(filter(None, (_difference(*two, f"{path}/{at}") for at, two in pairs)), "")
     return "" if _is_equal(live, found) else path
+
+
+def _kind_of(value: Any) -> Any:
+    """Return the type of a value; of a scalar of numpy its dtype, which several types share."""
+    return value.dtype if isinstance(value, np.generic) else type(value)
 
 
 def _is_tensor_alike(live: torch.Tensor, found: Any) -> bool:
@@ -163,15 +187,23 @@ def _require_taken(part: str, stateful: Any, state: Any) -> None:
 
 def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
     """Load a state into a copy of a scheduler of torch."""
-    # The effects of another class's load are unknown.
-    if not type(scheduler).load_state_dict.__module__.startswith("torch.optim."):
+    if not _is_of_torch(scheduler):
         return
     made = _copy_of(scheduler)
     if stateful is scheduler:
         made.load_state_dict(state)
-    elif is_dataclass(stateful):
-        wrapper: Any = replace(stateful, scheduler=made)  # type: ignore[type-var]
-        wrapper.load_state_dict(state)
+    elif hasattr(stateful, "with_scheduler"):
+        stateful.with_scheduler(made).load_state_dict(state)
+
+
+def _is_of_torch(scheduler: Any) -> bool:
+    """Return whether torch loads a scheduler and all schedulers inside it.
+
+    The load of another class may change objects that a copy shares with the live scheduler.
+    """
+    inner = getattr(scheduler, "_schedulers", ())
+    of_torch = type(scheduler).load_state_dict.__module__.startswith("torch.optim.")
+    return of_torch and all(map(_is_of_torch, inner))
 
 
 def _copy_of(scheduler: Any) -> Any:
@@ -181,10 +213,15 @@ def _copy_of(scheduler: Any) -> Any:
         if name == "_schedulers":
             made._schedulers = [_copy_of(one) for one in value]  # noqa: SLF001 - as torch keeps them
         elif name == "lr_lambdas":
-            made.lr_lambdas = [
-                one if isinstance(one, FunctionType) else copy.copy(one) for one in value
-            ]
+            made.lr_lambdas = [_copy_of_callable(one) for one in value]
+        elif name == "_scale_fn_custom":
+            made._scale_fn_custom = _copy_of_callable(value)  # noqa: SLF001 - CyclicLR loads into it
     return made
+
+
+def _copy_of_callable(function: Any) -> Any:
+    """Return a function, or a copy of a callable object, into which torch loads attributes."""
+    return function if isinstance(function, FunctionType) else copy.copy(function)
 
 
 def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -209,4 +246,5 @@ def _has_own_load(module: nn.Module) -> bool:
         or kind._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001
         or not {"load_state_dict", "_load_from_state_dict"}.isdisjoint(own)
         or bool(own["_load_state_dict_pre_hooks"])
+        or bool(own["_load_state_dict_post_hooks"])
     )

@@ -218,9 +218,9 @@ MUTANTS = [
         "another start is rotated away",
         "resilient/checkpoint/garbage_collection.py",
         (
-            ("RetentionInput(\n"
-"        descent.candidates, descent.abandoned, keep=keep, separate=descent.separate\n"
-"    )")
+            "RetentionInput(\n"
+            "        descent.candidates, descent.abandoned, keep=keep, separate=descent.separate\n"
+            "    )"
         ),
         ("RetentionInput(descent.candidates, (*descent.abandoned, *descent.separate), keep=keep)"),
         ROTATE,

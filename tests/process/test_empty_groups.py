@@ -5,9 +5,14 @@ accelerate and Lightning: ``test_accelerate_state.py`` and ``test_lightning_judg
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+
+from tests.process.gangs import run_gang_to_end
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,6 +21,7 @@ pytestmark = [
 ]
 ROWS = torch.rand(16, 4, generator=torch.Generator().manual_seed(5))
 DATA = [{"x": row, "labels": row.sum()} for row in ROWS]
+WORKER = Path(__file__).with_name("empty_groups_worker.py")
 
 
 class Adapted(nn.Module):
@@ -95,3 +101,12 @@ def test_our_trainer_takes_over_an_empty_group_of_transformers(tmp_path):
     steps, weight = trained(mine, resume_from_checkpoint=path)
     assert steps == 4
     assert torch.equal(weight, theirs)
+
+
+def test_loop_with_an_empty_group_ends_as_unbroken_on_two_ranks(tmp_path):
+    ends = run_gang_to_end(2, WORKER, tmp_path)
+    for _, said, _ in ends:
+        found = json.loads(said.strip().splitlines()[-1])
+        assert sorted(found) == ["ddp", "fsdp", "fsdp1"]
+        assert [one["resumed"] for one in found.values()] == [2, 2, 2]
+        assert [one["same"] for one in found.values()] == [True, True, True]

@@ -29,6 +29,14 @@ ENDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def forking(monkeypatch):
+    """Fork programs in these tests."""
+    if not forked.is_plain():
+        pytest.skip("a signal is ignored here, and a forked program would not ignore it")
+    monkeypatch.setattr(forked, "PLAIN", False)
+
+
 def program(folder, text):
     path = folder / "program.py"
     path.write_text(f"import os, signal, sys\n{text}\n", encoding="utf-8")

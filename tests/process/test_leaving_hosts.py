@@ -25,7 +25,9 @@ SLOW_HEARTBEATS = ("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=20")
 # As a trainer's ranks: all end with 75 once any was told; works until a file says that it is done.
 RANK = """
 def stop(number, frame):
-    open("../leaving", "w").close()
+    # A host that began alone is stopped when the other one joins, and nobody is to leave.
+    if os.environ["WORLD_SIZE"] == "COUNT":
+        open("../leaving", "w").close()
     sys.exit(75)
 
 signal.signal(signal.SIGTERM, stop)

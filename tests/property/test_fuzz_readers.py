@@ -201,6 +201,7 @@ def a_job() -> dict[str, Any]:
         "spoiled": None,
         "bases": [{"checkpoint": CHECKPOINT.folder, "proved": None}],
         "segment": a_segment().decode(),
+        "token": "0" * 32,
     }
 
 

@@ -46,8 +46,13 @@ class Vault(RuleBasedStateMachine):
 
     def line(self) -> list[CheckpointId]:
         """Return what resume may use, by the definition: down the parents, falling steps."""
-        found, generation, bound = [], self.life, float("inf")
+        return self.descent()[0]
+
+    def descent(self) -> tuple[list[CheckpointId], set[int]]:
+        """Return what resume may use, and the lives from which the newest one descends."""
+        found, lives, generation, bound = [], set(), self.life, float("inf")
         while generation:
+            lives.add(generation)
             own = [one for one in self.there if one.generation == generation and one.step <= bound]
             found += sorted(own, reverse=True)
             parent = self.parents[generation]
@@ -55,11 +60,12 @@ class Vault(RuleBasedStateMachine):
                 generation, bound = generation - 1, float("inf")
             else:
                 generation, bound = (parent.generation, parent.step) if parent else (0, 0)
-        return found
+        return found, lives
 
     def separate(self) -> set[CheckpointId]:
         """Return what descends from another start than the line does."""
-        ours = {one.generation for one in self.line()}
+        # A life counts although the checkpoint from which the next life began is deleted.
+        ours = self.descent()[1]
         found = set()
         for one in self.there:
             generation = one.generation

@@ -35,7 +35,8 @@ def test_the_coordinator_asks_the_store_no_more_for_many_but_to_let_files_go(fou
     assert asked[MANY].pop("delete") == 2 * MANY + 2
     assert asked[FEW].pop("delete") == 2 * FEW + 2
     assert asked[MANY] == asked[FEW]
-    assert asked[MANY]["put_new"] == 1
+    # The manifest, and the three files of the coordinator's own.
+    assert asked[MANY]["put_new"] == 4
 
 
 def test_a_manifest_grows_with_the_ranks_and_not_faster(found):

@@ -14,8 +14,8 @@ from resilient import Checkpointer
 from resilient.checkpoint.generations import claim, read_generation
 from resilient.checkpoint.live_writer import WriterFacts, may_start
 from resilient.clock import SystemClock
-from resilient.distributed.start_identity import StartIdentity
 from resilient.distributed.launch_env import read_launch
+from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import IntegrityError, WriterAlive
 from resilient.format.document import seal
 from resilient.format.keys import generation_key

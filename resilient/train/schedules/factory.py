@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -334,6 +334,10 @@ class ScheduleState:
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state."""
         return self.scheduler.state_dict()
+
+    def with_scheduler(self, scheduler: LRScheduler) -> ScheduleState:
+        """Return the same stateful over another scheduler, to rehearse a load."""
+        return replace(self, scheduler=scheduler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take it back; where parameters are grouped otherwise, all groups must have been equal.

@@ -126,7 +126,12 @@ def own_side(path, count):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     for one in model.parameters():
-        optimizer.state[one] = {"step": torch.tensor(1.0), "count": count}
+        optimizer.state[one] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.zeros_like(one),
+            "exp_avg_sq": torch.zeros_like(one),
+            "count": count,
+        }
     things = collect_parts({"model": model, "optimizer": optimizer}, 1, rng=True)
     checkpointer = open_engine(str(path), emit=Emitter(SystemClock()))
     checkpointer.resume({})

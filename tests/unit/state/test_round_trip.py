@@ -16,6 +16,7 @@ from resilient import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, UnsavableState
 from resilient.events import Emitter
+from resilient.state_dict import round_trip
 from resilient.state_dict.round_trip import RoundTripCheck
 from resilient.state_dict.snapshot import Part
 from tests.helpers.round_trip import require_same_state
@@ -299,3 +300,93 @@ def test_list_that_grows_checked_seldom():
         holder.value.append({"loss": float(at)})
         check.take_apart("x", holder)
     assert holder.checks <= 102
+
+
+@dataclasses.dataclass
+class Run:
+    """A stateful of a user's own that holds a scheduler beside a model."""
+
+    model: nn.Module
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    unused: dataclasses.InitVar[int] = 0
+
+    def state_dict(self):
+        return {"model": self.model.state_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state["model"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+class Scale:
+    def __init__(self):
+        self.scale = torch.tensor([2.0])
+
+    def __call__(self, _):
+        return 1.0
+
+
+class OwnSchedule(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer):
+        self.table = torch.tensor([3.0])
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def load_state_dict(self, state):
+        self.table.copy_(state["table"])
+        super().load_state_dict({**state, "table": self.table})
+
+
+def test_check_of_a_first_save_changes_no_live_object(tmp_path):
+    schedules = torch.optim.lr_scheduler
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    scale, own = Scale(), OwnSchedule(optimizer)
+    given = {
+        "run": Run(model, schedules.StepLR(optimizer, 1)),
+        "cyclic": schedules.CyclicLR(optimizer, 0.1, 0.2, scale_fn=scale),
+        "nested": schedules.SequentialLR(
+            optimizer, [own, schedules.ConstantLR(optimizer)], milestones=[3]
+        ),
+    }
+    weight = model.weight.detach().clone()
+    with Checkpointer(tmp_path, emit=QUIET, rng=False, **given) as saving:
+        saving.resume()
+        saving.save(1)
+    assert torch.equal(model.weight, weight)
+    assert (scale.scale.item(), own.table.item()) == (2.0, 3.0)
+
+
+class AddsKeys(nn.Module):
+    """A module with a key that its own hook takes back."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._register_state_dict_hook(
+            lambda _, state, prefix, __: state.update({f"{prefix}extra": torch.zeros(1)})
+        )
+        self.register_load_state_dict_post_hook(lambda _, keys: keys.unexpected_keys.clear())
+
+
+def test_module_with_a_load_post_hook_is_saved(tmp_path):
+    with Checkpointer(tmp_path, emit=QUIET, rng=False, model=AddsKeys()) as saving:
+        saving.resume()
+        saving.save(1)
+
+
+def test_scalar_of_another_type_with_the_same_dtype_is_saved():
+    RoundTripCheck().take_apart("part", Holder({"value": np.longlong(3)}))
+
+
+def test_crowded_dict_with_changing_keys_is_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(round_trip, "_require_loadable", lambda *given: checked.append(given))
+    held = Holder({f"old {key}": [key] for key in range(100)})
+    check = RoundTripCheck()
+    for key in range(30):
+        held.value[f"new {key}"] = held.value.pop(f"old {key}")
+        check.take_apart("part", held)
+    assert len(checked) == 1

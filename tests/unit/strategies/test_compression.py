@@ -63,6 +63,7 @@ def alone():
 def test_an_overflow_stays_in_what_power_sgd_keeps(alone, feeds_back, is_warm):
     options = {"use_error_feedback": feeds_back, "warm_start": is_warm, "start_powerSGD_iter": 2}
     compression = Compression("power_sgd", options=options)
+    torch.manual_seed(1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
     compress(model, compression, "one")
     for step in range(8):

@@ -218,11 +218,11 @@ def test_a_save_that_failed_gives_its_rows_to_the_next(tmp_path, monkeypatch):
 
     commit, failures = persist.commit, []
 
-    def failing(store, manifest, signature=None):
+    def failing(store, manifest, *rest, **how):
         if manifest.checkpoint.step == 4:
             failures.append(manifest.checkpoint)
             raise SaveFailed("no")
-        commit(store, manifest, signature)
+        commit(store, manifest, *rest, **how)
 
     monkeypatch.setattr(persist, "commit", failing)
     train(tmp_path, max_steps=8, on_save_failure="continue", save_total_limit=None)
@@ -236,8 +236,8 @@ def test_a_failed_save_that_was_committed_after_all_fits_the_chain(tmp_path, mon
 
     commit = persist.commit
 
-    def doubtful(store, manifest, signature=None):
-        commit(store, manifest, signature)
+    def doubtful(store, manifest, *rest, **how):
+        commit(store, manifest, *rest, **how)
         if manifest.checkpoint.step == 4:
             raise SaveFailed("the answer was lost")
 

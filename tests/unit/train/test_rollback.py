@@ -208,10 +208,10 @@ def test_a_save_that_failed_is_nothing_to_go_back_to(tmp_path, monkeypatch):
 
     commit = persist.commit
 
-    def failing(store, manifest, signature=None):
+    def failing(store, manifest, *rest, **how):
         if (manifest.checkpoint.generation, manifest.checkpoint.step) == (1, 8):
             raise SaveFailed("no")
-        commit(store, manifest, signature)
+        commit(store, manifest, *rest, **how)
 
     monkeypatch.setattr(persist, "commit", failing)
     trainer = trainer_for(tmp_path, poison(11), on_save_failure="continue")

@@ -29,14 +29,13 @@ SERVERS_MAX = 4
 HEARD = (
     signal.SIGHUP,
     signal.SIGINT,
-    signal.SIGQUIT,
     signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
 PROGRAMS_MIN = 6  # with unusual variables, before a server for them pays
-# TESTS_FORK=0: each program gets a fresh interpreter.
-PLAIN = os.environ.get("TESTS_FORK", "1") == "0"
+# TESTS_FORK=1: programs are forked; without it each gets a fresh interpreter.
+PLAIN = os.environ.get("TESTS_FORK", "0") != "1"
 
 
 def relevant(environ):
