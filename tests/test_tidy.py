@@ -55,7 +55,7 @@ CATCH_ALL = {
     "resilient/distributed/coordination.py",  # a rank's failure is shown to its peers, then raised
     "resilient/elastic/metrics/collector.py",  # no figure is worth a run: see `_attempt`
     "resilient/elastic/workers/bootstrap.py",  # the worker's edge: what it died of is reported
-    "resilient/elastic/workers/fork_server.py",  # whatever a package raises when imported: see `step`
+    "resilient/elastic/workers/fork_server.py",  # whatever an imported package raises: see `step`
     "resilient/train/trackers/reporting.py",  # whatever a tool raises, training goes on
     "resilient/exit_hooks.py",  # the edge of a process: what fails there is told
     "resilient/events.py",  # a sink that raises must not stop what it is told of

@@ -105,7 +105,9 @@ def _slept_ms() -> int:
 
 
 _JUST_NOW_MS = 5_000
-_ENDS = frozenset({"TrainingStopped", "TrainingEnded", "TrainedUntil", "RunEnded", "RunGivenUp"})
+_ENDS = frozenset(
+    {"TrainingStopped", "TrainingEnded", "UntilStepReached", "RunEnded", "RunAborted"}
+)
 
 
 class LivenessState(StrEnum):

@@ -29,7 +29,7 @@ from resilient.errors import RepositoryNotFound, ResilientError, UsageError
 from resilient.format.keys import parse_checkpoint
 from resilient.redaction import shell_quote
 from resilient.storage.open import open_store
-from resilient_cli.durations import WITHIN_SECONDS as durations_WITHIN_SECONDS
+from resilient_cli import durations
 from resilient_cli.output import Format
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient_cli.output import Output
 
-WITHIN_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 
 
 def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -52,7 +52,7 @@ def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     # A shell shows whatever is written while it completes: a store that fails offers nothing.
     with suppress(ResilientError):
         options = read_storage_options(os.environ)
-        store = open_store(url, within_seconds=WITHIN_SECONDS, storage_options=options)
+        store = open_store(url, within_seconds=LOOK_SECONDS, storage_options=options)
         return [one for one in references(store) if one[0].startswith(incomplete)]
     return []
 
@@ -125,7 +125,7 @@ def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool
             hint="export RESILIENT_REPO=s3://bucket/run",
         )
     options = read_storage_options(os.environ)
-    store = open_store(url, within_seconds=durations_WITHIN_SECONDS.get(), storage_options=options)
+    store = open_store(url, within_seconds=durations.WITHIN_SECONDS.get(), storage_options=options)
     return store if reads_unsigned else reading_signed(store, signing_of(is_required=False))
 
 

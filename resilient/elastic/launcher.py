@@ -51,7 +51,7 @@ _STATIC_PORT = 29500
 # Default port of torch.
 _C10D_PORT = 29400
 _READ_SECONDS = 60
-_BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
+_BOOTSTRAP = Path(__file__).parent / "workers" / "bootstrap.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _OF_AGENTS = frozenset(
     {
-        *("WorkerFailed", "HangFound", "StopRequested", "ProgressSeen", "NoticeHeard"),
-        *("LifeEnded", "NodesLost"),
+        *("WorkerFailed", "HangFound", "StopRequested", "ProgressReported", "NoticeReceived"),
+        *("AttemptEnded", "NodesLost"),
     }
 )
 
@@ -89,7 +89,7 @@ def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
             continue
         launch = found.setdefault(one.agent, AgentRun(one.agent, one.at_ms, one.at_ms))
         launch.ended_ms = max(launch.ended_ms, one.at_ms)
-        if one.event in ("RunEnded", "RunGivenUp"):
+        if one.event in ("RunEnded", "RunAborted"):
             launch.exit_code = round(one.number("exit_code"))
     return list(found.values())
 
@@ -134,9 +134,9 @@ def _begin(by_attempt: dict[str, AttemptRecord], one: EventRecord) -> AttemptRec
 
 def _note(life: AttemptRecord, one: EventRecord) -> None:
     life.records.append(one)
-    if one.event == "LifeEnded" or not life.is_ended:
+    if one.event == "AttemptEnded" or not life.is_ended:
         life.ended_ms = max(life.ended_ms, one.at_ms)
-    life.is_ended |= one.event == "LifeEnded"
+    life.is_ended |= one.event == "AttemptEnded"
 
 
 def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None:
@@ -166,8 +166,8 @@ def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None
             life.ended_ms = max(life.ended_ms, one.at_ms)
 
 
-TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressSeen")
-WENT_BACK = "RolledBack"
+TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressReported")
+WENT_BACK = "TrainingRolledBack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
     failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
     until_ms = life.ended_ms if failed_ms is None else failed_ms
     began, over = life.first("TrainingStarted"), life.told(*ENDS)
-    signs = [one for one in life.told("ProgressSeen") if one.number("step", -1) >= 0]
+    signs = [one for one in life.told("ProgressReported") if one.number("step", -1) >= 0]
     restored = life.first("CheckpointRestored")
     first_step = step_of(began or restored, 0)
     begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
@@ -358,7 +358,7 @@ def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
 
 def _failed_ms(life: AttemptRecord) -> int | None:
     """Return the time of the first sign of failure; None if the attempt did not fail."""
-    ends = life.told("LifeEnded")
+    ends = life.told("AttemptEnded")
     if not ends:
         told = life.first("WorkerFailed")
         return told.at_ms if told else None
@@ -385,7 +385,7 @@ def _walk(
 def _last_step(life: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
     back = returns[-1] if returns else None
-    told = life.told(*TELL_STEPS, "LifeEnded", *ENDS)
+    told = life.told(*TELL_STEPS, "AttemptEnded", *ENDS)
     since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
     return max([*since, back.step if back else 0], default=0)
 

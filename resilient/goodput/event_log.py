@@ -77,15 +77,26 @@ def _since_boot_ms(one: EventRecord) -> int:
     return one.milliseconds("monotonic")
 
 
-ENDS = ("TrainingEnded", "TrainingStopped", "TrainedUntil")
+ENDS = ("TrainingEnded", "TrainingStopped", "UntilStepReached")
 """Events by which a rank reports that it stops training, for any reason."""
+FORMER_EVENTS = {
+    "LifeEnded": "AttemptEnded",
+    "LossBroke": "LossDivergenceDetected",
+    "NoticeHeard": "NoticeReceived",
+    "ProgressSeen": "ProgressReported",
+    "RolledBack": "TrainingRolledBack",
+    "RunGivenUp": "RunAborted",
+    "TrainedUntil": "UntilStepReached",
+}
+"""Names of events in files of versions before 0.1.0, with the names of today."""
+
 WANTED = frozenset(
     {
-        *("AgentStarted", "RunEnded", "RunGivenUp"),
-        *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
-        *("ProgressSeen", "NoticeHeard", "NodesLost"),
+        *("AgentStarted", "RunEnded", "RunAborted"),
+        *("WorkerGroupStarted", "AttemptEnded", "WorkerFailed", "HangFound", "StopRequested"),
+        *("ProgressReported", "NoticeReceived", "NodesLost"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
-        *(*ENDS, "MetricsLogged", "PhaseEnded", "RolledBack", "LossBroke"),
+        *(*ENDS, "MetricsLogged", "PhaseEnded", "TrainingRolledBack", "LossDivergenceDetected"),
         *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
     }
 )
@@ -173,7 +184,10 @@ def parse_line(line: str, source: str = "") -> EventRecord | None:
     """Return the record of a line; None if the line is no event of ``WANTED``."""
     fields = parse_fields(line)
     event, at = fields.get("event"), fields.get("at")
-    if not isinstance(at, str) or not isinstance(event, str) or event not in WANTED:
+    if not isinstance(at, str) or not isinstance(event, str):
+        return None
+    event = FORMER_EVENTS.get(event, event)
+    if event not in WANTED:
         return None
     at_ms = _parse_time(at)
     return None if at_ms is None else EventRecord(at_ms, event, source, fields)
@@ -245,7 +259,7 @@ def _parse_time(text: str) -> int | None:
     return at_ms if 0 <= at_ms <= _YEARS_MS else None
 
 
-_ENDS = ("RunEnded", "RunGivenUp")
+_ENDS = ("RunEnded", "RunAborted")
 
 
 @dataclass(frozen=True, slots=True)

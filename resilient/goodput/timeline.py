@@ -341,7 +341,7 @@ def _how_it_ended(
 ) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank of an attempt's end; None if it is done or running."""
     life = one.life
-    ends = life.told("LifeEnded")
+    ends = life.told("AttemptEnded")
     kinds = [end.text("ended") for end in ends]
     failures = life.told("WorkerFailed")
     if failures and ("failed" in kinds or not kinds):
@@ -354,7 +354,7 @@ def _how_it_ended(
     if kind:
         gone = _who_is_gone(life) if kind in _WITHOUT_A_WORD else None
         return gone or (_NAMES.get(kind, kind), _reason(life), ends[0].host, -1)
-    if kinds or life.told("TrainingEnded", "TrainedUntil"):
+    if kinds or life.told("TrainingEnded", "UntilStepReached"):
         return None
     if life.told("TrainingStopped"):
         return "preemption", _reason(life), "", -1

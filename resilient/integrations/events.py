@@ -50,7 +50,8 @@ class CheckpointLossReported(Event):
         """Name the losses and the command for details."""
         return (
             f"training continues from `{self.path}` with loss of {'; '.join(self.lost)}; "
-            f"--strict-resume refuses that; resilient ckpt verify {shell_quote(self.path)} says more"
+            "--strict-resume refuses that; "
+            f"resilient ckpt verify {shell_quote(self.path)} says more"
         )
 
 

@@ -186,8 +186,8 @@ class SharedFolder:
             path.unlink()
             raise StoreFull(
                 f"{self._root} has no {size_bytes} bytes left ({free_bytes(self._root)} are free)",
-                hint=f"df -h {shell_quote(self._root)}; a container's is set by --shm-size, and another "
-                "folder in memory is taken by RESILIENT_SHARED_FOLDER=...",
+                hint=f"df -h {shell_quote(self._root)}; a container's is set by --shm-size, and "
+                "another folder in memory is taken by RESILIENT_SHARED_FOLDER=...",
             ) from error
         finally:
             os.close(handle)

@@ -90,11 +90,13 @@ def test_a_writer_that_lives_here_is_let_be_but_by_force(repo, call, matches):
 
 
 def test_a_launcher_elsewhere_is_alive_while_it_tells_and_unknown_when_silent(repo, call):
-    tell(repo, ("AgentStarted", "node-9:12", BEGAN, {}), ("ProgressSeen", "node-9:12", NOW, {}))
+    tell(repo, ("AgentStarted", "node-9:12", BEGAN, {}), ("ProgressReported", "node-9:12", NOW, {}))
     assert call("ckpt", "unlock", repo, "--yes").status == 80
     tell(repo, ("AgentStarted", "node-7:12", BEGAN, {"exit_code": 0}))
     later = (datetime.fromisoformat(NOW) - timedelta(minutes=5)).isoformat()
-    tell(repo, ("AgentStarted", "node-9:12", BEGAN, {}), ("ProgressSeen", "node-9:12", later, {}))
+    tell(
+        repo, ("AgentStarted", "node-9:12", BEGAN, {}), ("ProgressReported", "node-9:12", later, {})
+    )
     rename(repo, "node-9")
     found = json.loads(call("ckpt", "unlock", repo, "--json").stdout)
     assert (found["state"], found["process"]["pid"]) == ("unknown", 12)

@@ -82,6 +82,5 @@ def test_lengths_and_shares_are_as_they_are_spelt():
         30.0, 90.0, 7200.0, 86400.0, None, None,
     ]  # fmt: skip
     assert parse_duration("10m", "--x") == 600
-    assert (parse_percentage("5%", "--x"), parse_percentage("1/20", "--x"), parse_percentage("100 %", "--x")) == (
-        0.05, 0.05, 1.0,
-    )  # fmt: skip
+    shares = [parse_percentage(one, "--x") for one in ("5%", "1/20", "100 %")]
+    assert shares == [0.05, 0.05, 1.0]

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parents[1])]
 
 from contradictions import GENERAL, kinds_of  # noqa: E402 - the folder is on the path only now
-from doors import (
+from doors import (  # noqa: E402
     KINDS,
     LATER,
     LOSES,

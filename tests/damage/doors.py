@@ -34,7 +34,7 @@ KINDS = {
 }
 """Samples that our Trainer takes over, and the trainer that does."""
 RESUMES, LOSES, REFUSES, RAISES = "resumes", "resumes with a loss", "refuses", "raises"
-REPORTS = ("CheckpointTaken", "ImportLossReported", "ImportOddityReported")
+REPORTS = ("HFCheckpointImported", "ImportLossReported", "ImportOddityReported")
 DOCUMENTED = {one.number for one in EXIT_CODES}
 RESILIENT = Path(sys.executable).with_name("resilient")
 

@@ -78,7 +78,7 @@ def test_what_one_rank_misses_is_computed_back_and_all_resume_from_the_newest(lo
         expected = torch.arange(200_000, dtype=torch.float32) * 3
         assert torch.equal(state["model"]["weight"], expected)
         assert state["rng_state"]["seen"].tolist() == [rank, 3]
-    mended = events_named(told, "CheckpointMended")
+    mended = events_named(told, "CheckpointReconstructed")
     assert {event.checkpoint for event in mended} == {NEWEST.folder}
     assert {file for event in mended for file in event.files} == {lost.partition("/")[2]}
     assert "resilient ckpt repair checkpoint-3-g1" in mended[0].line()
@@ -97,7 +97,7 @@ def test_otherwise_all_ranks_go_back_together(lost, limits):
         store.delete(key)
     resumed = train(store, steps=(), told=told, **limits)
     assert {checkpoint for checkpoint, _ in resumed} == {CheckpointId(1, 2)}
-    assert events_named(told, "CheckpointMended") == []
+    assert events_named(told, "CheckpointReconstructed") == []
 
 
 def test_what_was_computed_back_is_never_referred_to():
@@ -156,7 +156,7 @@ def test_a_copy_that_cannot_be_put_is_told_and_the_save_stands():
     train(FaultyStore(store, plan), ranks=1, steps=(1,), told=told, parity=1)
     assert committed(store) == [CheckpointId(1, 1)]
     assert CheckpointId(1, 1).copy_key not in store.objects
-    (event,) = events_named(told, "CopyFailed")
+    (event,) = events_named(told, "ManifestCopyFailed")
     assert "resilient ckpt repair checkpoint-1-g1" in event.line()
 
 

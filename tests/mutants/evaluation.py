@@ -177,9 +177,9 @@ MUTANTS = [
         "a resume decodes the whole history",
         "resilient/train/state.py",
         ("        self._list = None if isinstance(entries, JsonRows) else entries\n"),
-        (
-            "        self._list = _entries(entries.trees) if isinstance(entries, JsonRows) else entries\n"
-        ),
+        "        self._list = (\n"
+        "            _entries(entries.trees) if isinstance(entries, JsonRows) else entries\n"
+        "        )\n",
         HISTORY,
     ),
     Mutant(

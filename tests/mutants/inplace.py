@@ -70,9 +70,8 @@ MUTANTS = [
         "a life that did not begin saves",
         "resilient/checkpoint_engine.py",
         "        life, began_seconds = self._begun(), ",
-        (
-            "        life, began_seconds = self._life or start_generation(self._desk, ResumeChoice(None, ()), 'x'), "
-        ),
+        "        life, began_seconds = self._life or "
+        "start_generation(self._desk, ResumeChoice(None, ()), 'x'), ",
         GANG,
     ),
     Mutant(

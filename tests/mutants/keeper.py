@@ -38,9 +38,8 @@ MUTANTS = [
     Mutant(
         "a keeper that is gone is taken for a failed save",
         "resilient/checkpoint/daemon/client.py",
-        (
-            "landed = found is True or capture_failure(lambda: is_committed(desk.store, checkpoint)) is True"
-        ),
+        "landed = found is True or "
+        "capture_failure(lambda: is_committed(desk.store, checkpoint)) is True",
         "landed = False",
         "tests/unit/vault/test_verdict.py",
     ),
@@ -61,9 +60,8 @@ MUTANTS = [
     Mutant(
         "what a dead keeper held is given up",
         "resilient/checkpoint/daemon/client.py",
-        (
-            "        if isinstance(failed, RankFailure) and not self._persist_here(desk, job, failed):\n"
-        ),
+        "        if isinstance(failed, RankFailure) "
+        "and not self._persist_here(desk, job, failed):\n",
         ("        if isinstance(failed, RankFailure):\n            raise failed.cause\n"),
         f"{ALONE} -k heard_of_at_once",
     ),
@@ -112,9 +110,8 @@ MUTANTS = [
     Mutant(
         "a keeper that was only slow has not saved",
         "resilient/checkpoint/daemon/client.py",
-        (
-            "            if capture_failure(lambda: is_committed(desk.store, job.about.checkpoint)) is True:"
-        ),
+        "            if capture_failure("
+        "lambda: is_committed(desk.store, job.about.checkpoint)) is True:",
         "            if not job:",
         f"{FAILED} -k only_slow",
     ),

@@ -36,9 +36,8 @@ MUTANTS = [
     Mutant(
         "nobody asks whether the server lies",
         "resilient/checkpoint/start_generation.py",
-        (
-            "check_store_capabilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)\n"
-        ),
+        "check_store_capabilities("
+        "desk.store, desk.clock, single_writer=desk.limits.single_writer)\n",
         "pass\n",
         _ABILITIES,
     ),
@@ -115,9 +114,7 @@ MUTANTS = [
     Mutant(
         "an upload that failed is left behind",
         "resilient/storage/s3_transfer.py",
-        (
-            'self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))\n'
-        ),
+        'self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))\n',
         "pass\n",
         _WIRE + " -k come_to_nothing",
     ),

@@ -40,9 +40,7 @@ MUTANTS = [
     Mutant(
         "the groups of an optimizer of Lightning are not looked at",
         "resilient/layouts/lightning.py",
-        (
-            "            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
-        ),
+        "            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n",
         "            problems += []\n",
         f"{OPTIMIZERS} -k of_lightning",
     ),

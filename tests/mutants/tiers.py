@@ -288,8 +288,8 @@ MUTANTS = [
     Mutant(
         "a host that brings file after file is taken for silent",
         "resilient/checkpoint/promotion.py",
-        "        beat()\n",
-        "",
+        "        beat()\n    return put_bytes\n",
+        "    return put_bytes\n",
         f"{UNEQUAL} -k three_times",
     ),
     Mutant(

@@ -225,13 +225,13 @@ def test_events_are_written_as_json_lines(train):
     assert [record["event"] for record in records] == [
         "AgentStarted",
         "WorkerGroupStarted",
-        "LifeEnded",
-        "ReactionChosen",
+        "AttemptEnded",
+        "RestartDecisionMade",
         "WorkerFailed",
         "GroupRestarted",
         "WorkerGroupStarted",
-        "LifeEnded",
-        "ReactionChosen",
+        "AttemptEnded",
+        "RestartDecisionMade",
         "RunEnded",
     ]
     assert records[3]["action"] == "Restart"

@@ -81,10 +81,10 @@ def test_a_host_that_lost_another_one_pays_nothing_for_it(node):
     (first.folder / "done").touch()
     assert first.end() == 0, first.err
     assert first.said("life") == ["1", "2", "1", "2", "1"]
-    chosen = [one for one in told(first, "ReactionChosen") if one["cause"] == "peer"]
+    chosen = [one for one in told(first, "RestartDecisionMade") if one["cause"] == "peer"]
     assert [(one["action"], one["restarts_left"]) for one in chosen] == [("Restart", 0)] * 2
     assert not told(first, "WorkerFailed")
-    assert [one["rank"] for one in told(first, "LossElsewhere")] == [0, 0]
+    assert [one["rank"] for one in told(first, "RemoteRankLost")] == [0, 0]
     assert "failed first" not in first.err
 
 

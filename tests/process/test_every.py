@@ -30,7 +30,7 @@ def test_two_ranks_save_by_time_through_a_kill(tmp_path):
         os.kill(job.wait_for_step(30, rank=1), signal.SIGKILL)
         assert job.wait() == 0, job.said()
         said = job.said()
-    plans, saves = told(tmp_path, "CadenceChosen"), told(tmp_path, "CheckpointCommitted")
+    plans, saves = told(tmp_path, "SaveScheduleChosen"), told(tmp_path, "CheckpointCommitted")
     assert [one["generation"] for one in plans] == [1, 2], said
     assert {one["rank"] for one in plans} == {0}
     assert [one["interval_seconds"] for one in plans] == [0.5, 0.5]

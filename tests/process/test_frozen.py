@@ -66,7 +66,7 @@ def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tm
     assert second.resume({"model": Part(held)}).checkpoint == CheckpointId(1, 2)
     for name, one in frozen_parts_of(2)["model"].stateful.state.items():
         assert torch.equal(held.state[name], one), name
-    assert "MemoryDoubted" not in names(second.seen)
+    assert "MemoryCopyRejected" not in names(second.seen)
     second.save(3, {"model": frozen_parts_of(3)["model"]}, CheckpointInfo())
     second.close()
     assert verify(store, CheckpointId(2, 3), "deep") == []

@@ -44,9 +44,12 @@ def test_only_the_host_of_the_rank_that_hangs_is_blamed(node):
     assert (hang["rank"], hang["step"]) == (1, 18)
     assert "stuck_here" in hang["stacks"]["1"]["stacks"]
     assert not told(innocent, "HangFound"), innocent.err
-    (elsewhere,) = told(innocent, "HangElsewhere")
+    (elsewhere,) = told(innocent, "RemoteHangReported")
     assert (elsewhere["rank"], elsewhere["step"], elsewhere["waiting"]) == (1, 18, 0)
     # Neither a failure nor a restart of its own.
-    assert [one["ended"] for one in told(innocent, "ReactionChosen")] == ["regrouped", "succeeded"]
-    assert told(innocent, "ReactionChosen")[0]["restarts_left"] == 3
+    assert [one["ended"] for one in told(innocent, "RestartDecisionMade")] == [
+        "regrouped",
+        "succeeded",
+    ]
+    assert told(innocent, "RestartDecisionMade")[0]["restarts_left"] == 3
     assert not told(innocent, "WorkerFailed")

@@ -182,7 +182,7 @@ def test_a_save_that_needs_the_memory_of_held_steps_gets_it(start, tmp_path, bou
     checkpointer.wait()
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 6), 6.0)
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
 
 
 def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
@@ -249,7 +249,7 @@ def test_a_host_whose_keeper_is_gone_ends_the_holding_of_all(start, tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
     checkpointer = begun(gone, tmp_path / "run")
     assert start_step_cache(checkpointer) is None
-    assert "HoldingEnded" in names(checkpointer.seen)
+    assert "StepCacheDisabled" in names(checkpointer.seen)
     checkpointer.close()
     keeper = start("--host-bytes-max", str(4 * SIZE + (1 << 20)))
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "small")

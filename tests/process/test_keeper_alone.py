@@ -123,7 +123,7 @@ def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, 
     checkpointer.save(2, weight(2), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed()[0] == CheckpointId(1, 2)
-    assert "KeeperBypassed" in names(checkpointer.seen)
+    assert "DaemonBypassed" in names(checkpointer.seen)
 
 
 def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
@@ -132,7 +132,7 @@ def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
-    assert "nobody" in checkpointer.seen[-2].reason or "KeeperBypassed" in names(checkpointer.seen)
+    assert "nobody" in checkpointer.seen[-2].reason or "DaemonBypassed" in names(checkpointer.seen)
 
 
 def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
@@ -202,7 +202,7 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
         checkpointer.wait()
         checkpointer.save(2, weight(8, 300_000), CheckpointInfo())
         checkpointer.close()
-        bypassed = names(checkpointer.seen).count("KeeperBypassed")
+        bypassed = names(checkpointer.seen).count("DaemonBypassed")
         assert bypassed == (2 if world.is_coordinator else 0)
         return checkpointer.committed()
 

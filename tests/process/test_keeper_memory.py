@@ -36,7 +36,7 @@ def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_d
     checkpointer.save(2, weight(2, 1000), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2), CheckpointId(1, 1)]
-    assert names(checkpointer.seen).count("KeeperBypassed") >= 1
+    assert names(checkpointer.seen).count("DaemonBypassed") >= 1
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
 
 
@@ -52,7 +52,7 @@ def test_a_save_that_the_keeper_could_not_write_leaves_nothing_on_the_disk(start
     checkpointer.save(2, weight(2, 500_000), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2)]
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
 
 
 def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
@@ -91,7 +91,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
     checkpoint, value, seen = resumed_weight(keeper, url, "third")
     assert (checkpoint, value) == (CheckpointId(1, 1), 1.0)
     assert [key for key in reads if key.endswith(".safetensors")]
-    assert "MemoryDoubted" in names(seen)
+    assert "MemoryCopyRejected" in names(seen)
 
 
 def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path):

@@ -73,7 +73,7 @@ def test_in_steady_state_a_save_asks_the_keeper_nothing(keeper, tmp_path, monkey
     assert [verb for verb in asked if verb != "wait"] == []
     checkpointer.close()
     assert checkpointer.committed()[0] == CheckpointId(1, 2)
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
 
 
 def test_memory_is_taken_early_and_the_first_save_asks_for_nothing_big(keeper, tmp_path):
@@ -109,7 +109,7 @@ def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
     checkpointer.save(2, parts, CheckpointInfo(), overlap=True)
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 2)]
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
 
 
 def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_pa
     checkpointer.close()
     assert held.read_bytes() == before
     assert checkpointer.committed()[0] == CheckpointId(1, 3)
-    assert names(checkpointer.seen).count("KeeperBypassed") == 2
+    assert names(checkpointer.seen).count("DaemonBypassed") == 2
 
 
 @pytest.mark.parametrize("overlap", [True, False])

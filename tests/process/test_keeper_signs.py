@@ -41,4 +41,4 @@ def test_what_the_keeper_commits_is_signed_and_resumed_from_its_memory(tmp_path)
     assert resumed[0] is None
     assert resumed[1].checkpoint == CheckpointId(1, 1)
     assert len(list((tmp_path / "run").glob("checkpoint-*/signature-*.json"))) == 2
-    assert "KeeperBypassed" not in said
+    assert "DaemonBypassed" not in said

@@ -97,7 +97,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
             assert checkpointer.committed()[0] == CheckpointId(1, step)
         checkpointer.close()
     assert 2 * FILE_BYTES <= watch.most_bytes <= BOUND_BYTES
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
     found, tensors, _ = resumed_from(keeper, tmp_path / "run")
     assert found == CheckpointId(1, 2)
     assert is_same(tensors, state(2))
@@ -122,7 +122,7 @@ def test_state_that_grows_past_the_bound_and_shrinks_again_is_saved_each_time(st
         checkpointer.close()
     assert watch.most_bytes <= BOUND_BYTES
     assert [one.step for one in checkpointer.committed()] == [4, 3, 2, 1]
-    assert "KeeperBypassed" not in names(checkpointer.seen)
+    assert "DaemonBypassed" not in names(checkpointer.seen)
     assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(4, 33))
 
 
@@ -155,7 +155,7 @@ def test_a_rank_that_has_room_waits_for_one_that_has_not(start, tmp_path):
         checkpointer.save(1, parts, CheckpointInfo())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
-        return is_durable, "KeeperBypassed" in names(checkpointer.seen)
+        return is_durable, "DaemonBypassed" in names(checkpointer.seen)
 
     with Watch(keeper.shared) as watch:
         assert run_ranks(2, rank_main) == [(True, False)] * 2
@@ -170,7 +170,7 @@ def test_two_ranks_stream_at_once(start, tmp_path):
         checkpointer.save(1, parts_of(state(5, 72)), CheckpointInfo())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
-        return is_durable, "KeeperBypassed" in names(checkpointer.seen)
+        return is_durable, "DaemonBypassed" in names(checkpointer.seen)
 
     with Watch(keeper.shared) as watch:
         assert run_ranks(2, rank_main) == [(True, False)] * 2
@@ -211,7 +211,7 @@ def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeyp
     assert checkpointer.committed() == [CheckpointId(1, 1)]
     checkpointer.close()
     assert len(count) == 2
-    assert "KeeperBypassed" in names(checkpointer.seen)
+    assert "DaemonBypassed" in names(checkpointer.seen)
     keeper.close()
     again = start(folder="again")
     assert is_same(resumed_from(again, tmp_path / "run")[1], state(1))

@@ -95,7 +95,7 @@ def test_a_host_that_is_asked_to_leave_does_and_the_other_goes_on_from_that_step
     assert [int(step) for step in beats.read_text().split()] == [*range(1, STEPS + 1)]
     assert audited(run)["ranks"][-2:] == [2, 1]
     assert digest(run) == calm
-    leaves, _ = told(first, "ReactionChosen")[-2:]
+    leaves, _ = told(first, "RestartDecisionMade")[-2:]
     assert (leaves["ended"], leaves["action"], leaves["restarts_left"]) == (
         "preempted",
         "Restart",

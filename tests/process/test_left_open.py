@@ -78,7 +78,7 @@ def run(script, *arguments):
 def test_the_last_save_is_promoted_and_its_tiers_are_rotated(tmp_path):
     done = run(TIERED, tmp_path / "far", tmp_path / "near")
     assert done.returncode == 0, done.stderr
-    assert "RotationFailed" not in done.stderr
+    assert "RetentionFailed" not in done.stderr
     for tier in ("far", "near"):
         assert committed(LocalStore(tmp_path / tier)) == [CheckpointId(1, 1)], done.stderr
 

@@ -97,7 +97,7 @@ def test_a_rank_that_hangs_on_another_host_is_found_there_and_all_go_on(gang, ca
     assert "canonical_job.py" in hangs[0]["stacks"]["1"]["stacks"]
     # Its peer waits in a collective for as long, and is not what hangs.
     assert not agents[0].told("HangFound"), agents[0].said
-    first, *_ = agents[0].told("ReactionChosen")
+    first, *_ = agents[0].told("RestartDecisionMade")
     # Its rank may die of the other's end before the other host is seen to come again.
     assert (first["ended"], first["cause"]) in (("regrouped", ""), ("failed", "peer"))
     # The sizes of worlds that trained, one after the other, and of both lives.

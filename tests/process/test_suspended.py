@@ -41,6 +41,6 @@ for step in range(1, 30):
     lines = (agent.folder / "events" / "agent.jsonl").read_text(encoding="utf-8").splitlines()
     told = [json.loads(line) for line in lines]
     assert not [one for one in told if one["event"] == "HangFound"], agent.err
-    away = [one for one in told if one["event"] == "AgentWasAway"]
+    away = [one for one in told if one["event"] == "AgentSuspended"]
     assert max(one["seconds"] for one in away) > AWAY_SECONDS - 1, agent.err
     assert len(agent.said("pid")) == 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +33,7 @@ from resilient_cli.repositories import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from resilient.checkpoint.replicate import ReplicationPlan
     from resilient.format.keys import CheckpointId

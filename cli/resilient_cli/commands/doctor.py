@@ -138,8 +138,8 @@ def check_signals(proc: Path = _PROC) -> Check:
             found=f"process 1 is `{first}`, which passes no SIGTERM on, unless it ends with `exec`",
             hint="exec resilient train ...",
         )
-    for name, field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
-        if _mask(proc, field) >> (signal.SIGTERM - 1) & 1:
+    for name, status_field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
+        if _mask(proc, status_field) >> (signal.SIGTERM - 1) & 1:
             found, hint = f"SIGTERM is {name} by who started this", "grep -rn \"trap '' TERM\" ."
             return Check("signals", is_ok=False, found=found, hint=hint)
     code = _ask_to_stop()

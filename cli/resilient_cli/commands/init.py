@@ -58,8 +58,8 @@ def init(
     options = f" --config {shell_quote(written[1])}" if len(written) > 1 else ""
     command = f"resilient train {shell_quote(written[0])}{options}"
     blocks = (*(f"wrote {one}" for one in written), f"next: {command}")
-    show(CommandResult("init", "init", {"written": written, "next": command}, blocks, tuple(written)),
-         output_of(ctx))  # fmt: skip
+    data = {"written": written, "next": command}
+    show(CommandResult("init", "init", data, blocks, tuple(written)), output_of(ctx))
 
 
 def _texts(template: Template) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +27,8 @@ from resilient_cli.views.goodput import moment
 from resilient_cli.views.text import NONE, age, folder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from resilient.checkpoint.fencing import Writer
     from resilient.checkpoint.generations import Generation
     from resilient.format.keys import CheckpointId
@@ -192,7 +193,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
             f"life {writer.life} of {store.url} is written by a process that lives: {seen.why}; "
             "nothing was changed",
             hint=f"resilient stop {shell_quote(run or store.url)}; "
-            f"resilient ckpt unlock {shell_quote(store.url)} --yes --force loses what it has not saved",
+            f"resilient ckpt unlock {shell_quote(store.url)} --yes --force "
+            "loses what it has not saved",
         )
     # A life that saves nothing shuts everybody else out already.
     needed = not writer.is_nobody or is_alive

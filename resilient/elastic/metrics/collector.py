@@ -104,7 +104,7 @@ _TOGETHER = frozenset(
 _BROKEN = ("nan", "inf", "spike")
 _COUNTED = {
     "HangFound": registry.HANGS,
-    "NoticeHeard": registry.NOTICES,
+    "NoticeReceived": registry.NOTICES,
     "StragglerFound": registry.STRAGGLERS,
 }
 
@@ -118,13 +118,13 @@ def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
         board.put(registry.WORLD_SIZE, one.number("world_size"))
         board.put(registry.LOCAL_WORLD_SIZE, one.number("local_world_size"))
         board.put(registry.NODES, one.number("nodes"))
-    elif one.event == "ReactionChosen":
+    elif one.event == "RestartDecisionMade":
         _hear_reaction(one, board)
-    elif one.event == "LifeEnded":
+    elif one.event == "AttemptEnded":
         # The ranks are gone before the next look. Ranks that end together did the same steps.
         if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
             board.put(registry.STEP, one.number("step"))
-    elif one.event in ("RunEnded", "RunGivenUp"):
+    elif one.event in ("RunEnded", "RunAborted"):
         board.put(registry.EXIT_CODE, one.number("exit_code"))
 
 
@@ -194,7 +194,7 @@ def _count_what_ranks_tell(one: EventRecord, board: MetricsRegistry) -> None:
         _count_save(one, board)
     elif one.event == "SaveAborted":
         board.add(registry.SAVES_ABORTED)
-    elif one.event == "LossBroke" and one.text("kind") in _BROKEN:
+    elif one.event == "LossDivergenceDetected" and one.text("kind") in _BROKEN:
         board.add(registry.LOSSES_BROKEN, 1, one.text("kind"))
 
 
@@ -293,7 +293,7 @@ RECORDS_MAX = 20_000
 _APART_MS_MAX = 86_400_000
 _OFTEN: Mapping[str, tuple[str, ...]] = {
     "MetricsLogged": (),
-    "ProgressSeen": (),
+    "ProgressReported": (),
     "PhaseEnded": ("took_seconds",),
     "CheckpointCommitted": ("stall_seconds",),
 }
@@ -472,10 +472,10 @@ class Metrics:
             return
         name = type(event).__name__
         record_agent_event(EventRecord(0, name, AGENT_FILE, record), self._board)
-        if name in ("WorkerGroupStarted", "LifeEnded"):
+        if name in ("WorkerGroupStarted", "AttemptEnded"):
             self._moved_seconds = self._clock.monotonic_seconds()
             self._is_watching = name == "WorkerGroupStarted"
-        self._is_lost |= name == "RunGivenUp"
+        self._is_lost |= name == "RunAborted"
         if name in WANTED and (told := parse_line(json.dumps(record, default=str), AGENT_FILE)):
             self._agent = told.agent
             self._heard.append(told)

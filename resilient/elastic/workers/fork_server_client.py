@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resilient.elastic.workers.group import WorkerCommand
     from resilient.events import Emitter
 
-_NURSERY = Path(__file__).with_name("nursery.py")
+_FORK_SERVER = Path(__file__).with_name("fork_server.py")
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSWER_SECONDS = 2.0
@@ -133,7 +133,7 @@ class ForkServer:
 
     def _start(self, environ: Mapping[str, str]) -> None:
         mine, theirs = socket.socketpair()
-        argv = [sys.executable, "-u", str(_NURSERY), str(theirs.fileno()), str(self._imports)]
+        argv = [sys.executable, "-u", str(_FORK_SERVER), str(theirs.fileno()), str(self._imports)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 argv, env=environ, pass_fds=[theirs.fileno()], start_new_session=True

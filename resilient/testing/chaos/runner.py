@@ -184,7 +184,7 @@ def with_lives(
         facts: Events of rank 0 since the injection.
         has_hosts: Whether some hosts may have continued without another one meanwhile.
     """
-    is_mended = any(one["event"] == "CheckpointMended" for one in facts)
+    is_mended = any(one["event"] == "CheckpointReconstructed" for one in facts)
     # An attempt cannot begin from a checkpoint that was damaged meanwhile.
     lives = began_from(facts, struck.after if struck.damaged else struck.before)
     if not lives:

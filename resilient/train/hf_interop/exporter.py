@@ -267,8 +267,8 @@ def _read(
         raise IncompatibleCheckpoint(
             f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers goes on only from what a "
             "Trainer saved",
-            hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} --format safetensors "
-            "--out weights",
+            hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
+            "--format safetensors --out weights",
         )
     ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     optional = ("scaler", *ranks, *PAPERS)

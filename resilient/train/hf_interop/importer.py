@@ -444,7 +444,8 @@ class ImportLossReported(Event):
         """Format the losses and the command that gives details."""
         return (
             f"training continues from `{self.folder}` with loss of {'; '.join(self.lost)}; "
-            f"strict_resume refuses that; resilient ckpt verify {shell_quote(self.folder)} says more"
+            "strict_resume refuses that; "
+            f"resilient ckpt verify {shell_quote(self.folder)} says more"
         )
 
 
@@ -671,8 +672,8 @@ def _refuse_unsigned(folder: str) -> None:
             f"`{folder}` is of another tool and not signed, and a signature is required; nothing "
             "was imported",
             key=folder,
-            hint=f"if you trust it: {REQUIRE_SIGNATURE}=0 resilient ckpt import {shell_quote(folder)} "
-            "REPO",
+            hint=f"if you trust it: {REQUIRE_SIGNATURE}=0 "
+            f"resilient ckpt import {shell_quote(folder)} REPO",
         )
 
 

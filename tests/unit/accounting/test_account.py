@@ -68,7 +68,9 @@ def test_a_hang_is_detected_from_its_last_sign_on():
     lines = [
         *killed_run()[:8],
         line(13.5, "HangFound", agent="a:1", rank=1, waited_seconds=1.5),
-        line(15, "LifeEnded", agent="a:1", attempt="x", ended="failed", step=6, stop_seconds=1.0),
+        line(
+            15, "AttemptEnded", agent="a:1", attempt="x", ended="failed", step=6, stop_seconds=1.0
+        ),
         line(15.2, "WorkerFailed", agent="a:1", cause="hang", status=-9, rank=1, host="a"),
     ]
     found = build_report(records_of(lines))
@@ -86,11 +88,13 @@ def test_a_life_that_went_back_by_itself_has_lost_what_it_gave_up():
         line(2, "FirstStepEnded", global_step=1),
         line(6, "MetricsLogged", step=5, metrics={"loss": 3.0}),
         line(9, "MetricsLogged", step=8, metrics={"loss": 2.0}),
-        line(11, "RolledBack", rank=0, global_step=10, **back),
-        line(11, "RolledBack", rank=1, global_step=10, **back),
+        line(11, "TrainingRolledBack", rank=0, global_step=10, **back),
+        line(11, "TrainingRolledBack", rank=1, global_step=10, **back),
         line(12, "MetricsLogged", step=6, metrics={"loss": 2.9}),
         line(14, "MetricsLogged", step=8, metrics={"loss": 2.5}),
-        line(16, "LifeEnded", agent="a:1", attempt="x", ended="failed", step=9, stop_seconds=0.5),
+        line(
+            16, "AttemptEnded", agent="a:1", attempt="x", ended="failed", step=9, stop_seconds=0.5
+        ),
         line(16, "WorkerFailed", agent="a:1", cause="signal", status=-9, rank=1, host="a"),
         line(17, "WorkerGroupStarted", agent="a:1", **{**begun, "attempt": "y"}),
         line(18, "TrainingStarted", global_step=6, max_steps=20),
@@ -133,7 +137,7 @@ def test_a_rollback_into_an_older_life_loses_the_work_of_both():
 
 
 def test_a_machine_that_vanishes_is_a_fault_of_its_own():
-    lines = [one for one in killed_run() if "LifeEnded" not in one and "RunEnded" not in one]
+    lines = [one for one in killed_run() if "AttemptEnded" not in one and "RunEnded" not in one]
     lines = [one for one in lines if "Stop" not in one and "WorkerFailed" not in one]
     found = build_report(records_of(lines))
     assert [one.cause for one in found.faults] == ["agent_lost", "agent_lost"]
@@ -148,10 +152,10 @@ def lost(how, cause="peer"):
         line(0, "WorkerGroupStarted", agent="b:1", attempt="x", world_size=2),
         line(1, "TrainingStarted", rank=1, generation=1, step=0, global_step=0),
         line(2, "FirstStepEnded", rank=1, generation=1, step=1, global_step=1),
-        line(3, "LifeEnded", agent="b:1", ended=ended, step=4),
+        line(3, "AttemptEnded", agent="b:1", ended=ended, step=4),
         *([line(3, "WorkerFailed", agent="b:1", **failed)] if how == "failed" else []),
         line(4, "NodesLost", agent="b:1", **gone),
-        line(5, "RunGivenUp", agent="b:1", exit_code=69),
+        line(5, "RunAborted", agent="b:1", exit_code=69),
     ]
     return build_report(records_of(lines)).faults
 

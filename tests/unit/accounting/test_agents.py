@@ -24,7 +24,7 @@ def test_launchers_come_in_order_with_what_they_said_at_their_end():
 def test_a_number_that_is_used_again_is_another_launcher():
     told = [
         record(0, "AgentStarted", agent="a:1"),
-        record(1, "RunGivenUp", agent="a:1", exit_code=1, reason="failed"),
+        record(1, "RunAborted", agent="a:1", exit_code=1, reason="failed"),
         record(9, "AgentStarted", agent="a:1"),
     ]
     assert agents(told) == [Agent("a", 1, told[-1].at_ms)]

@@ -58,21 +58,21 @@ def test_the_calendar_is_what_most_records_say():
 
 def _line(seconds, moved):
     told = told_at(seconds, moved)
-    return {"at_seconds": told.pop("seconds"), "event": "ProgressSeen", **told}
+    return {"at_seconds": told.pop("seconds"), "event": "ProgressReported", **told}
 
 
 def test_each_start_of_a_machine_has_seconds_of_its_own_and_old_files_have_none():
-    before = record(100, "ProgressSeen", monotonic=9000.0, boot="one")
-    after = record(200, "ProgressSeen", monotonic=3.0, boot="two")
-    old = record(150, "ProgressSeen")
-    torn = record(160, "ProgressSeen", monotonic="soon", boot="one")
+    before = record(100, "ProgressReported", monotonic=9000.0, boot="one")
+    after = record(200, "ProgressReported", monotonic=3.0, boot="two")
+    old = record(150, "ProgressReported")
+    torn = record(160, "ProgressReported", monotonic="soon", boot="one")
     assert correct_clock_steps([after, torn, before, old]) == [before, old, torn, after]
 
 
 def test_a_launcher_that_left_has_left_though_the_clock_went_back(tmp_path):
     lines = [
         line(0, "AgentStarted", agent="a:1", monotonic=100.0, boot="one"),
-        line(1, "ProgressSeen", agent="a:1", monotonic=101.0, boot="one"),
+        line(1, "ProgressReported", agent="a:1", monotonic=101.0, boot="one"),
         line(2 - HOUR, "RunEnded", agent="a:1", exit_code=75, monotonic=102.0, boot="one"),
     ]
     (tmp_path / "agent.jsonl").write_text("\n".join(lines) + "\n")
@@ -82,9 +82,9 @@ def test_a_launcher_that_left_has_left_though_the_clock_went_back(tmp_path):
 
 def test_the_present_lies_behind_what_was_told_whatever_the_clock_says():
     now_seconds = SystemClock().monotonic_seconds()
-    told = [record(0, "ProgressSeen", monotonic=now_seconds - 5.0, boot=boot_name())]
+    told = [record(0, "ProgressReported", monotonic=now_seconds - 5.0, boot=boot_name())]
     assert present_ms(told, SystemClock(), 7) == pytest.approx(1000 * (BEGAN + 5), abs=2000)
-    assert present_ms([record(0, "ProgressSeen")], SystemClock(), 7) == 7
+    assert present_ms([record(0, "ProgressReported")], SystemClock(), 7) == 7
 
 
 def test_a_run_that_goes_on_is_carried_to_the_present():

@@ -10,7 +10,7 @@ NAME = "resilient_losses_broken_total"
 
 
 def broke(kind):
-    return EventRecord(1_800_000_000_000, "LossBroke", "rank-0.jsonl", {"kind": kind})
+    return EventRecord(1_800_000_000_000, "LossDivergenceDetected", "rank-0.jsonl", {"kind": kind})
 
 
 def test_broken_losses_are_counted_by_kind_since_the_agent_is_there():
@@ -26,5 +26,5 @@ def test_broken_losses_are_counted_by_kind_since_the_agent_is_there():
 
 
 def test_what_an_event_file_says_of_it_is_read():
-    line = '{"at": "2027-01-15T08:00:01.000Z", "event": "LossBroke", "kind": "nan"}'
+    line = '{"at": "2027-01-15T08:00:01.000Z", "event": "LossDivergenceDetected", "kind": "nan"}'
     assert parse_line(line, "rank-0.jsonl").text("kind") == "nan"

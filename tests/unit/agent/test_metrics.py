@@ -266,7 +266,7 @@ def test_records_that_are_joined_keep_their_sums():
 
 
 def test_nothing_is_joined_across_lives():
-    records = [told("MetricsLogged", 1, step=1), told("LifeEnded", 2), told("MetricsLogged", 3)]
+    records = [told("MetricsLogged", 1, step=1), told("AttemptEnded", 2), told("MetricsLogged", 3)]
     assert len(join(records, 1000)) == 3
 
 
@@ -281,7 +281,7 @@ def test_a_long_run_takes_a_bounded_memory_and_a_longer_one_has_no_account(monke
     assert 4000 <= spending._apart_ms <= 32_000
     spending.tell(BEGAN_MS + 1_000_000)
     assert figures(board.page())["resilient_goodput_ratio"] > 0.5
-    spending.take(told("LifeEnded", 1_000_000 + n) for n in range(300))
+    spending.take(told("AttemptEnded", 1_000_000 + n) for n in range(300))
     assert spending.is_full
     assert board.page() == ""
     spending.take(records)

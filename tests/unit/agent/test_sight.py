@@ -60,7 +60,7 @@ def test_a_suspension_is_held_against_no_rank_and_told(host):
     assert host.look(for_seconds=FLOOR_SECONDS / 2) is None
     host.clock.seconds += AWAY
     assert host.look() is None
-    (away,) = host.tells_of("AgentWasAway")
+    (away,) = host.tells_of("AgentSuspended")
     assert away.seconds == pytest.approx(AWAY + LOOK)
     assert host.look(for_seconds=FLOOR_SECONDS / 2 - 2 * LOOK) is None
 

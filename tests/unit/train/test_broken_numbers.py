@@ -64,7 +64,7 @@ def train(folder, step=11, value=math.nan, **options):
 
 def told(folder, *names):
     lines = (folder / "events" / "rank-0.jsonl").read_text().splitlines()
-    wanted = names or ("LossBroke",)
+    wanted = names or ("LossDivergenceDetected",)
     return [one for one in map(json.loads, lines) if one["event"] in wanted]
 
 
@@ -86,7 +86,7 @@ def test_what_is_not_logged_is_told_of_its_step_before_the_next_save(tmp_path, v
     train(tmp_path, value=value, logging_strategy="no")
     [event] = told(tmp_path)
     assert (event["kind"], event["figure"], event["global_step"]) == (kind, "loss", 11)
-    order = told(tmp_path, "LossBroke", "CheckpointCommitted")
+    order = told(tmp_path, "LossDivergenceDetected", "CheckpointCommitted")
     names = [one.get("checkpoint", "broke") for one in order]
     assert names.index("broke") < names.index("checkpoint-12-g1")
 
@@ -106,8 +106,12 @@ def test_a_run_that_breaks_nothing_tells_nothing(tmp_path):
 
 def test_what_goes_back_tells_first_what_broke(tmp_path):
     train(tmp_path, rollback_on="nan")
-    broke, back = told(tmp_path, "LossBroke", "RolledBack")
-    assert (broke["event"], broke["kind"], broke["figure"]) == ("LossBroke", "nan", "loss")
+    broke, back = told(tmp_path, "LossDivergenceDetected", "TrainingRolledBack")
+    assert (broke["event"], broke["kind"], broke["figure"]) == (
+        "LossDivergenceDetected",
+        "nan",
+        "loss",
+    )
     assert broke["global_step"] == back["global_step"] == 11
 
 

@@ -100,7 +100,7 @@ def trainer_for(folder, poisoned, kind=Recording, **options):
     return kind(Fit(), arguments, train_dataset=Poisoned(poisoned))
 
 
-def told(folder, name="RolledBack"):
+def told(folder, name="TrainingRolledBack"):
     lines = (folder / "events" / "rank-0.jsonl").read_text().splitlines()
     return [one for one in map(json.loads, lines) if one["event"] == name]
 

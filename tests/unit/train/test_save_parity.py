@@ -22,7 +22,7 @@ def test_a_run_whose_newest_checkpoint_lost_a_file_ends_with_the_same_bits(tmp_p
     broken.train()
     assert equal(unbroken.model.state_dict(), broken.model.state_dict())
     told = (folder / "events" / "rank-0.jsonl").read_text()
-    assert '"event": "CheckpointMended"' in told
+    assert '"event": "CheckpointReconstructed"' in told
     assert '"event": "CheckpointSkipped"' not in told
     assert f'"parent": "{newest.name}"' in told
 

@@ -46,7 +46,7 @@ def test_train_output_of_transformers_continues_from_the_newest(wanted, output):
     run = make("reg_sgd", output)
     run.train(wanted)
     assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][newest:]]
-    told = next(one for one in events_of(output) if one["event"] == "CheckpointTaken")
+    told = next(one for one in events_of(output) if one["event"] == "HFCheckpointImported")
     assert (told["step"], told["folder"]) == (newest, str(output / f"checkpoint-{newest}"))
 
 
