@@ -47,7 +47,7 @@ ENTRY_POINTS = {
     "resilient.elastic.workers.fork_server",
     "resilient.checkpoint.daemon.server",
 }
-USERS_IMPORT = ("resilient.testing.",)
+USERS_IMPORT = ("resilient.testing.", "resilient.adapters.")
 
 # The only places that may catch whatever comes.
 CATCH_ALL = {
