@@ -327,7 +327,7 @@ BLOCK = 16_384
 
 
 class TensorSlice(NamedTuple):
-    """A run of elements of one tensor.
+    """Consecutive elements of one tensor.
 
     Attributes:
         tensor: Number of the tensor.
@@ -341,28 +341,28 @@ class TensorSlice(NamedTuple):
 
 
 class ExchangeWindow(NamedTuple):
-    """What is exchanged at once: one run of the line for each rank, which that rank sums.
+    """Elements exchanged at once: one run of the flat buffer per rank, summed by that rank.
 
     Attributes:
-        spans: by rank, (start, stop) on the line.
+        spans: (start, stop) in the flat buffer, by rank.
     """
 
     spans: tuple[tuple[int, int], ...]
 
     @property
     def longest(self) -> int:
-        """Elements of the longest span."""
+        """Number of elements of the longest span."""
         return max(stop - start for start, stop in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBuffer:
-    """Tensors of one dtype laid end to end, and cut over ranks at the borders of blocks.
+    """Tensors of one dtype laid end to end, and cut over ranks at block boundaries.
 
     Attributes:
-        sizes: elements of each tensor.
-        offsets: where each begins, and the end.
-        cuts: where the span of each rank begins, and the end.
+        sizes: Number of elements of each tensor.
+        offsets: Start of each tensor, and the end of the last one.
+        cuts: Start of each rank's span, and the end of the last one.
     """
 
     sizes: tuple[int, ...]
@@ -370,11 +370,11 @@ class FlatBuffer:
     cuts: tuple[int, ...]
 
     def span(self, rank: int) -> tuple[int, int]:
-        """Return (start, stop) of what a rank sums."""
+        """Return (start, stop) of the elements that a rank sums."""
         return self.cuts[rank], self.cuts[rank + 1]
 
     def segments(self, start: int, stop: int) -> list[TensorSlice]:
-        """Return the runs of tensors that lie between two places on the line."""
+        """Return the tensor slices between two positions in the flat buffer."""
         found, place = [], start
         tensor = bisect_right(self.offsets, start) - 1
         while place < stop:
@@ -386,13 +386,13 @@ class FlatBuffer:
         return found
 
     def run(self, tensor: int, rank: int) -> TensorSlice:
-        """Return the elements of a tensor that a rank sums; an empty run where it has none."""
+        """Return the elements of a tensor that a rank sums; the slice may be empty."""
         begin, size = self.offsets[tensor], self.sizes[tensor]
         start, stop = (min(max(cut - begin, 0), size) for cut in self.span(rank))
         return TensorSlice(tensor, start, max(start, stop))
 
     def windows(self, elements: int) -> list[ExchangeWindow]:
-        """Return all spans in pieces of at most ``elements`` for all ranks together."""
+        """Return all spans in windows of at most ``elements`` elements over all ranks."""
         ranks = len(self.cuts) - 1
         each = max(1, elements // ranks)
         most = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
@@ -408,7 +408,7 @@ class FlatBuffer:
 
 
 def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
-    """Return tensors laid end to end and cut over ranks, as evenly as blocks allow."""
+    """Lay tensors end to end and cut them over ranks, as evenly as blocks allow."""
     offsets = (0, *accumulate(sizes))
     borders = [
         begin + start

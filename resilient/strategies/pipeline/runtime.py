@@ -194,7 +194,7 @@ def _like(shape: tuple[tuple[int, ...], torch.dtype]) -> torch.Tensor:
 
 
 def _its_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    """Return what the last stage has returned: the loss already."""
+    """Return the output of the last stage, which is already the loss."""
     return output
 
 
@@ -202,13 +202,13 @@ _SCHEDULES_MAX = 4
 
 
 class Stage(nn.Module):
-    """One stage: the model's forward pass as far as it goes there.
+    """One stage of a pipeline, which runs its part of the model's forward pass.
 
     Args:
-        number: of the stage.
-        tree: the model, with what is not of this stage replaced.
-        entry: the module that begins it; None in the first.
-        whole: the user's model, which is told whether it trains.
+        number: Number of the stage.
+        tree: Model with stand-ins for the modules of other stages.
+        entry: First module of the stage; None in the first stage.
+        whole: User's model; its training mode applies to the stage.
     """
 
     def __init__(
@@ -219,19 +219,19 @@ class Stage(nn.Module):
         self.number = number
         self.shapes: Shapes = ()
         self.runs: Sequence[Run] = ()
-        # Not modules of this one: what looks for parameters here is not to find others'.
+        # Keep both out of the registered modules, or parameters of other stages would be found.
         self.__dict__["_entry"] = entry
         self.__dict__["_whole"] = whole
 
     def forward(self, *tensors: torch.Tensor, nth: torch.Tensor) -> Any:
-        """Return what goes to the next stage, in the last what the run returns.
+        """Return the tensor for the next stage, or the run's result in the last stage.
 
         Args:
-            tensors: what the stage before has sent; the first stage needs none.
-            nth: which micro-batch, as a tensor of one number.
+            tensors: Tensor from the previous stage; none in the first stage.
+            nth: Number of the micro-batch, as a tensor of one element.
 
         Raises:
-            ConfigError: the model cannot be cut so.
+            ConfigError: The model cannot be cut at these modules.
         """
         entry, whole = self.__dict__["_entry"], self.__dict__["_whole"]
         if self.tree.training != whole.training:
@@ -307,12 +307,12 @@ class PipelinedModel(nn.Module):
         self._schedules: dict[tuple[int, Shapes], Any] = {}
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return the model's outputs, on every rank of the pipeline. Collective, without gradients.
+        """Return the model's outputs on every rank of the pipeline. Collective, without gradients.
 
-        What it returns besides tensors and plain values (caches) is None.
+        Outputs other than tensors and plain values, such as caches, become None.
 
         Raises:
-            ConfigError: gradients are wanted, or the model cannot be cut so.
+            ConfigError: Gradients are enabled in training mode, or the model cannot be cut here.
         """
         if torch.is_grad_enabled() and self.whole.training:
             raise ConfigError(
@@ -331,7 +331,7 @@ class PipelinedModel(nn.Module):
         return self._told(made)
 
     def align(self) -> None:
-        """Give ranks that hold the same stages the buffers of the first of them. Collective."""
+        """Broadcast buffers from the first of the ranks that hold the same stages. Collective."""
         place = self.place
         if place.peers_group is None:
             return
@@ -340,8 +340,8 @@ class PipelinedModel(nn.Module):
                 dist.broadcast(buffer, place.peers[0], group=place.peers_group)
 
     def part(self) -> Part:
-        """Return the model as it is saved and loaded."""
-        # Every stage has what lies beside modules, and the first writes it.
+        """Return the part that is saved and loaded."""
+        # Every stage has the tensors outside modules, and the first stage writes them.
         but = self.beside if self.place.number else ()
         return Part(PipelineModel(self.whole, writes=self.place.writes, but=but))
 
@@ -363,7 +363,7 @@ class PipelinedModel(nn.Module):
         return whole.cpu()
 
     def _evaluate(self, stage: Stage, run: Run, shapes: Shapes, before: Any) -> Any:
-        """Receive what a stage needs, compute it, and send what it made."""
+        """Receive a stage's input, run the stage, and send its output."""
         place, number = self.place, stage.number
         me = place.holder(number)
         tensors: tuple[torch.Tensor, ...] = ()
@@ -381,7 +381,7 @@ class PipelinedModel(nn.Module):
         return made
 
     def _told(self, outputs: Any) -> Any:
-        """Return the last stage's outputs on every rank."""
+        """Broadcast the last stage's outputs to every rank."""
         place, last = self.place, self.options.stages - 1
         leaves, spec = tree_flatten(outputs if last in self.stages else None)
         outline: list[Any] = [[_outline(one) for one in leaves], spec]
@@ -429,7 +429,10 @@ class PipelinedModel(nn.Module):
         return plan.shapes(run, batch)
 
     def _agree(self, *, alike: bool) -> bool:
-        """Say whether no pipeline has unequal micro-batches: all make as many reductions."""
+        """Return whether all pipelines have equal micro-batches.
+
+        Every pipeline then makes the same number of reductions.
+        """
         if self.place.peers_group is None:
             return alike
         shown = torch.tensor([alike], dtype=torch.int32, device=self.place.device)
@@ -470,7 +473,7 @@ class PipelinedModel(nn.Module):
         return known[count, shapes]
 
     def _told_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-        """Return the losses, which the last stage has, on every rank of the pipeline."""
+        """Broadcast the losses of the last stage to every rank of the pipeline."""
         told = torch.zeros(count, dtype=torch.float64, device=self.place.device)
         if losses:
             told.copy_(torch.stack([one.detach() for one in losses]))
@@ -481,7 +484,7 @@ class PipelinedModel(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """A tensor of the outputs, before it comes."""
+    """Shape and dtype of a tensor among the outputs, sent before its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -1,9 +1,4 @@
-"""Optimizers by the field's names.
-
-``groups``: what is decayed; ``options``: ``optim_args``; ``own``: torch's; ``packages``: those of
-maintained packages; ``low_rank``: GaLore and APOLLO; ``muon``: Muon with AdamW beside it;
-``create``: from arguments to an optimizer.
-"""
+"""Optimizers by the names that ``optim`` accepts, and their parameter groups."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Torch optimizers, parameter groups, optim_args.
-
-Two groups of parameters: with weight decay and without.
-
-``optim_args``: text or a dict, to typed options that an optimizer has.
-
-Optimizers of torch itself, and Adafactor of Transformers.
-"""
+"""Optimizers of torch, Adafactor of Transformers, parameter groups and ``optim_args``."""
 
 from __future__ import annotations
 
@@ -23,7 +16,8 @@ if TYPE_CHECKING:
 
     from resilient.train.arguments import TrainingArguments
 
-# Biases and norms are not decayed, by module type and by name (Transformers 5.23, trainer.py).
+# Weight decay leaves out biases and norms, by module type and by name (Transformers 5.23,
+# trainer.py).
 _NO_DECAY_MODULES = (nn.LayerNorm,)
 _NO_DECAY_NAMES = re.compile(
     r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE
@@ -46,22 +40,24 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 def is_decayed_name(name: str) -> bool:
-    """Say whether weight decay applies to a parameter, as far as its name tells."""
+    """Return whether weight decay applies to a parameter, judged by its name alone."""
     return not _NO_DECAY_NAMES.search(name)
 
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, names: Iterable[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters into decayed and not decayed, in the model's order.
+    """Split the trainable parameters into a group with and a group without weight decay.
+
+    Both groups keep the model's order. An empty group is left out.
 
     Args:
-        model: to train.
-        weight_decay: of those that decay.
-        names: which those are; None: :func:`decay_parameter_names`.
+        model: Model to train.
+        weight_decay: Weight decay of the decayed group.
+        names: Names of the decayed parameters; None: :func:`decay_parameter_names`.
 
     Raises:
-        ConfigError: the model has nothing to train.
+        ConfigError: The model has no trainable parameter.
     """
     decayed = set(decay_parameter_names(model) if names is None else names)
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
@@ -78,7 +74,7 @@ def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
     """Return the model, for an optimizer whose groups depend on its modules.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: No model was given.
     """
     if model is None:
         raise ConfigError(
@@ -93,10 +89,10 @@ _YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def parse_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Return options as a dict; text is ``key=value,key=value``, as in Transformers.
+    """Return options as a dict; text has the form ``key=value,key=value``, as in Transformers.
 
     Raises:
-        ConfigError: a pair has no key or no value.
+        ConfigError: A pair has no key or no value.
     """
     if not given:
         return {}
@@ -109,16 +105,16 @@ def parse_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def typed(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` in the types of ``defaults``; only what was given.
+    """Convert the given ``options`` to the types of ``defaults``.
 
     Args:
-        name: of the optimizer, for errors.
-        options: what was given.
-        defaults: what the optimizer has; each value's type says what text means. A type itself
-            stands for an option without a default.
+        name: Name of the optimizer, for errors.
+        options: Given options.
+        defaults: All options of the optimizer. The type of a default is the type of the option.
+            An option without a default has its type in place of a value.
 
     Raises:
-        ConfigError: the optimizer has no such option, or the value is of another type.
+        ConfigError: The optimizer has no such option, or a value has another type.
     """
     for option in options:
         if option not in defaults:
@@ -145,7 +141,7 @@ def _as(like: Any, option: str, value: Any) -> Any:
 
 Groups = list[dict[str, Any]]
 Recipe = tuple[type[torch.optim.Optimizer], dict[str, Any]]
-"""A class and its options; ``params`` is among them where it wants groups of another kind."""
+"""Optimizer class and its options, with ``params`` among them if it needs groups of its own."""
 
 
 def adam_options(args: TrainingArguments) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def adam_options(args: TrainingArguments) -> dict[str, Any]:
 
 
 def adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
-    """Return AdamW, fused if its name says so."""
+    """Return AdamW, fused for ``adamw_torch_fused``."""
     typed(args.optim, options, {})
     fused = True if args.optim == "adamw_torch_fused" else None
     return torch.optim.AdamW, {"lr": args.learning_rate, **adam_options(args), "fused": fused}
@@ -179,7 +175,9 @@ def rmsprop(args: TrainingArguments, options: dict[str, Any], _: nn.Module | Non
 
 
 def adafactor(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
-    """Return Adafactor of Transformers with the rate of the arguments: no scale, no own step.
+    """Return Adafactor of Transformers with the learning rate of the arguments.
+
+    Its own scaling and its relative step are off.
 
     Raises:
         ConfigError: Transformers is not installed.

@@ -1,4 +1,4 @@
-"""From arguments to an optimizer."""
+"""Factory of optimizers from the training arguments."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ MAKERS: dict[str, Maker] = {
         ("schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"), schedule_free
     ),
 }
-"""Name -> a function that returns its class and its options."""
+"""Name of an optimizer -> function that returns its class and its options."""
 
 
-# By what names an option holds the groups themselves.
+# Names of options that hold the parameter groups themselves.
 _HELD = ("params", "model", "optimizer_dict")
 
 
 def optimizer_recipe(args: TrainingArguments, model: nn.Module | None = None) -> Recipe:
-    """Return the class that ``args.optim`` names, and its options but for the parameters.
+    """Return the class that ``args.optim`` names, and its options without the parameters.
 
-    An optimizer that treats modules differently has its groups among the options, as ``params``.
+    If the optimizer treats modules differently, its options contain its groups as ``params``.
 
     Raises:
-        ConfigError: an option is not the optimizer's, the package that it comes from is not
-            installed, or it needs the model and none is given.
+        ConfigError: The optimizer has no such option, its package is not installed, or the
+            optimizer needs the model and none is given.
     """
     return MAKERS[args.optim](args, parse_options(args.optim_args), model)
 
@@ -88,13 +88,13 @@ def make_optimizer(
     recipe: Recipe,
     names: Iterable[str] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of a class and its options over ``model``'s parameters.
+    """Return an optimizer of this class with these options over ``model``'s parameters.
 
-    They are in two groups, of which that of ``names`` decays (None: all but biases and norms),
-    unless the options hold others.
+    Parameters with the given ``names`` form the decayed group; None: all but biases and norms.
+    Groups among the options replace both groups.
 
     Raises:
-        ConfigError: the model has nothing to train, or the options do not fit the class.
+        ConfigError: The model has no trainable parameter, or the options do not fit the class.
     """
     kind, options = recipe
     held = next((name for name in _HELD if name in options), None)
@@ -115,17 +115,18 @@ def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.O
     """Return the optimizer that ``args.optim`` names over ``model``'s parameters.
 
     Raises:
-        ConfigError: the model has nothing to train, an option is not the optimizer's, or the
-            package that it comes from is not installed.
+        ConfigError: The model has no trainable parameter, the optimizer has no such option, or
+            its package is not installed.
     """
     return make_optimizer(args, model, optimizer_recipe(args, model))
 
 
 def set_mode(optimizer: Any, *, training: bool) -> None:
-    """Switch an optimizer that trains other weights than it gives away (schedule-free).
+    """Switch the mode of an optimizer that trains other weights than it evaluates (schedule-free).
 
-    Its weights are changed in place, so this is done at the same steps in every life of a run:
-    around evaluations and at the end, never for a save. Others have no modes and stay as they are.
+    The switch changes the weights in place. Therefore every attempt of a run switches at the same
+    steps: around evaluations and at the end, never for a save. Other optimizers have no modes and
+    stay unchanged.
     """
     switch = getattr(optimizer, "train" if training else "eval", None)
     if callable(switch):

@@ -1,15 +1,12 @@
-"""Bitsandbytes, torchao, GaLore, APOLLO, Muon, .
+"""Optimizers of other packages: bitsandbytes, torchao, GaLore, APOLLO, Muon and others.
 
-Optimizers of maintained packages, with the options that Transformers gives them.
+Each optimizer gets the options that Transformers gives it. If its package is not installed, the
+error shows the command that installs it.
 
-A package that is absent is an error with the command that installs it.
-
-Muon for the matrices inside a model, AdamW for everything else, as one optimizer.
-
-Muon (Jordan et al. 2024) orthogonalises the momentum of a matrix; torch's takes nothing but
-matrices. Embeddings are matrices too, but are trained by AdamW, as its author does.
-
-GaLore (Zhao et al. 2024) and APOLLO (Zhu et al. 2024): moments of projected gradients.
+Muon (Jordan et al. 2024) orthogonalises the momentum of a matrix, and torch's Muon accepts only
+matrices. All other parameters are trained by AdamW in the same optimizer. Embeddings are matrices
+too, but AdamW trains them, as Muon's author recommends. GaLore (Zhao et al. 2024) and APOLLO (Zhu
+et al. 2024) keep moments of projected gradients.
 """
 
 from __future__ import annotations
@@ -33,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def package(name: str, module: str, wheel: str) -> Any:
-    """Return a module of a package.
+    """Import a module of a package.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: The package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -48,7 +45,7 @@ def package(name: str, module: str, wheel: str) -> Any:
 
 
 def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
-    """Return Lion (Chen et al. 2023) of lion-pytorch, with its own betas unless they are given."""
+    """Return Lion (Chen et al. 2023) of lion-pytorch; its default betas apply unless given."""
     found = package(args.optim, "lion_pytorch", "lion-pytorch")
     more = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
     betas = (more.get("beta1", 0.9), more.get("beta2", 0.99))
@@ -91,7 +88,7 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
 
 
 def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
-    """Return AdamW of torchao with moments in 8 or 4 bits. It compiles its step."""
+    """Return AdamW of torchao with moments in 8 or 4 bits; its step is compiled."""
     found = package(args.optim, "torchao.optim", "torchao")
     known = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
     more = {**known, **typed(args.optim, options, known)}
@@ -102,11 +99,11 @@ def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | Non
 def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW, SGD or RAdam of schedulefree (Defazio et al. 2024).
 
-    It has a warm-up of its own: give a schedule that stays constant.
+    The optimizer has its own warm-up, so the schedule must be constant.
 
     Raises:
-        ConfigError: the schedule does not stay constant, or the best model shall be loaded, which
-            was evaluated at other weights than those that training goes on from.
+        ConfigError: The schedule is not constant, or ``load_best_model_at_end`` is set. The best
+            model is evaluated with averaged weights, and training continues from other weights.
     """
     found = package(args.optim, "schedulefree", "schedulefree")
     if args.lr_scheduler_type != "constant":
@@ -141,13 +138,13 @@ _MATRIX = 2
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """One optimizer over two, which share its groups and its state.
+    """Optimizer that combines Muon and AdamW, which share its groups and its state.
 
     Args:
-        params: groups for Muon: matrices.
-        others: groups for AdamW.
-        muon: options of Muon.
-        adamw: options of AdamW.
+        params: Groups for Muon; all parameters are matrices.
+        others: Groups for AdamW.
+        muon: Options of Muon.
+        adamw: Options of AdamW.
     """
 
     def __init__(
@@ -163,7 +160,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let both see the groups and the state that this one has."""
+        """Let both inner optimizers use the groups and the state of this one."""
         at = 0
         for one in self._inner:
             count = len(one.param_groups)
@@ -172,26 +169,26 @@ class MuonWithAdamW(torch.optim.Optimizer):
             at += count
 
     def step(self, closure: Any = None) -> Any:
-        """Step both."""
+        """Step both inner optimizers."""
         loss = closure() if closure is not None else None
         for one in self._inner:
             one.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of both."""
+        """Restore the state of both inner optimizers."""
         super().load_state_dict(state_dict)
         self._share()
 
 
 def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
-    """Return Muon for matrices that are no embeddings, with AdamW beside it.
+    """Return Muon for matrices other than embeddings, and AdamW for all other parameters.
 
-    Muon's step is scaled to the size of AdamW's (``match_rms_adamw``), so that one learning rate
-    serves both.
+    Muon's step is scaled to the size of AdamW's step (``match_rms_adamw``), so both use one
+    learning rate.
 
     Raises:
-        ConfigError: this torch has no Muon, or no model is given.
+        ConfigError: This torch has no Muon, or no model is given.
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"torch {torch.__version__} has no Muon", hint="pip install 'torch>=2.9'")
@@ -232,7 +229,7 @@ _APOLLO = {
 
 
 def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
-    """Return AdamW or Adafactor of galore-torch; the modules named are projected."""
+    """Return AdamW or Adafactor of galore-torch, with projections for ``optim_target_modules``."""
     found = package(args.optim, "galore_torch", "galore-torch")
     more = {**_GALORE, **typed(args.optim, options, _GALORE)}
     made = {"params": project(args, more, model), "lr": args.learning_rate}
@@ -243,7 +240,7 @@ def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 
 
 def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
-    """Return AdamW of apollo-torch; the modules named are projected."""
+    """Return AdamW of apollo-torch, with projections for ``optim_target_modules``."""
     found = package(args.optim, "apollo_torch", "apollo-torch")
     more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
     made = {"params": project(args, more, model), "lr": args.learning_rate}
@@ -251,13 +248,13 @@ def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
-    """Return the other parameters, then the weights of the target modules with their options.
+    """Return groups of the other parameters, then groups of the target weights with their options.
 
-    These are the two groups of Transformers. Transformers ignores `weight_decay` here. A decay
-    that is not 0 splits the first group, so that biases and norms do not decay.
+    These are the two groups of Transformers. Transformers ignores `weight_decay` here. A
+    `weight_decay` other than 0 splits each group, so that biases and norms do not decay.
 
     Raises:
-        ConfigError: no linear module is named by ``optim_target_modules``, or no model is given.
+        ConfigError: ``optim_target_modules`` names no linear module, or no model is given.
     """
     found = given(args, model)
     targets = target_weights(args, found)

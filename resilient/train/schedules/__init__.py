@@ -1,9 +1,4 @@
-"""Learning-rate schedules by the field's names.
-
-``shapes``: closed forms of the step; ``by_name``: the same as functions for a loop of your own;
-``metric``: those that an evaluation feeds; ``deepspeed``: those that its config names; ``create``:
-from arguments to a scheduler, and from one length of the run to another.
-"""
+"""Learning-rate schedules by the names that ``lr_scheduler_type`` accepts."""
 
 from __future__ import annotations
 

@@ -1,19 +1,12 @@
-"""Arguments -> scheduler.
+"""Factory of schedulers from the training arguments, and the learning rates of parameter groups.
 
-The learning rate of a group of parameters: a number, or a tensor that a compiled step reads.
+Two schedules follow a metric of the evaluations instead of the step. ``reduce_lr_on_plateau`` is
+torch's ReduceLROnPlateau. It multiplies the rate by ``factor`` after ``patience`` evaluations
+without an improvement by ``threshold``. ``greedy`` is GreedyLR of Transformers (arXiv 2512.14527),
+which also divides the rate by ``factor`` while the metric improves. Their counters are state and
+are saved with the checkpoint.
 
-Schedules that an evaluation feeds: they follow a metric, not the step.
-
-``reduce_lr_on_plateau`` is torch's ReduceLROnPlateau: the rate is multiplied by ``factor`` after
-``patience`` evaluations without an improvement by ``threshold``. ``greedy`` is GreedyLR of
-Transformers (arXiv 2512.14527), which also divides by ``factor`` while the metric improves.
-Their counters are state, and are saved with the checkpoint.
-
-The schedule that DeepSpeed's config names, stepped by our loop.
-
-From arguments to a scheduler, and from one length of the run to another.
-
-A scheduler's state, for as many groups of parameters as there are.
+If DeepSpeed's config names a schedule, the training loop steps that schedule.
 """
 
 from __future__ import annotations
@@ -42,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Set a group's learning rate; a tensor stays where it is, for a step was compiled with it.
+    """Set a group's learning rate; a tensor is filled in place, because a compiled step reads it.
 
     Args:
-        group: one of ``optimizer.param_groups``.
-        rate: what it is from now on.
+        group: A group of ``optimizer.param_groups``.
+        rate: New learning rate.
     """
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate)
@@ -56,7 +49,10 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 @contextmanager
 def keep_initial_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let somebody put numbers where tensors are; they are tensors again afterwards."""
+    """Keep the tensors of learning rates while other code replaces them with numbers.
+
+    On exit each tensor is back in its group and holds the new rate.
+    """
     held = [group["lr"] for group in optimizer.param_groups]
     yield
     for group, had in zip(optimizer.param_groups, held, strict=True):
@@ -65,12 +61,12 @@ def keep_initial_rates(optimizer: Optimizer) -> Iterator[None]:
 
 
 def plateau(optimizer: Optimizer, **options: Any) -> ReduceLROnPlateau:
-    """Return torch's scheduler."""
+    """Return torch's ReduceLROnPlateau."""
     return ReduceLROnPlateau(optimizer, **options)
 
 
 def greedy(optimizer: Optimizer, **options: Any) -> Any:
-    """Return that of Transformers.
+    """Return GreedyLR of Transformers.
 
     Raises:
         ConfigError: Transformers is not installed, or too old.
@@ -84,7 +80,7 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
         ) from error
 
     class KeepingTensors(GreedyLR):
-        """It puts numbers where an optimizer that compiles its step has tensors."""
+        """GreedyLR that keeps the rate tensors of an optimizer with a compiled step."""
 
         def __init__(self, optimizer: Optimizer, **options: Any) -> None:
             super().__init__(optimizer, **options)
@@ -104,29 +100,29 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
 
 
 FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
-"""Name -> a function that makes it."""
+"""Name of a metric-fed schedule -> function that creates it."""
 
 
 _FED_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
 
 
 def is_fed_by_metric(scheduler: Any) -> bool:
-    """Say whether the scheduler's ``step`` takes a metric."""
+    """Return whether the scheduler's ``step`` takes a metric."""
     return any(kind.__name__ in _FED_NAMES for kind in type(scheduler).__mro__)
 
 
 def require_evaluations(
     args: TrainingArguments, scheduler: object, sets: Mapping[str, Any] | None = None
 ) -> None:
-    """Raise if a scheduler follows a metric that nothing gives.
+    """Raise if a scheduler follows a metric that no evaluation provides.
 
     Args:
-        args: name the metric.
-        scheduler: may follow one.
-        sets: datasets of evaluation by name, if there are several.
+        args: Arguments of the run, which name the metric.
+        scheduler: Scheduler to check.
+        sets: Evaluation datasets by name, if there are several.
 
     Raises:
-        ConfigError: there are no evaluations, or none of these datasets.
+        ConfigError: There are no evaluations, or the metric belongs to none of these datasets.
     """
     if not is_fed_by_metric(scheduler):
         return
@@ -140,7 +136,7 @@ def require_evaluations(
 
 
 def step_after_update(scheduler: Any) -> None:
-    """Step a scheduler that is a function of the step; one that follows a metric waits for it."""
+    """Step a scheduler that depends on the step; a metric-fed scheduler waits for its metric."""
     if not is_fed_by_metric(scheduler):
         scheduler.step()
 
@@ -148,20 +144,20 @@ def step_after_update(scheduler: Any) -> None:
 def step_after_evaluation(
     scheduler: Any, args: TrainingArguments, metrics: Mapping[str, Any]
 ) -> None:
-    """Step a scheduler that follows a metric.
+    """Step a metric-fed scheduler.
 
     Raises:
-        ConfigError: no evaluation gives that metric.
+        ConfigError: No evaluation provides the metric.
     """
     if is_fed_by_metric(scheduler):
         scheduler.step(metric_of(args, metrics))
 
 
 def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
-    """Return what a metric-fed scheduler is stepped with.
+    """Return the metric that steps a metric-fed scheduler.
 
     Raises:
-        ConfigError: no evaluation gives that metric.
+        ConfigError: No evaluation provides the metric.
     """
     name = args.metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
@@ -174,9 +170,9 @@ def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
 
 
 class RateLR(LambdaLR):
-    """A LambdaLR whose functions return rates, not factors on the first rates.
+    """LambdaLR whose functions return rates instead of factors on the initial rates.
 
-    Its state is that of a LambdaLR: the step. A run that goes on without DeepSpeed takes it over.
+    Its state is that of a LambdaLR: the step. A run that continues without DeepSpeed can load it.
     """
 
     def get_lr(self) -> list[Any]:
@@ -185,10 +181,10 @@ class RateLR(LambdaLR):
 
 
 def scheduler_block(args: TrainingArguments) -> dict[str, Any] | None:
-    """Return the ``scheduler`` block of the run's config of DeepSpeed, if it has one.
+    """Return the ``scheduler`` block of the run's DeepSpeed config, or None if it has none.
 
     Raises:
-        ConfigError: the config cannot be read.
+        ConfigError: The config cannot be read.
     """
     if args.parallelism != "deepspeed":
         return None
@@ -202,7 +198,7 @@ def warmup_by_deepspeed(
     """Return the schedule of a block over ``total`` steps.
 
     Raises:
-        ConfigError: the block is not understood, or contradicts the arguments.
+        ConfigError: The block is not understood, or contradicts the arguments.
     """
     if wrong := list(contradictions(block, args.to_dict())):
         raise ConfigError(
@@ -211,7 +207,7 @@ def warmup_by_deepspeed(
     warmup = absolute_steps(args.warmup_steps, total)
     shape = read_warmup(block, args.learning_rate, warmup, total)
 
-    # Plain functions: LambdaLR then keeps them out of its state, which so needs no pickle.
+    # LambdaLR leaves plain functions out of its state, so the state needs no pickle.
     def of_group(base: float) -> Any:
         return lambda step: shape.rate(step, base)
 
@@ -220,10 +216,10 @@ def warmup_by_deepspeed(
 
 
 def require_own(args: TrainingArguments, scheduler: object) -> None:
-    """Raise if the config names a schedule and another one was given or made.
+    """Raise if the config names a schedule and the trainer has another one.
 
     Raises:
-        ConfigError: says so.
+        ConfigError: The trainer's scheduler is not that of the config.
     """
     if not isinstance(scheduler, RateLR) and (block := scheduler_block(args)) is not None:
         raise ConfigError(
@@ -236,11 +232,13 @@ SCHEDULES = (*SHAPES, *FED)
 
 
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) -> LRScheduler:
-    """Return the scheduler that ``args`` names over ``total`` steps, DeepSpeed's config first.
+    """Return the scheduler that ``args`` names over ``total`` steps.
+
+    A schedule in DeepSpeed's config has priority.
 
     Raises:
-        ConfigError: ``lr_scheduler_kwargs`` are not those of this schedule, or DeepSpeed's config
-            contradicts the arguments.
+        ConfigError: The schedule has no such option in ``lr_scheduler_kwargs``, or DeepSpeed's
+            config contradicts the arguments.
     """
     block = scheduler_block(args)
     if block is not None:
@@ -253,13 +251,13 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
         return _fed(args, optimizer, options)
     shape = SHAPES[name]
     _only_its_own(name, shape, options)
-    # A script may give an optimizer with another rate, of which floors are a share.
-    # A tensor is not the first rate any more: schedules write into it.
+    # A script may pass an optimizer with another rate, and floors are relative to that rate.
+    # A tensor no longer holds the initial rate, because schedules write into it.
     given_rate = getattr(optimizer, "defaults", {}).get("lr")
     rate = given_rate if isinstance(given_rate, int | float) else args.learning_rate
     span = ScheduleSpan(absolute_steps(args.warmup_steps, total), total, rate)
 
-    # A plain function: LambdaLR then keeps it out of its state, which so needs no pickle.
+    # LambdaLR leaves a plain function out of its state, so the state needs no pickle.
     def factor(step: int) -> float:
         value: float = shape(step, span, **options)
         return value
@@ -279,7 +277,7 @@ def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any])
 
 
 def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
-    """Refuse options that a schedule does not have, and one that it needs and did not get."""
+    """Refuse an unknown option of a schedule, and a missing option without a default."""
     named = [
         one
         for one in inspect.signature(shape).parameters.values()
@@ -301,10 +299,10 @@ def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
 
 
 def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None:
-    """Make ``new``, over another number of steps, go on where ``old`` is.
+    """Continue in ``new``, which has another number of steps, from the step of ``old``.
 
-    A closed form is set to the rate it has at this step; any other scheduler keeps the rates
-    that the optimizer has now.
+    A closed form gets its own rate at this step. Any other scheduler keeps the current rates of
+    the optimizer.
     """
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     new.load_state_dict(old.state_dict())
@@ -323,10 +321,10 @@ BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """A Stateful over a scheduler.
+    """Stateful over a scheduler.
 
     Attributes:
-        scheduler: whose optimizer's groups count.
+        scheduler: Scheduler whose state is saved; its optimizer determines the number of groups.
     """
 
     scheduler: LRScheduler
@@ -340,10 +338,10 @@ class ScheduleState:
         return replace(self, scheduler=scheduler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back; where parameters are grouped otherwise, all groups must have been equal.
+        """Restore the scheduler; the number of groups may differ if all saved groups are equal.
 
         Raises:
-            ValueError: they were not.
+            ValueError: The number of groups differs and the saved groups are not equal.
         """
         groups = len(self.scheduler.optimizer.param_groups)
         taken = {

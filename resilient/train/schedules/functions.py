@@ -1,16 +1,12 @@
-"""Closed-form schedules.
+"""Closed-form learning-rate schedules, and functions that return them for a user's own loop.
 
-Learning-rate schedules as closed forms of the step.
+Each closed form returns the factor on the base rate at ``step`` (0 before the first optimizer
+step). The step is the only state, so a schedule resumes at any step. ``warmup`` and ``total`` are
+optimizer steps. The forms are those of Transformers 5.23 (optimization.py), operation for
+operation, so the rates are equal to the bit.
 
-Each returns the factor on the base rate at ``step`` (0 before the first optimizer step), so a
-schedule has no state but the step and can be resumed anywhere. ``warmup`` and ``total`` are
-counted in optimizer steps. The forms are those of Transformers 5.23 (optimization.py), operation
-for operation, so that the rates are equal to the bit.
-
-Except where said otherwise the factor is ``step / warmup`` during the warm-up, and below
-``p = (step - warmup) / (total - warmup)`` goes from 0 to 1 after it.
-
-The schedules as functions, with the field's names and arguments, for a loop of your own.
+During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up
+``p = (step - warmup) / (total - warmup)`` rises from 0 to 1.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSpan:
-    """What a schedule spans.
+    """Length, warm-up and base rate of a schedule.
 
     Attributes:
-        warmup: steps of warm-up.
-        total: steps of the run.
-        rate: the base learning rate, which a floor given as a rate is a share of.
+        warmup: Optimizer steps of the warm-up.
+        total: Optimizer steps of the run.
+        rate: Base learning rate; a floor given as a rate is divided by it.
     """
 
     warmup: int
@@ -48,11 +44,15 @@ class ScheduleSpan:
         return step / max(1, self.warmup)
 
     def progress(self, step: int) -> float:
-        """Return how far the run is between its warm-up and its end."""
+        """Return the progress between the warm-up (0) and the end of the run (1)."""
         return (step - self.warmup) / max(1, self.total - self.warmup)
 
     def floor(self, min_lr: float | None, min_lr_rate: float | None) -> float:
-        """Return the lowest factor, given as a rate or as a share of the base rate."""
+        """Return the lowest factor, from a rate or from a share of the base rate.
+
+        Raises:
+            ConfigError: Both values are given, or none.
+        """
         if min_lr is not None and min_lr_rate is not None:
             raise ConfigError(
                 "`lr_scheduler_kwargs` sets both `min_lr` and `min_lr_rate`: use one of them"
@@ -85,7 +85,7 @@ def linear(step: int, span: ScheduleSpan) -> float:
 
 
 def cosine(step: int, span: ScheduleSpan, *, num_cycles: float = 0.5) -> float:
-    """Return ``(1 + cos(2 pi c p)) / 2`` with ``c = num_cycles`` waves, by default half a one."""
+    """Return ``(1 + cos(2 pi c p)) / 2`` with ``c = num_cycles`` waves, by default half a wave."""
     if step < span.warmup:
         return span.rising(step)
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * span.progress(step))))
@@ -109,7 +109,7 @@ def cosine_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> float:
-    """Return ``m + (1 - m) (1 + cos(2 pi c p)) / 2`` with ``m`` the floor."""
+    """Return ``m + (1 - m) (1 + cos(2 pi c p)) / 2``, where ``m`` is the floor."""
     floor = span.floor(min_lr, min_lr_rate)
     if step < span.warmup:
         return span.rising(step)
@@ -126,9 +126,9 @@ def cosine_warmup_with_min_lr(
     min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
 ) -> float:
-    """Return :func:`cosine_with_min_lr`'s form one step ahead, with a warm-up that starts higher.
+    """Return the form of :func:`cosine_with_min_lr` one step ahead, with a higher start.
 
-    The warm-up is ``(step + 1) / warmup``, or from ``w = warmup_lr_rate`` on
+    The warm-up is ``(step + 1) / warmup``. With ``w = warmup_lr_rate`` it is
     ``w + (1 - w) step / (warmup - 1)``.
     """
     floor = span.floor(min_lr, min_lr_rate)
@@ -161,7 +161,7 @@ def polynomial(step: int, span: ScheduleSpan, *, lr_end: float = 1e-7, power: fl
 def inverse_sqrt(step: int, span: ScheduleSpan, *, timescale: int | None = None) -> float:
     """Return ``1 / sqrt((step - warmup + t) / t)``; ``t = timescale``, by default the warm-up.
 
-    Without a warm-up ``t`` is 10,000.
+    Without a warm-up the default of ``t`` is 10,000.
     """
     scale = timescale if timescale is not None else span.warmup or 10_000
     if step < span.warmup:
@@ -188,9 +188,13 @@ def warmup_stable_decay(  # noqa: PLR0913 - the field's names
 ) -> float:
     """Return a rise, a plateau of 1, and a fall to ``m = min_lr_ratio``.
 
-    With ``q`` from 0 to 1 over the rise, its factor ``m + (1 - m) f(q)`` has ``f`` linear ``q``,
-    cosine ``(1 - cos(pi q)) / 2`` or 1-sqrt ``1 - sqrt(1 - q)``; over the fall of
-    ``num_decay_steps`` it is ``1 - q``, ``(1 + cos(2 pi c q)) / 2`` or ``1 - sqrt(q)``.
+    The factor of the rise and of the fall is ``m + (1 - m) f(q)``, with ``q`` from 0 to 1. The
+    fall takes ``num_decay_steps``, and ``c = num_cycles``::
+
+        type      rise                    fall
+        linear    q                       1 - q
+        cosine    (1 - cos(pi q)) / 2     (1 + cos(2 pi c q)) / 2
+        1-sqrt    1 - sqrt(1 - q)         1 - sqrt(q)
     """
     stable = span.total - span.warmup - num_decay_steps
     stable = stable if num_stable_steps is None else num_stable_steps
@@ -238,20 +242,20 @@ def get_scheduler(
     *,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """Return a schedule by its name in ``lr_scheduler_type``, as a multiple of the given rates.
+    """Return a schedule by its name in ``lr_scheduler_type``; it scales the optimizer's rates.
 
-    Its state is the step alone, so it is saved and resumed without pickle.
+    Its only state is the step, so it is saved and resumed without pickle.
 
     Args:
-        name: of a schedule that needs no metric.
-        optimizer: its groups' rates are those that are scaled.
-        num_warmup_steps: optimizer steps of warm-up.
-        num_training_steps: optimizer steps of the run.
-        scheduler_specific_kwargs: of this schedule, as in ``lr_scheduler_kwargs``.
-        last_epoch: the step to go on from; -1 begins.
+        name: Name of a schedule that needs no metric.
+        optimizer: Optimizer whose rates are scaled.
+        num_warmup_steps: Optimizer steps of the warm-up.
+        num_training_steps: Optimizer steps of the run.
+        scheduler_specific_kwargs: Options of this schedule, as in ``lr_scheduler_kwargs``.
+        last_epoch: Step to continue from; -1 begins.
 
     Raises:
-        ConfigError: there is no such schedule.
+        ConfigError: There is no such schedule.
     """
     name = str(getattr(name, "value", name))
     if name not in SHAPES:
@@ -261,7 +265,7 @@ def get_scheduler(
     span = ScheduleSpan(num_warmup_steps, num_training_steps, optimizer.defaults["lr"])
     shape, options = SHAPES[name], scheduler_specific_kwargs or {}
 
-    # A plain function: LambdaLR then keeps it out of its state.
+    # LambdaLR leaves a plain function out of its state.
     def factor(step: int) -> float:
         value: float = shape(step, span, **options)
         return value
@@ -270,14 +274,14 @@ def get_scheduler(
 
 
 def get_constant_schedule(optimizer: Optimizer, last_epoch: int = -1) -> LRScheduler:
-    """Return the rate as it is."""
+    """Return a constant rate."""
     return get_scheduler("constant", optimizer, last_epoch=last_epoch)
 
 
 def get_constant_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: int, last_epoch: int = -1
 ) -> LRScheduler:
-    """Return a linear rise, then the rate as it is."""
+    """Return a linear rise, then a constant rate."""
     return get_scheduler("constant_with_warmup", optimizer, num_warmup_steps, last_epoch=last_epoch)
 
 
@@ -297,7 +301,10 @@ def get_cosine_schedule_with_warmup(
     num_cycles: float = 0.5,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """Return a linear rise, then ``num_cycles`` waves of a cosine, by default half a one to 0."""
+    """Return a linear rise, then ``num_cycles`` waves of a cosine.
+
+    The default of half a wave ends at 0.
+    """
     return get_scheduler(
         "cosine",
         optimizer,
@@ -315,7 +322,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     num_cycles: int = 1,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """Return a linear rise, then ``num_cycles`` half waves of a cosine, each from the top."""
+    """Return a linear rise, then ``num_cycles`` half waves of a cosine, each from the full rate."""
     return get_scheduler(
         "cosine_with_restarts",
         optimizer,
@@ -334,7 +341,7 @@ def get_polynomial_decay_schedule_with_warmup(
     power: float = 1.0,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """Return a linear rise, then a fall to the rate ``lr_end`` along a power."""
+    """Return a linear rise, then a polynomial fall to the rate ``lr_end``."""
     return get_scheduler(
         "polynomial",
         optimizer,
@@ -348,7 +355,7 @@ def get_polynomial_decay_schedule_with_warmup(
 def get_inverse_sqrt_schedule(
     optimizer: Optimizer, num_warmup_steps: int, timescale: int | None = None, last_epoch: int = -1
 ) -> LRScheduler:
-    """Return a linear rise, then a fall with the root of the step."""
+    """Return a linear rise, then a fall with the inverse square root of the step."""
     return get_scheduler(
         "inverse_sqrt",
         optimizer,

@@ -1,14 +1,14 @@
-"""Trackers: where the curves of a run are drawn.
+"""Trackers: connections to the tools that draw the curves of a run.
 
 ::
 
-    trainer.log --> Reporting (a callback, rank zero) --> Courier (a thread each) --> Tracker
-                                                            filters what is there       the tool
+    trainer.log --> Reporting (a callback, rank 0) --> TrackerWorker (a thread each) --> Tracker
+                                                       removes points already logged     the tool
 
-``report_to`` names those of the field; a tracker of your own is a :class:`Tracker`, given as
-``callbacks=[Reporting(MyTracker())]``. The id of the run in the tool and the last step that the
-tool has are in the checkpoint, so a resumed run goes on in the same run of the tool, and no
-point is drawn twice.
+``report_to`` names trackers of this package. A tracker of your own is a subclass of
+:class:`Tracker`, given as ``callbacks=[Reporting(MyTracker())]``. A checkpoint contains the id of
+the run in the tool and the last step that the tool has. A resumed run therefore continues the
+same run of the tool, and no point is drawn twice.
 """
 
 from __future__ import annotations

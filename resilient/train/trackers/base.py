@@ -1,11 +1,4 @@
-"""Tracker base.
-
-From logs to points: names as the field spells them, plain values, nothing twice (pure).
-
-What a tracker is: the small interface between a run and a tool that draws it.
-
-For tools that cannot be asked what they have: a file beside the run that says what was sent.
-"""
+"""Tracker interface, conversion of log entries to points, and filters against repeated points."""
 
 from __future__ import annotations
 
@@ -23,7 +16,7 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
     from resilient.train.hf_interop.saved_models import SavedModel
 
-# Said once for a run, not over its steps; tools that have a summary show them there.
+# These values have one point per run. Tools with a summary show them there.
 SINGLE_VALUES = frozenset(
     {
         *("train_runtime", "train_samples_per_second", "train_steps_per_second"),
@@ -41,9 +34,9 @@ def rewritten(name: str) -> str:
 
 
 def points_of(logs: Mapping[str, Any], spell: Callable[[str], str]) -> dict[str, float | str]:
-    """Return what can be drawn of one log entry: numbers and texts, by the tool's names.
+    """Return the numbers and texts of a log entry, under the names of the tool.
 
-    The step is the axis and no point of its own; lists and dicts are left out.
+    The step is the axis and therefore not a point. Lists and dicts are left out.
     """
     points: dict[str, float | str] = {}
     for name, value in logs.items():
@@ -54,7 +47,7 @@ def points_of(logs: Mapping[str, Any], spell: Callable[[str], str]) -> dict[str,
 
 
 def _plain(value: Any) -> float | str | None:
-    """Return a number, also of an array or tensor that holds one, or a text; else None."""
+    """Return a number, also from an array or tensor of one element, or a text; else None."""
     if not isinstance(value, int | float | str) and getattr(value, "size", None) is not None:
         item = getattr(value, "item", None)
         count = getattr(value, "numel", lambda: getattr(value, "size", 0))()
@@ -65,10 +58,10 @@ def _plain(value: Any) -> float | str | None:
 
 
 class StepFilter:
-    """Passes each point of a run once.
+    """Filter that passes each point of a run once.
 
     Args:
-        held: what the tool has from lives before.
+        held: Points that the tool has from earlier attempts.
     """
 
     def __init__(self, held: LoggedSteps | None) -> None:
@@ -76,7 +69,7 @@ class StepFilter:
         self._last: dict[str, tuple[int, float | str]] = {}
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:
-        """Return the points that are not drawn, and take them for drawn."""
+        """Return the points that are not drawn yet, and record them as drawn."""
         fresh = {
             name: value
             for name, value in points.items()
@@ -88,7 +81,7 @@ class StepFilter:
 
 
 def _same(one: tuple[int, float | str] | None, other: tuple[int, float | str]) -> bool:
-    """Say whether two points are one; a number that is none is equal to itself here."""
+    """Return whether two points are the same; NaN equals NaN here."""
     if one is None or one[0] != other[0]:
         return False
     both_nan = all(isinstance(value, float) and math.isnan(value) for _, value in (one, other))
@@ -97,15 +90,15 @@ def _same(one: tuple[int, float | str] | None, other: tuple[int, float | str]) -
 
 @dataclass(frozen=True, slots=True)
 class TrackerContext:
-    """What a tracker is told when it is opened.
+    """Facts about the run, passed to a tracker when it is opened.
 
     Attributes:
-        args: the run's arguments; ``args.to_dict()`` is without secrets.
-        run_id: the run to go on with; empty begins a new one.
-        since: the first step whose points may come again.
-        model: the model that is trained.
-        trial_name: the trial of a search, if this is one.
-        trial_params: its values, those of ``model_init`` among them.
+        args: Arguments of the run; ``args.to_dict()`` contains no secrets.
+        run_id: Run to continue; empty begins a new run.
+        since: First step whose points may be sent again.
+        model: Model being trained.
+        trial_name: Name of the trial in a search, or None.
+        trial_params: Values of the trial, including those for ``model_init``.
     """
 
     args: TrainingArguments
@@ -116,7 +109,7 @@ class TrackerContext:
     trial_params: Mapping[str, Any] | None = None
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments, what the model's ``config`` says and what a trial is made of."""
+        """Return the arguments, the model's ``config`` and the values of a trial."""
         said = getattr(self.model, "config", None)
         as_dict = getattr(said, "to_dict", None)
         of_model = as_dict() if as_dict is not None else said if isinstance(said, dict) else {}
@@ -125,26 +118,26 @@ class TrackerContext:
 
 @dataclass(frozen=True, slots=True)
 class LoggedSteps:
-    """What the run in the tool has already, so that it is not drawn again.
+    """Points that the run in the tool already has, so they are not sent again.
 
     Attributes:
-        steps: metric -> its last step there.
-        floor: the last step that takes nothing any more, whatever the metric.
+        steps: Name of a metric -> its last step in the tool.
+        floor: Last step at which the tool accepts no more points, for any metric.
     """
 
     steps: Mapping[str, int] = field(default_factory=dict)
     floor: int = -1
 
     def has(self, name: str, step: int) -> bool:
-        """Say whether a point is there."""
+        """Return whether the tool has a point."""
         return step <= max(self.floor, self.steps.get(name, -1))
 
 
 class Tracker:
-    """Draws the curves of one run in one tool. Subclass it for a tool of your own.
+    """Base class of trackers: draws the curves of one run in one tool.
 
-    All methods are called on rank zero, in one thread that belongs to this tracker alone; what
-    they raise is told once and never reaches training.
+    All methods are called on rank 0, in a thread that belongs to this tracker alone. The first
+    exception is reported as an event. No exception reaches training.
 
     Example::
 
@@ -162,56 +155,59 @@ class Tracker:
     """
 
     name = "custom"
-    # What the checkpoint keeps, and gives back as `Opening.run_id`; set by `start` at the latest.
+    # Saved in checkpoints and restored as `TrackerContext.run_id`; `start` sets it at the latest.
     run_id = ""
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Open the run, or go on with ``opening.run_id``.
+        """Open the run, or continue ``opening.run_id``.
 
         Returns:
-            What the tool has already, if it cannot take anything back: that is not sent again.
-            None, if it now shows nothing from ``opening.since`` on: all of that is sent again.
+            Steps that the tool has, if the tool cannot remove points. These points are not sent
+            again. None, if the tool now shows no point from ``opening.since`` on. Then all of them
+            are sent again.
         """
         raise NotImplementedError
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Draw numbers, and show texts, of one step; return when they are out of our hands."""
+        """Draw the numbers and show the texts of one step; return once they are handed over."""
         raise NotImplementedError
 
     def finish(self, *, completed: bool) -> None:
-        """Let go of the run; ``completed`` says whether training ended by itself."""
+        """Close the run; ``completed`` is False if training was interrupted."""
 
     def wants_models(self) -> Literal["never", "end", "checkpoint"]:
-        """Say when :meth:`log_model` is called: at the end, or for each committed checkpoint."""
+        """Return when :meth:`log_model` is called: at the end, or for each committed checkpoint."""
         return "never"
 
     def log_model(self, model: SavedModel) -> None:
-        """Upload a model from its folder, which is gone afterwards; return when it is handed over.
+        """Upload a model from its folder; return once the model is handed over.
 
-        What is uploaded is committed. A life that goes on after a kill may upload one again.
+        The folder is deleted afterwards. Only committed models are uploaded. An attempt after a
+        kill may upload a model again.
         """
         raise NotImplementedError
 
     def spell(self, name: str) -> str:
-        """Return a metric's name as this tool spells it: ``eval_loss`` -> ``eval/loss``."""
+        """Return the name of a metric in this tool: ``eval_loss`` -> ``eval/loss``."""
         return rewritten(name)
 
 
 def load(module: str) -> Any:
-    """Import the client of a tool, whose types are its own affair."""
+    """Import a tool's client library by name, untyped."""
     return importlib.import_module(module)
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Return values as JSON for people; what JSON cannot hold becomes text."""
+    """Return values as JSON for readers; values without a JSON form become text."""
     return json.dumps(dict(values), indent=2, default=str)
 
 
 class LocalStateTracker(Tracker):
-    """Says what the tool has from ``output_dir/trackers/<name>-<run id>.json``.
+    """Tracker for a tool that cannot report its points; a local file records them.
 
-    Where that file is gone, the steps after the last checkpoint are sent again. Subclasses have
-    ``open`` and ``draw`` in place of ``start`` and ``log``.
+    The file is ``output_dir/trackers/<name>-<run id>.json``. If the file is missing, the steps
+    after the last checkpoint are sent again. Subclasses implement ``open`` and ``draw`` in place
+    of ``start`` and ``log``.
     """
 
     def __init__(self) -> None:
@@ -219,22 +215,22 @@ class LocalStateTracker(Tracker):
         self._file = Path()
 
     def open(self, opening: TrackerContext) -> None:
-        """Open the run or go on with it, and set ``run_id``."""
+        """Open or continue the run, and set ``run_id``."""
         raise NotImplementedError
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Hand the points over."""
+        """Hand the points over to the tool."""
         raise NotImplementedError
 
     def known(self) -> Mapping[str, int] | None:
-        """Return the last step of each metric that the run has; None if nothing says it."""
+        """Return the last step of each metric in the run; None if it is unknown."""
         if not self._file.exists():
             return None
         steps: dict[str, int] = json.loads(self._file.read_text(encoding="utf-8"))
         return steps
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Open the run; what was sent into it is held."""
+        """Open the run and return the points that were already sent to it."""
         self.open(opening)
         name = f"{self.name}-{self.run_id.replace('/', '_')}.json"
         self._file = Path(opening.args.output_dir) / "trackers" / name
@@ -245,7 +241,7 @@ class LocalStateTracker(Tracker):
         return LoggedSteps(known)
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Hand the points over, then remember that."""
+        """Hand the points over, then record their step in the file."""
         self.draw(metrics, step)
         self._steps |= dict.fromkeys(metrics, step)
         self._file.parent.mkdir(parents=True, exist_ok=True)

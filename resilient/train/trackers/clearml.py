@@ -1,4 +1,4 @@
-"""ClearML: one task by its id, continued; with ``CLEARML_OFFLINE_MODE`` in a local folder."""
+"""ClearML tracker; with ``CLEARML_OFFLINE_MODE`` it writes to a local folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class ClearML(LocalStateTracker):
-    """Reports to ``CLEARML_PROJECT`` and ``CLEARML_TASK`` (``run_name``, else ``Trainer``).
+    """Tracker for ClearML: one task per run, continued by its id.
 
-    A task that the script made is used and left open. Without a network all lives of a run write
-    into one offline session, which ``Task.import_offline_session`` uploads as one task; what is
-    there is read from its file, because ClearML writes some time after it was told.
+    ``CLEARML_PROJECT`` and ``CLEARML_TASK`` (else ``run_name``, else ``Trainer``) name the task. A
+    task that the script opened is used and left open. Offline, all attempts of a run write to one
+    session, which ``Task.import_offline_session`` uploads as one task. The steps of such a session
+    come from its file, because ClearML writes points with a delay.
     """
 
     name = "clearml"
@@ -32,7 +33,7 @@ class ClearML(LocalStateTracker):
         self._before: dict[str, int] | None = None
 
     def open(self, opening: TrackerContext) -> None:
-        """Make the task, or go on with it."""
+        """Create or continue the task."""
         task = load("clearml").Task
         found = task.current_task()
         self._is_ours = found is None
@@ -41,7 +42,7 @@ class ClearML(LocalStateTracker):
         self._task = found or task.init(
             project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
             task_name=os.environ.get("CLEARML_TASK") or opening.args.run_name or "Trainer",
-            # 0: go on at our steps, not after its last one.
+            # 0 keeps our step numbers; ClearML would otherwise continue after its last step.
             reuse_last_task_id=opening.run_id or False,
             continue_last_task=0 if opening.run_id else False,
             auto_connect_frameworks={"tensorboard": False, "pytorch": False},
@@ -51,11 +52,11 @@ class ClearML(LocalStateTracker):
         self._task.set_parameters_as_dict(said)
 
     def known(self) -> Mapping[str, int] | None:
-        """Return what an offline session has, or else what was handed over."""
+        """Return the steps of the offline session, else the steps that were handed over."""
         return super().known() if self._before is None else self._before
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Report scalars under the title before the ``/``, and what is said once as such."""
+        """Report scalars by title (before the ``/``) and series, and once-per-run values alone."""
         logger = self._task.get_logger()
         for name, value in metrics.items():
             title, _, series = name.partition("/")
@@ -67,7 +68,7 @@ class ClearML(LocalStateTracker):
                 logger.report_scalar(title, series, value=value, iteration=step)
 
     def finish(self, *, completed: bool) -> None:
-        """Send the rest; a task that was cut off is stopped, not completed."""
+        """Send the remaining points; an interrupted task is marked as stopped."""
         if not self._is_ours:
             return
         self._task.flush(wait_for_uploads=True)
@@ -77,15 +78,16 @@ class ClearML(LocalStateTracker):
 
 
 def _written(run_id: str) -> dict[str, int]:
-    """Return the last step of each metric that earlier lives wrote into an offline session."""
+    """Return the last step of each metric that earlier attempts wrote to an offline session."""
     config = load("clearml.config")
     return session_steps(Path(config.get_offline_dir(run_id)) / "metrics.jsonl")
 
 
 def session_steps(file: Path) -> dict[str, int]:
-    """Return the last step of each metric in a session's file, and cut off half a line at its end.
+    """Return the last step of each metric in a session's file.
 
-    A life that was killed while it wrote leaves one, and the next would write on in it.
+    An incomplete last line is cut off. An attempt that is killed during a write leaves such a
+    line, and the next attempt would continue the line.
     """
     if not file.exists():
         return {}

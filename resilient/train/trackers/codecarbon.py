@@ -1,4 +1,4 @@
-"""CodeCarbon: what training emits, a row of ``emissions.csv`` for each life."""
+"""CodeCarbon tracker: measured emissions, as one row of ``emissions.csv`` per attempt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class CodeCarbon(Tracker):
-    """Measures rank zero's machine into ``output_dir/emissions.csv``.
+    """Tracker that measures rank 0's machine and writes to ``output_dir/emissions.csv``.
 
-    The rows of one run have one ``experiment_id``; each life's energy was really spent, so they
-    add up, steps that were trained again included. ``CODECARBON_COUNTRY_ISO_CODE`` names the
-    country without asking a service for it.
+    The rows of one run share an ``experiment_id``. Each attempt consumed its energy, including the
+    energy for repeated steps, so the sum of the rows is correct. ``CODECARBON_COUNTRY_ISO_CODE``
+    sets the country; otherwise CodeCarbon asks a service.
     """
 
     name = "codecarbon"
@@ -28,7 +28,7 @@ class CodeCarbon(Tracker):
         self._tracker: Any = None
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Begin to measure."""
+        """Start the measurement."""
         codecarbon, args = load("codecarbon"), opening.args
         self.run_id = opening.run_id or str(uuid.uuid4())
         os.makedirs(args.output_dir, exist_ok=True)  # noqa: PTH103 - it may be any path
@@ -47,7 +47,7 @@ class CodeCarbon(Tracker):
         return None
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Draw nothing: it measures by itself."""
+        """Draw nothing: CodeCarbon measures by itself."""
 
     def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - the energy is spent either way
         """Write the row."""

@@ -1,4 +1,4 @@
-"""Comet: one experiment by a key of ours; ``COMET_START_ONLINE=0`` writes archives instead."""
+"""Comet tracker; with ``COMET_START_ONLINE=0`` it writes archives instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Comet(LocalStateTracker):
-    """Logs to ``COMET_PROJECT_NAME``; ``COMET_MODE`` and ``COMET_EXPERIMENT_KEY`` hold."""
+    """Tracker for Comet: one experiment per run, with a key that the tracker chooses.
+
+    ``COMET_PROJECT_NAME``, ``COMET_MODE`` and ``COMET_EXPERIMENT_KEY`` apply.
+    """
 
     name = "comet_ml"
 
@@ -24,7 +27,7 @@ class Comet(LocalStateTracker):
         self._experiment: Any = None
 
     def open(self, opening: TrackerContext) -> None:
-        """Start the experiment with the key, or go on with it."""
+        """Start or continue the experiment with the key."""
         comet = load("comet_ml")
         wanted = opening.run_id or os.environ.get("COMET_EXPERIMENT_KEY") or uuid.uuid4().hex
         self._experiment = comet.start(
@@ -36,12 +39,12 @@ class Comet(LocalStateTracker):
         self._experiment.log_parameters(opening.config(), nested_support=True)
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Log numbers as metrics, texts as texts."""
+        """Log numbers as metrics and texts as texts."""
         numbers = {name: one for name, one in metrics.items() if not isinstance(one, str)}
         self._experiment.log_metrics(numbers, step=step)
         for name in metrics.keys() - numbers.keys():
             self._experiment.log_text(f"{name}: {metrics[name]}", step=step)
 
     def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
-        """Send the rest, or write the archive."""
+        """Send the remaining points, or write the archive."""
         self._experiment.end()

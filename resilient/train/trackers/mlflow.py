@@ -1,4 +1,4 @@
-"""MLflow: one run by its id; what its store has of a metric is not logged again."""
+"""MLflow tracker."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ _BATCH = 100
 
 
 class MLflow(Tracker):
-    """Logs to ``MLFLOW_TRACKING_URI``, with the names of metrics as they are (``eval_loss``).
+    """Tracker for MLflow: one run per training, continued by its id.
 
-    ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS``, ``MLFLOW_FLATTEN_PARAMS`` and
-    ``MLFLOW_MAX_LOG_PARAMS`` hold, and with ``HF_MLFLOW_LOG_ARTIFACTS`` the model of each
-    committed checkpoint becomes the artifact ``checkpoint-<step>``. The run is open in our thread
-    only: log beside us with ``MlflowClient`` and the run's id.
+    Points go to ``MLFLOW_TRACKING_URI`` under unchanged names (``eval_loss``). Points that MLflow's
+    store has are not logged again. ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS``,
+    ``MLFLOW_FLATTEN_PARAMS`` and ``MLFLOW_MAX_LOG_PARAMS`` apply. With ``HF_MLFLOW_LOG_ARTIFACTS``
+    the model of each committed checkpoint becomes the artifact ``checkpoint-<step>``.
+
+    The run is active in the tracker's thread only. To log other values, use ``MlflowClient`` with
+    the run's id.
 
     Raises:
-        ConfigError: one of these variables has a value that is not accepted.
+        ConfigError: One of these variables has an invalid value.
     """
 
     name = "mlflow"
@@ -38,14 +41,14 @@ class MLflow(Tracker):
     def __init__(self) -> None:
         self._client: Any = None
         self._kept: set[str] = set()
-        # Read here and not in the tracker's thread: an error there would not end the training.
+        # An error in the tracker's thread would not end training, so read the variables here.
         self._tags = _read_tags()
         self._is_flat = read_flag(os.environ, "MLFLOW_FLATTEN_PARAMS")
         self._params_max = read_integer(os.environ, "MLFLOW_MAX_LOG_PARAMS", -1, least=-1)
         self._logs_models = read_flag(os.environ, "HF_MLFLOW_LOG_ARTIFACTS")
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Create the run or reopen it, and say what its store has."""
+        """Create or reopen the run, and return the steps that MLflow's store has."""
         self._client = load("mlflow").MlflowClient()
         wanted = opening.run_id or os.environ.get("MLFLOW_RUN_ID", "")
         run = self._find(wanted) if wanted else None
@@ -62,7 +65,7 @@ class MLflow(Tracker):
         )
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Log numbers; MLflow has no place for texts over steps."""
+        """Log numbers; MLflow cannot store texts by step."""
         entities = load("mlflow.entities")
         now_ms = int(datetime.now(tz=UTC).timestamp() * 1000)
         made = [
@@ -73,7 +76,7 @@ class MLflow(Tracker):
         self._client.log_batch(self.run_id, metrics=made)
 
     def finish(self, *, completed: bool) -> None:
-        """Say how the run ended; one that was cut off is reopened by the next life."""
+        """Record how the run ended; the next attempt reopens an interrupted run."""
         self._client.set_terminated(self.run_id, "FINISHED" if completed else "KILLED")
 
     def wants_models(self) -> Literal["never", "end", "checkpoint"]:
@@ -81,7 +84,7 @@ class MLflow(Tracker):
         return "checkpoint" if self._logs_models else "never"
 
     def log_model(self, model: SavedModel) -> None:
-        """Log a model's files, and which of them is the one that training ended with."""
+        """Log a model's files, and tag the final model of the training."""
         path = f"checkpoint-{model.checkpoint.step}"
         if model.checkpoint.folder not in self._kept:
             self._client.log_artifacts(self.run_id, str(model.folder), path)
@@ -90,7 +93,7 @@ class MLflow(Tracker):
             self._client.set_tag(self.run_id, "final_model", path)
 
     def spell(self, name: str) -> str:
-        """Return the name with what MLflow refuses replaced."""
+        """Return the name with the characters replaced that MLflow rejects."""
         return re.sub(r"[^0-9A-Za-z_\-. :/]", "_", name)
 
     def _find(self, run_id: str) -> Any:
@@ -115,7 +118,7 @@ class MLflow(Tracker):
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def _log_params(self, opening: TrackerContext, there: Mapping[str, str]) -> None:
-        """Log what is not there: parameters of a run never change in MLflow."""
+        """Log missing parameters only: MLflow rejects changes of a run's parameters."""
         entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
         params = self._params(opening.config())
         new = [
@@ -140,10 +143,10 @@ class MLflow(Tracker):
 
 
 def _read_tags() -> dict[str, Any]:
-    """Return the tags of ``MLFLOW_TAGS``, a JSON object.
+    """Return the tags in ``MLFLOW_TAGS``, a JSON object.
 
     Raises:
-        ConfigError: the variable holds something else.
+        ConfigError: The variable is not a JSON object.
     """
     hint = """export MLFLOW_TAGS='{"team": "speech"}'"""
     try:

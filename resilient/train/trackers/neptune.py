@@ -1,4 +1,4 @@
-"""Neptune: one run by an id of ours; with ``NEPTUNE_MODE=offline`` in a local folder."""
+"""Neptune tracker; with ``NEPTUNE_MODE=offline`` it writes to a local folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NAMESPACE = "finetuning"
 
 
 class Neptune(LocalStateTracker):
-    """Logs below ``finetuning`` in ``NEPTUNE_PROJECT``; the run is the one with our custom id.
+    """Tracker for Neptune: one run, identified by a custom id that the tracker chooses.
 
-    What is written offline becomes a run for each life when it is synchronised: Neptune's files
-    do not hold that id.
+    Points go below ``finetuning`` in ``NEPTUNE_PROJECT``. Neptune's offline files do not contain
+    the custom id. Synchronisation of offline data therefore creates a separate run for each
+    attempt.
     """
 
     name = "neptune"
@@ -29,7 +30,7 @@ class Neptune(LocalStateTracker):
         self._run: Any = None
 
     def open(self, opening: TrackerContext) -> None:
-        """Open the run that has the id; Neptune makes it if there is none."""
+        """Open the run with the id; Neptune creates a missing run."""
         self.run_id = opening.run_id or uuid.uuid4().hex
         neptune = load("neptune")
         self._run = neptune.init_run(custom_run_id=self.run_id, name=opening.args.run_name)
@@ -39,7 +40,7 @@ class Neptune(LocalStateTracker):
             self._run[f"{_NAMESPACE}/trial"] = opening.trial_name
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Append to a series each; the epoch is one value, as Transformers has it."""
+        """Append each point to its series; the epoch is a single value, as in Transformers."""
         for name, value in metrics.items():
             field = self._run[f"{_NAMESPACE}/{name}"]
             if name == "train/epoch":
@@ -48,5 +49,5 @@ class Neptune(LocalStateTracker):
                 field.append(value, step=step)
 
     def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - Neptune knows no other end
-        """Send the rest."""
+        """Send the remaining points."""
         self._run.stop()

@@ -1,10 +1,6 @@
-"""The callback and its threads.
+"""Reporting callback, one worker thread per tracker, and the choice of trackers by ``report_to``.
 
-One tracker's thread: what a tool raises, or how long it takes, is no concern of training.
-
-The callback that gives trackers what is logged, and the checkpoint what trackers need.
-
-Which trackers ``report_to`` names, and what has to be installed for each.
+An exception in a tracker, or a slow tool, never affects training.
 """
 
 from __future__ import annotations
@@ -29,13 +25,13 @@ if TYPE_CHECKING:
     from resilient.train.hf_interop.saved_models import SavedModels
     from resilient.train.trackers.base import Tracker
 
-# A log entry is small; a tool that is this far behind is not coming back.
+# Log entries are small. A tool that is this far behind will not catch up.
 _INBOX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerFailed(Event):
-    """A tracker raised, or was too slow; told once in a life."""
+    """A tracker raised an exception or was too slow; reported once per attempt."""
 
     level: ClassVar[Level] = Level.WARNING
     tracker: str
@@ -51,7 +47,7 @@ class TrackerFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelNotUploaded(Event):
-    """A tracker did not take a model; it is tried again at the next save."""
+    """A tracker did not accept a model; the next save tries again."""
 
     level: ClassVar[Level] = Level.WARNING
     tracker: str
@@ -67,7 +63,7 @@ class ModelNotUploaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrackerOpened(Event):
-    """A tracker began a run, or went on with one."""
+    """A tracker began or continued a run."""
 
     tracker: str
     run_id: str
@@ -80,14 +76,14 @@ class TrackerOpened(Event):
 
 
 class TrackerWorker:
-    """Brings logs to one tracker, in the order given, from a thread of its own.
+    """Thread that sends log entries to one tracker, in their order.
 
     Args:
-        tracker: used by that thread alone.
-        saved: what an earlier life's :meth:`state_dict` said.
-        tell: where events go.
-        began: the folder of the checkpoint that this life went on from; empty from scratch. To a
-            tracker that no earlier life knew, no older model is sent.
+        tracker: Tracker; only this thread uses it.
+        saved: :meth:`state_dict` of an earlier attempt.
+        tell: Receiver of events.
+        began: Folder of the checkpoint that this attempt resumed from; empty without one. A new
+            tracker gets no older models.
     """
 
     def __init__(
@@ -111,10 +107,10 @@ class TrackerWorker:
         thread.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id in the tool, up to which step it has all, and its last model.
+        """Return the run's id in the tool, the last step that the tool has, and its last model.
 
-        Without a model yet, that is where the first life began that had this tracker: what was
-        committed and not sent since is sent by the next life.
+        Before the first model, the last model is the checkpoint that the first attempt with this
+        tracker resumed from. The next attempt sends the models that were committed since then.
         """
         run_id = self._tracker.run_id or self._run_id
         return {"run_id": run_id, "step": self._landed, "model": self._uploaded}
@@ -122,42 +118,42 @@ class TrackerWorker:
     def open(
         self, opening: TrackerContext, history: Sequence[Mapping[str, Any]], within_seconds: float
     ) -> None:
-        """Open the run and send what the tool lacks of ``history``; wait for it a little."""
+        """Open the run and send the missing part of ``history``; wait up to ``within_seconds``."""
         self._put(self._start, opening, history)
         self._started.wait(within_seconds)
 
     def post(self, logs: Mapping[str, Any], step: int) -> None:
-        """Send one log entry; returns at once."""
+        """Send one log entry; return at once."""
         self._put(self._send, dict(logs), step)
 
     @property
     def takes_models(self) -> bool:
-        """Whether the tool takes models, which may be big."""
+        """Whether the tool accepts models, which may be large."""
         return self._tracker.wants_models() != "never"
 
     def upload(self, shelf: SavedModels, before: int) -> None:
-        """Send the models that were committed since the last time; returns at once.
+        """Send the models that were committed since the last call; return at once.
 
         Args:
-            shelf: where they are.
-            before: the step that is being saved: however late the thread comes to it, that one is
-                left to the next time, which may know that it is the final one.
+            shelf: Committed models.
+            before: Step that is being saved. Its model waits for the next call, even if the thread
+                is late, because the next call may know that the model is the final one.
         """
         if self._tracker.wants_models() == "checkpoint":
             self._put(self._upload, shelf, before)
 
     def upload_final(self, shelf: SavedModels, *, best: bool) -> None:
-        """Send what is left, and the final model as such; returns at once.
+        """Send the remaining models, and mark the final model; return at once.
 
         Args:
-            shelf: where they are; training is over and all of it is durable.
-            best: whether training ends with the best model.
+            shelf: Committed models; training is over and all of them are durable.
+            best: Whether training ends with the best model.
         """
         if self.takes_models:
             self._put(self._upload, shelf, None, best)
 
     def close(self, within_seconds: float, *, completed: bool) -> None:
-        """Wait until all is sent and the run is closed, but not for ever."""
+        """Wait until all entries are sent and the run is closed, at most ``within_seconds``."""
         self._put(self._finish, completed)
         if not self._finished.wait(within_seconds):
             self._fail(f"it was not done {within_seconds:g} s after training")
@@ -209,7 +205,7 @@ class TrackerWorker:
         before: int | None,
         best: bool = False,  # noqa: FBT001, FBT002 - as below
     ) -> None:
-        """Send each model that is still there: retention may have let one go meanwhile."""
+        """Send each model that still exists; retention may have deleted some meanwhile."""
         if not self._is_open:
             return
         final = shelf.final(best=best) if before is None else None
@@ -233,22 +229,23 @@ class TrackerWorker:
             self._tracker.finish(completed=completed)
 
     def _fail(self, reason: str) -> None:
-        """Tell the first failure; from then on the tool may lack steps that came later."""
+        """Report the first failure; after it the tool may lack later steps."""
         if self._failed.acquire(blocking=False):
             self._tell(TrackerFailed(self._tracker.name, reason))
 
 
-# How long training waits for all trackers together: to begin, at its end, and when it is cut off.
+# Time that training waits for all trackers together: at its begin, at its end, and after an
+# interruption.
 _BEGIN_SECONDS, _END_SECONDS, _CUT_SECONDS = 15.0, 60.0, 3.0
-# The same at the end, where one takes models: they are as big as a checkpoint.
+# Wait at the end if a tracker takes models, which are as large as a checkpoint.
 _UPLOAD_SECONDS = 1800.0
 
 
 class Reporting(TrainerCallback):
-    """Reports to trackers from rank zero; the others keep their state and do nothing.
+    """Callback that reports to trackers from rank 0; other ranks only keep the state.
 
     Args:
-        trackers: instances; their names differ.
+        trackers: Trackers with different names.
     """
 
     def __init__(self, *trackers: Tracker) -> None:
@@ -257,42 +254,42 @@ class Reporting(TrainerCallback):
         self._saved: dict[str, dict[str, Any]] = {}
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Go on with the runs that the checkpoint names, or begin new ones."""
+        """Continue the runs that the checkpoint names, or begin new ones."""
         self._end(_END_SECONDS, completed=False)
         self._open(args, state, kwargs)
 
     def on_log(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Send an entry of the history."""
+        """Send an entry of the log history."""
         self._post(kwargs["logs"], args, state, kwargs)
 
     def on_evaluate(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Send the speeds too, which are in no history."""
+        """Send the metrics, including speeds, which the log history does not contain."""
         self._post(kwargs["metrics"], args, state, kwargs)
 
     on_predict = on_evaluate
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Send the models that are committed by now; this save's own comes with the next."""
+        """Send the models committed so far; the model of this save follows at the next save."""
         for courier in self._couriers.values():
             courier.upload(kwargs["shelf"], state.global_step)
 
     def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Wait until everything is sent."""
+        """Wait until all entries and models are sent."""
         takes_models = any(one.takes_models for one in self._couriers.values())
         for courier in self._couriers.values():
             courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)
         self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
 
     def close(self) -> None:
-        """Send what can still be sent, when training was cut off."""
+        """Send as much as possible within 3 s after an interruption of training."""
         self._end(_CUT_SECONDS, completed=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run in each tool, and how far each tool has it."""
+        """Return each tracker's run and the last step that its tool has."""
         return {**self._saved, **{name: one.state_dict() for name, one in self._couriers.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back which runs to go on with."""
+        """Restore the runs to continue."""
         self._end(_END_SECONDS, completed=False)
         self._saved = {name: dict(one) for name, one in state_dict.items()}
 
@@ -302,7 +299,7 @@ class Reporting(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if not self._couriers:
-            # Evaluated before training, or after it.
+            # An evaluation before or after training opens the trackers itself.
             self._open(args, state, context)
         for courier in self._couriers.values():
             courier.post(logs, state.global_step)
@@ -335,7 +332,7 @@ class Reporting(TrainerCallback):
 
 
 class TrackerSpec(NamedTuple):
-    """Where a tracker is, any one of the packages that it needs, and how to get that."""
+    """Module and class of a tracker, its packages (one of them is enough), and the pip name."""
 
     module: str
     kind: str
@@ -365,13 +362,13 @@ CHOICES = {
 
 
 class ReportTo(Reporting):
-    """Reports to the trackers that ``report_to`` names.
+    """Callback that reports to the trackers that ``report_to`` names.
 
     Args:
-        names: of :data:`CHOICES`; ``all`` stands for those whose packages are installed.
+        names: Names from :data:`CHOICES`; ``all`` means every tracker whose package is installed.
 
     Raises:
-        ConfigError: the package of one is not installed; says how to install it.
+        ConfigError: A tracker's package is not installed; the hint shows how to install it.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -385,7 +382,7 @@ def _is_there(name: str) -> bool:
 
 
 def _is_disabled(name: str) -> bool:
-    """Say if the environment disables a tracker that the script names."""
+    """Return whether the environment disables a tracker that the script names."""
     return read_flag(os.environ, f"DISABLE_{name.upper()}_INTEGRATION")
 
 

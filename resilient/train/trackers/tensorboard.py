@@ -1,4 +1,4 @@
-"""TensorBoard: event files in a folder; what comes again is purged when they are read."""
+"""TensorBoard tracker: event files in a folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Tracker):
-    """Writes to ``logging_dir``, ``TENSORBOARD_LOGGING_DIR`` or ``output_dir/runs/<date>_<host>``.
+    """Tracker that writes TensorBoard event files.
 
-    The run's id is the folder's name below ``output_dir/runs``.
+    The folder is ``logging_dir``, ``TENSORBOARD_LOGGING_DIR`` or ``output_dir/runs/<date>_<host>``.
+    The run's id is the name of the folder below ``output_dir/runs``. TensorBoard ignores repeated
+    points when it reads the files (``purge_step``).
     """
 
     name = "tensorboard"
@@ -29,7 +31,10 @@ class TensorBoard(Tracker):
         self._writer: Any = None
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Write into the folder from ``since`` on; TensorBoard then shows nothing older there."""
+        """Write to the folder from step ``since`` on.
+
+        TensorBoard then hides points that were written earlier for these steps.
+        """
         is_resumed = bool(opening.run_id)
         self.run_id = opening.run_id or _new_name(Path(opening.args.output_dir) / "runs")
         folder = _folder(opening, self.run_id)
@@ -41,11 +46,11 @@ class TensorBoard(Tracker):
             if said is not None:
                 self._writer.add_text("model_config", as_json(opening.config()))
         self._writer.flush()
-        # On another machine the folder may be empty: the whole history goes there.
+        # On another machine the folder may be empty. Then the whole history is sent.
         return LoggedSteps() if is_gone else None
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Append scalars and texts, and flush them to the file."""
+        """Append scalars and texts, and flush the file."""
         for name, value in metrics.items():
             add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
             add(name, value, step)
@@ -65,14 +70,14 @@ def _folder(opening: TrackerContext, name: str) -> str:
 
 
 def _new_name(runs: Path) -> str:
-    """Return the field's name for a run of now, with a number if it is taken."""
+    """Return the default name of a run that starts now, with a number if the name is taken."""
     name = f"{datetime.now(tz=UTC).astimezone():%b%d_%H-%M-%S}_{socket.gethostname()}"
     names = chain([name], (f"{name}_{number}" for number in count(2)))
     return next(one for one in names if not (runs / one).exists())
 
 
 def _has_events(folder: str) -> bool:
-    """Say whether there is something to go on from; a bucket is taken to hold it."""
+    """Return whether the folder has events to continue from; a bucket is assumed to have some."""
     return "://" in folder or any(Path(folder).glob("*tfevents*"))
 
 

@@ -1,4 +1,4 @@
-"""Trackio: one run by its name, in a local database, or in a Space."""
+"""Trackio tracker: a run in a local database or in a Space."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Trackio(LocalStateTracker):
-    """Logs to ``project``, into ``TRACKIO_DIR`` or the Space of ``trackio_space_id``.
+    """Tracker for Trackio: one run, identified by its name.
 
-    A run is its name: ``run_name`` with some letters that make it one of its own.
+    The name is ``run_name`` with random characters that make it unique. Points go to ``project``,
+    in ``TRACKIO_DIR`` or in the Space ``trackio_space_id``.
     """
 
     name = "trackio"
@@ -26,7 +27,7 @@ class Trackio(LocalStateTracker):
         self._run: Any = None
 
     def open(self, opening: TrackerContext) -> None:
-        """Open the run of this name; Trackio makes it if there is none."""
+        """Open the run with this name; Trackio creates a missing run."""
         args = opening.args
         self.run_id = opening.run_id or f"{args.run_name or 'run'}-{uuid.uuid4().hex[:8]}"
         self._run = load("trackio").init(
@@ -45,5 +46,5 @@ class Trackio(LocalStateTracker):
         self._run.log(dict(metrics), step=step)
 
     def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
-        """Send the rest."""
+        """Send the remaining points."""
         self._run.finish()

@@ -1,11 +1,8 @@
-"""Weights & Biases.
+"""Weights & Biases tracker, and a reader for the history in offline ``.wandb`` files.
 
-Read back what W&B wrote without a network: the history rows of a ``.wandb`` file.
-
-The file is a log in LevelDB's format: after a head of 7 bytes, blocks of 32 KiB hold chunks of
-``crc32 (4), length (2), kind (1), bytes``; a record is one full chunk or first, middle, last ones.
-
-Weights & Biases: one run by its id; the service, or its files, say which steps are there.
+A ``.wandb`` file is a log in LevelDB's format. After a header of 7 bytes, blocks of 32 KiB contain
+chunks of ``crc32 (4), length (2), kind (1), bytes``. A record is one full chunk, or a first chunk,
+middle chunks and a last chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ _FULL, _FIRST, _LAST = 1, 2, 4
 
 
 def history_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the history, each with ``_step``; a file may end in the middle of one."""
+    """Yield the rows of the history, each with ``_step``; a truncated last record is ignored."""
     for record in _parsed(path):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
@@ -53,7 +50,7 @@ def last_steps(files: Iterable[Path]) -> dict[str, int]:
 
 
 def has_ended(path: Path) -> bool:
-    """Say whether the file holds the record that ends a run."""
+    """Return whether the file contains the record that ends a run."""
     return any(one.WhichOneof("record_type") == "exit" for one in _parsed(path))
 
 
@@ -82,22 +79,25 @@ def _records(content: bytes) -> Iterator[bytes]:
             yield record
 
 
-_NO_NAME = r"[^A-Za-z0-9._-]"  # in the name of an artifact
+_NO_NAME = r"[^A-Za-z0-9._-]"  # Characters that the name of an artifact must not contain.
 _AXIS = "train/global_step"
 _POLLS, _POLL_SECONDS = 100, 0.02
 
 
 class WeightsAndBiases(Tracker):
-    """Draws into ``WANDB_PROJECT`` (``huggingface``); W&B's own variables hold as well.
+    """Tracker for Weights & Biases: one run, continued by its id.
 
-    A run that the script opened itself is used and left open. W&B counts steps of its own, which
-    must not go back: log beside us with ``wandb.log(..., step=state.global_step)``.
+    The project is ``WANDB_PROJECT`` (default ``huggingface``); W&B's own variables apply as well.
+    The service or its local files give the steps that W&B already has. A run that the script
+    opened is used and left open. W&B has its own step counter, which must not go back. To log
+    other values, use ``wandb.log(..., step=state.global_step)``.
 
-    ``WANDB_LOG_MODEL`` uploads the model as the artifact ``model-<run name or id>``: ``checkpoint``
-    that of each committed checkpoint and the last as ``final_model``, ``end`` only this.
+    ``WANDB_LOG_MODEL`` uploads models as the artifact ``model-<run name or id>``. With
+    ``checkpoint`` it uploads the model of each committed checkpoint. The last one gets the alias
+    ``final_model``. With ``end`` only the final model is uploaded.
 
     Raises:
-        ConfigError: ``WANDB_LOG_MODEL`` or ``WANDB_WATCH`` has a value that is not accepted.
+        ConfigError: ``WANDB_LOG_MODEL`` or ``WANDB_WATCH`` has an invalid value.
     """
 
     name = "wandb"
@@ -106,7 +106,7 @@ class WeightsAndBiases(Tracker):
         self._run: Any = None
         self._is_ours = True
         self._model_name = ""
-        # Read here and not in the tracker's thread: an error there would not end the training.
+        # An error in the tracker's thread would not end training, so read the variables here.
         self._logs_models = read_choice(
             os.environ, "WANDB_LOG_MODEL", ("checkpoint", "end", *FALSE), "false"
         )
@@ -115,7 +115,7 @@ class WeightsAndBiases(Tracker):
         )
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
-        """Open the run or go on with it; W&B refuses steps that it has."""
+        """Open or continue the run; W&B rejects steps that it already has."""
         wandb = load("wandb")
         self._is_ours = wandb.run is None
         self.run_id = opening.run_id or os.environ.get("WANDB_RUN_ID") or _new_id()
@@ -137,7 +137,7 @@ class WeightsAndBiases(Tracker):
         return LoggedSteps(last_steps(files), floor=int(self._run.step) - 1)
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Add to the row of this step; what is said once for a run goes to its summary."""
+        """Add values to the row of this step; once-per-run values go to the summary."""
         row: dict[str, float | str] = {}
         for name, value in metrics.items():
             short = name.removeprefix("train/")
@@ -149,13 +149,13 @@ class WeightsAndBiases(Tracker):
             self._run.log({**row, _AXIS: step}, step=step)
 
     def wants_models(self) -> Literal["never", "end", "checkpoint"]:
-        """Return what ``WANDB_LOG_MODEL`` asks for."""
+        """Return ``checkpoint``, ``end`` or ``never``, by ``WANDB_LOG_MODEL``."""
         if self._logs_models == "checkpoint":
             return "checkpoint"
         return "end" if self._logs_models == "end" else "never"
 
     def log_model(self, model: SavedModel) -> None:
-        """Log an artifact, a version of the run's; W&B keeps files that are equal once."""
+        """Log the model as a new version of the run's artifact; W&B stores equal files once."""
         step = model.checkpoint.step
         artifact = load("wandb").Artifact(
             f"model-{re.sub(_NO_NAME, '-', self._model_name)}",
@@ -166,13 +166,13 @@ class WeightsAndBiases(Tracker):
                 **model.metrics,
             },
         )
-        # W&B copies it ("mutable"): it uploads when we have gone on.
+        # The default policy "mutable" copies the files, because W&B uploads them later.
         artifact.add_dir(str(model.folder))
         steps = [f"epoch_{round(model.epoch, 2)}", f"checkpoint_global_step_{step}"]
         self._run.log_artifact(artifact, aliases=steps + ["final_model"] * model.is_final)
 
     def finish(self, *, completed: bool) -> None:
-        """Upload the rest; a run that was cut off is marked as one that will go on."""
+        """Upload the remaining points; an interrupted run is marked as preempting."""
         if not self._is_ours:
             return
         if not completed:
@@ -200,7 +200,10 @@ def _new_id() -> str:
 
 
 def _await_end(file: Path) -> None:
-    """Wait until W&B's own process has written the end: a next life in this one reads the file."""
+    """Wait until W&B's process has written the end record.
+
+    The next attempt in this process reads the file.
+    """
     for _ in range(_POLLS):
         if has_ended(file):
             return
@@ -208,7 +211,7 @@ def _await_end(file: Path) -> None:
 
 
 def _other_files(run: Any) -> list[Path]:
-    """Return what earlier lives wrote of this run without a network, oldest first."""
+    """Return the offline files that earlier attempts wrote for this run, oldest first."""
     mine = Path(str(run.settings.sync_file))
     found = mine.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
     return sorted(one for one in found if one != mine)
