@@ -49,7 +49,7 @@ from resilient.train.model.artifacts import PAPERS, saved_processing, sidecar_pa
 from resilient.train.model.precision import Precision
 from resilient.train.model.transforms import compile_in_place
 from resilient.train.run import CheckpointInfoBuilder, TrainingRun, pipeline_for
-from resilient.train.saver import BestCheckpoint, HoldingSaver
+from resilient.train.saver import BestCheckpoint, CheckpointSaver
 from resilient.train.schedules.factory import ScheduleState
 from resilient.train.session import place_of
 from resilient.train.strategy_selection import strategy_for
@@ -144,12 +144,12 @@ def _saver_for(
     into: CheckpointEngine,
     parts: dict[str, Part],
     best: BestCheckpoint,
-) -> HoldingSaver:
+) -> CheckpointSaver:
     """Return the saver of the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
     teller = CheckpointInfoBuilder(strategy.name)
-    saver = HoldingSaver(
+    saver = CheckpointSaver(
         into,
         parts,
         about=lambda: teller.about(hooks.args, sampler.cursor, deal_of(hooks)),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from resilient.train.loss_guard import LossGuard
     from resilient.train.meters import Meters, UsageCounter
     from resilient.train.preemption import StopCoordinator
-    from resilient.train.saver import HoldingSaver
+    from resilient.train.saver import CheckpointSaver
     from resilient.train.state import TrainerState
     from resilient.train.trainer import Trainer
     from resilient.train.trainer_hooks import LossHooks, TrainerHooks
@@ -97,7 +97,7 @@ class TrainingRun:
     deal: BatchLayout
     meters: Meters
     counter: UsageCounter
-    saver: HoldingSaver
+    saver: CheckpointSaver
     gate: StopCoordinator
     accumulation: int
     farewell: Callable[[], None]
@@ -160,7 +160,7 @@ class TrainingRun:
         """Wait until a save has copied the state that the update changes; report a long wait."""
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
-        if self.saver.will_hold():
+        if self.saver.caches_next_step():
             # After before_update(): a rank that has the sum knows that every rank has the previous
             # step cached completely, without waiting for it.
             self.meters.begin_mean(self.saver.near_sums)
@@ -279,9 +279,9 @@ class TrainingRun:
 
     def hold_step(self, state: TrainerState, callbacks: Callable[[], dict[str, Any]]) -> None:
         """Cache this step in memory if it is due; this is not a checkpoint yet. Collective."""
-        if self.saver.holds():
+        if self.saver.caches_this_step():
             self.settle_for_saving(state, callbacks())
-            self.saver.hold()
+            self.saver.cache_step()
 
     def settle_counts(self) -> None:
         """Read device-side counters before they are saved. Collective."""
@@ -292,12 +292,13 @@ class TrainingRun:
         """Return the metrics to log, and report a broken loss. Collective."""
         episodes, values = self.watch.episodes, self.meters.take()
         broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
-        self.saver.mind(broke, is_broken=episodes.is_broken)
+        self.saver.note_broken_loss(broke, is_broken=episodes.is_broken)
         return values
 
     def _settle_losses(self) -> None:
         episodes, losses = self.watch.episodes, self.ledger.settle(self.meters.means)
-        self.saver.mind(episodes.read(self.saver.step, losses), is_broken=episodes.is_broken)
+        broke = episodes.read(self.saver.step, losses)
+        self.saver.note_broken_loss(broke, is_broken=episodes.is_broken)
 
 
 class CheckpointInfoBuilder:

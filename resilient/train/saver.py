@@ -144,32 +144,6 @@ def choose_tier(
     return SaveDestination.IN_FLIGHT
 
 
-class MindingSaver:
-    """Handling of broken losses in a saver.
-
-    Attributes:
-        best: Names the checkpoints that garbage collection must keep.
-        emit: Destination of events.
-    """
-
-    best: BestCheckpoint
-    emit: Emitter
-    _state: TrainerState
-    _saved: CheckpointId | None
-    _is_coordinator: bool
-
-    @property
-    def step(self) -> int:
-        """Number of the last optimizer step."""
-        return self._state.global_step
-
-    def mind(self, broke: Sequence[Event], *, is_broken: bool) -> None:
-        """Report broken losses; while the loss is broken, keep the last checkpoint before it."""
-        self.best.mind(self._saved, begins=bool(broke), is_broken=is_broken)
-        for one in broke if self._is_coordinator else ():
-            self.emit(one, step=self.step)
-
-
 _RANK = re.compile(r"_\d+$")
 
 
@@ -234,8 +208,10 @@ WARM_AT = 2
 _MODEL_ONLY = ("model", "trainer_state")
 
 
-class Saver(MindingSaver):
+class CheckpointSaver:
     """Saver of a run's checkpoints, which also resumes them.
+
+    If ``save_every`` contains ``memory=...``, it also caches steps in memory.
 
     Args:
         checkpointer: Engine that writes and reads checkpoints.
@@ -248,7 +224,12 @@ class Saver(MindingSaver):
         ledger: Sample ledger; a segment of it is saved with each checkpoint.
 
     Attributes:
+        best: Names the checkpoints that garbage collection must keep.
+        emit: Destination of events.
         took: Durations of this attempt's saves.
+        begun: Checkpoint from which this attempt continued.
+        near_sums: Sum of numbers over all ranks, if they cache steps on one host; all ranks get the
+            sum.
         reserved: Names of the trainer's own parts, including those of other arguments.
     """
 
@@ -282,6 +263,16 @@ class Saver(MindingSaver):
         self.begun: CheckpointId | None = None
         self._saved_step = 0
         self._updates = 0
+        self._lull = session.lull
+        self._step_cache: StepCache | None = None
+        # None until the first step that is due starts the cache, or finds that it cannot.
+        self._caches_steps: bool | None = None
+        self.near_sums: HostLocalSum | None = None
+
+    @property
+    def step(self) -> int:
+        """Number of the last optimizer step."""
+        return self._state.global_step
 
     def settle(self, wish: str, *, is_first: bool) -> str:
         """Return the reference that this attempt resumes from, given the user's choice. Collective.
@@ -325,15 +316,17 @@ class Saver(MindingSaver):
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
         """Begin another attempt from the newest checkpoint that all ranks can verify. Collective.
 
-        Waits for the save in flight, in every tier. A failed save is skipped if ``on_save_failure``
-        lets training continue. The next save takes place even if the previous attempt saved its
-        step.
+        Drops the cached steps of the previous attempt, and waits for the save in flight in every
+        tier. A failed save is skipped if ``on_save_failure`` lets training continue. The next save
+        takes place even if the previous attempt saved its step.
 
         Crash: committed checkpoints are unchanged.
 
         Raises:
             SaveFailed: The save in flight failed, and ``on_save_failure`` stops training.
         """
+        self._close_step_cache(drops=True)
+        self._caches_steps = self.near_sums = None
         try:
             self.wait()
         except SaveFailed as error:
@@ -375,16 +368,58 @@ class Saver(MindingSaver):
         self._saved_step = -1
 
     def before_update(self) -> None:
-        """Wait until the last save has copied the state that the next update changes.
+        """Wait until the last save and the step cache have copied what the next update changes.
 
         Before the second step, when optimizers have their state, also allocate memory for the first
         save.
         """
+        if self._step_cache is not None:
+            self._step_cache.before_update()
         with self.took.stalling(self.emit.clock):
             self._checkpointer.before_update()
         self._updates += 1
         if self._updates == WARM_AT and self._args.save_strategy != "no":
             self._checkpointer.warm(self._saved_parts)
+
+    def caches_this_step(self) -> bool:
+        """Return whether this step is to be cached; the same on every rank."""
+        return self._caches_at(self.step)
+
+    def caches_next_step(self) -> bool:
+        """Return whether the next step is to be cached, as far as is known before its update."""
+        return self._caches_at(self.step + 1)
+
+    def _caches_at(self, step: int) -> bool:
+        steps = memory_steps(self._args)
+        if not steps or step % steps or step == self._saved_step or self._caches_steps is False:
+            return False
+        # Saves allocate their memory first.
+        return self._updates > WARM_AT
+
+    def cache_step(self) -> None:
+        """Cache this step in memory; it becomes a checkpoint only if ranks die. Collective.
+
+        An error on one rank is reported once; after it, no step is cached by all ranks.
+        """
+        if self._caches_steps is None:
+            cache = self._step_cache = start_step_cache(self._checkpointer, self._lull)
+            self._caches_steps = cache is not None
+            # All ranks keep summing this way even if one of them dropped its cache.
+            self.near_sums = cache.near_sums if cache is not None else None
+        if self._step_cache is None:
+            return
+        about, overlap = self._describe(self.ledger.peek), self._args.save_overlap
+        try:
+            self._step_cache.hold(self.step, self.parts, about, overlap=overlap)
+        except ResilientError as error:
+            self.emit(StepCacheDisabled(error.message))
+            self._close_step_cache(drops=True)
+
+    def note_broken_loss(self, broke: Sequence[Event], *, is_broken: bool) -> None:
+        """Report broken losses; while the loss is broken, keep the last checkpoint before it."""
+        self.best.note_broken_loss(self._saved, begins=bool(broke), is_broken=is_broken)
+        for one in broke if self._is_coordinator else ():
+            self.emit(one, step=self.step)
 
     def found_best(self) -> None:
         """Record this step's model as the best, if a checkpoint already holds it."""
@@ -451,8 +486,16 @@ class Saver(MindingSaver):
             self.emit(BestModelMissing(str(best), why))
 
     def close(self) -> None:
-        """Close the repository."""
+        """Close the repository; the daemon commits a cached step newer than the last save."""
+        self._close_step_cache(drops=False)
         self._checkpointer.close()
+
+    def _close_step_cache(self, *, drops: bool) -> None:
+        cache, self._step_cache = self._step_cache, None
+        if cache is not None:
+            if drops:
+                cache.drop()
+            cache.close()
 
     @property
     def _saved_parts(self) -> dict[str, Part]:
@@ -492,95 +535,17 @@ class Saver(MindingSaver):
             self.took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
 
     def _save_now(self, step: int) -> CheckpointId:
-        measured, closes = self._state.measured(), self.ledger.close
-        about = replace(self._about(), metrics=measured, ledger=closes)
+        about = self._describe(self.ledger.close)
         return self._checkpointer.save(
             step, self._saved_parts, about, keep=self.best.kept, overlap=self._args.save_overlap
         )
 
+    def _describe(self, ledger: Callable[..., Any]) -> CheckpointInfo:
+        return replace(self._about(), metrics=self._state.measured(), ledger=ledger)
+
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
-
-
-class HoldingSaver(Saver):
-    """Saver that also caches steps in memory, if ``save_every`` contains ``memory=...``."""
-
-    _holding: StepCache | None = None
-    _is_on: bool | None = None
-    near_sums: HostLocalSum | None = None
-    """Sum of numbers over all ranks, if they cache steps on one host; all ranks get the sum."""
-
-    def __init__(
-        self,
-        checkpointer: CheckpointEngine,
-        parts: dict[str, Part],
-        *,
-        session: Session,
-        **more: Any,
-    ) -> None:
-        super().__init__(checkpointer, parts, session=session, **more)
-        self._lull = session.lull
-
-    def holds(self) -> bool:
-        """Return whether this step is to be cached; the same on every rank."""
-        return self._holds_at(self._state.global_step)
-
-    def will_hold(self) -> bool:
-        """Return whether the next step is to be cached, as far as is known before its update."""
-        return self._holds_at(self._state.global_step + 1)
-
-    def _holds_at(self, step: int) -> bool:
-        steps = memory_steps(self._args)
-        if not steps or step % steps or step == self._saved_step or self._is_on is False:
-            return False
-        # Saves allocate their memory first.
-        return self._updates > WARM_AT
-
-    def hold(self) -> None:
-        """Cache this step in memory; it becomes a checkpoint only if ranks die. Collective.
-
-        An error on one rank is reported once; after it, no step is cached by all ranks.
-        """
-        if self._is_on is None:
-            self._holding = start_step_cache(self._checkpointer, self._lull)
-            self._is_on = self._holding is not None
-            # All ranks keep summing this way even if one of them dropped its cache.
-            self.near_sums = self._holding.near_sums if self._holding is not None else None
-        if self._holding is None:
-            return
-        measured, peeks = self._state.measured(), self.ledger.peek
-        about = replace(self._about(), metrics=measured, ledger=peeks)
-        step, overlap = self._state.global_step, self._args.save_overlap
-        try:
-            self._holding.hold(step, self.parts, about, overlap=overlap)
-        except ResilientError as error:
-            self.emit(StepCacheDisabled(error.message))
-            self._let_go(drops=True)
-
-    def before_update(self) -> None:
-        """Wait until saves and the step cache have copied the state the next update changes."""
-        if self._holding is not None:
-            self._holding.before_update()
-        super().before_update()
-
-    def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
-        """Begin another attempt from a checkpoint, and drop the cached steps that are given up."""
-        self._let_go(drops=True)
-        self._is_on = self.near_sums = None
-        return super().begin_again(checkpointer)
-
-    def close(self) -> None:
-        """Close the repository; the daemon commits a cached step newer than the last save."""
-        self._let_go(drops=False)
-        super().close()
-
-    def _let_go(self, *, drops: bool) -> None:
-        holding, self._holding = self._holding, None
-        if holding is not None:
-            if drops:
-                holding.drop()
-            holding.close()
 
 
 @dataclass(slots=True)
@@ -599,7 +564,9 @@ class BestCheckpoint:
         """Checkpoints that garbage collection must keep."""
         return [one for one in (self.checkpoint, self.sound) if one]
 
-    def mind(self, saved: CheckpointId | None, *, begins: bool, is_broken: bool) -> None:
+    def note_broken_loss(
+        self, saved: CheckpointId | None, *, begins: bool, is_broken: bool
+    ) -> None:
         """Keep the last checkpoint before the loss broke, until the loss is good again.
 
         Args:

@@ -46,8 +46,8 @@ MUTANTS = [
         "the loss of a step is summed before the step before it is copied",
         "resilient/train/run.py",
         '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
-        "        if self.saver.will_hold():\n",
-        "        if self.saver.will_hold():\n"
+        "        if self.saver.caches_next_step():\n",
+        "        if self.saver.caches_next_step():\n"
         "            self.meters.begin_mean(self.saver.near_sums)\n"
         '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
         "        if False:\n",

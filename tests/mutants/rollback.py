@@ -91,8 +91,8 @@ MUTANTS = [
     Mutant(
         "a loss that a log leaves out is never seen",
         "resilient/train/run.py",
-        "self.saver.mind(episodes.read(self.saver.step, losses), is_broken=",
-        "self.saver.mind((), is_broken=",
+        "        broke = episodes.read(self.saver.step, losses)\n",
+        "        broke = ()\n",
         NUMBERS,
     ),
     Mutant(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from resilient.format.keys import CheckpointId
-    from resilient.train.saver import BestCheckpoint, Saver
+    from resilient.train.saver import BestCheckpoint, CheckpointSaver
     from resilient.train.session import Session
 
 
@@ -116,7 +116,7 @@ class SavedModels:
             yield SavedModel(folder, checkpoint, epoch, metrics, is_final)
 
 
-def saved_models(session: Session, saver: Saver) -> SavedModels:
+def saved_models(session: Session, saver: CheckpointSaver) -> SavedModels:
     """Return the saved models of a resumed or new run."""
     launch, args = session.gang.launch, session.args
     return SavedModels(

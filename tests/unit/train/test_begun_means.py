@@ -17,7 +17,7 @@ def test_it_is_behind_the_copy_of_the_step_before(is_held):
     run = SimpleNamespace(
         saver=SimpleNamespace(
             before_update=lambda: done.append("copied"),
-            will_hold=lambda: is_held,
+            caches_next_step=lambda: is_held,
             near_sums="begun",
         ),
         meters=SimpleNamespace(begin_mean=done.append),

@@ -189,18 +189,18 @@ def test_a_loss_that_stays_high_is_told_once_and_judges_later_ones():
 
 def test_only_the_checkpoint_before_an_episode_is_held():
     best, first, later = BestCheckpoint(), CheckpointId(1, 4), CheckpointId(1, 8)
-    best.mind(None, begins=True, is_broken=True)
-    best.mind(first, begins=False, is_broken=True)
+    best.note_broken_loss(None, begins=True, is_broken=True)
+    best.note_broken_loss(first, begins=False, is_broken=True)
     assert best.kept == []
-    best.mind(first, begins=False, is_broken=False)
-    best.mind(first, begins=True, is_broken=True)
-    best.mind(later, begins=False, is_broken=True)
+    best.note_broken_loss(first, begins=False, is_broken=False)
+    best.note_broken_loss(first, begins=True, is_broken=True)
+    best.note_broken_loss(later, begins=False, is_broken=True)
     assert best.kept == [first]
     other = BestCheckpoint()
     other.load_state_dict(best.state_dict())
-    other.mind(later, begins=True, is_broken=True)
+    other.note_broken_loss(later, begins=True, is_broken=True)
     assert other.kept == [first]
-    other.mind(later, begins=False, is_broken=False)
+    other.note_broken_loss(later, begins=False, is_broken=False)
     assert other.kept == []
     other.load_state_dict({"checkpoint": ""})
     assert other.kept == []
