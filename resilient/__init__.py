@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "About": "resilient.checkpoint_engine",
+    "About": "resilient.checkpoint.save.metadata:CheckpointInfo",
     "BestOf": "resilient.checkpoint.retention",
     "Checkpointer": "resilient.checkpointer",
     "Fsdp1Model": "resilient.state_dict.fsdp1",
@@ -28,7 +28,7 @@ _HOMES = {
     "PrinterCallback": "resilient.train.callbacks.builtin",
     "ProfilerCallback": "resilient.train.callbacks.builtin",
     "ProgressCallback": "resilient.train.callbacks.builtin",
-    "Tiering": "resilient.checkpoint.promotion_policy",
+    "Tiering": "resilient.checkpoint.promotion_policy:TieringOptions",
     "Tracker": "resilient.train.trackers",
     "Trainer": "resilient.train.trainer",
     "TrainerCallback": "resilient.train.callbacks.base",
@@ -39,10 +39,11 @@ _HOMES = {
     "TrainingArguments": "resilient.train.arguments",
     "heartbeat": "resilient.distributed.heartbeat",
     "metrics_for": "resilient.train.evaluation.metrics",
-    "open_checkpointer": "resilient.engine_factory",
+    "open_checkpointer": "resilient.engine_factory:open_engine",
     "open_store": "resilient.storage.open",
     "parse_arguments": "resilient.train.arguments",
 }
+"""Module of each public name, and its name there if that differs."""
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are the table's
 
@@ -50,7 +51,8 @@ __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are the 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module `resilient` has no attribute `{name}`")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, current = _HOMES[name].partition(":")
+    return getattr(import_module(module), current or name)
 
 
 def __dir__() -> list[str]:

@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant(
         "a loss that no float can hold ends the account",
         "resilient/goodput/report.py",
-        "    except OverflowError:  # JSON's whole numbers have no end\n        return None\n",
+        "    except OverflowError:  # JSON integers are unbounded\n        return None\n",
         "    finally:\n        pass\n",
         "tests/unit/accounting/test_account.py -k passed_over",
     ),

@@ -69,10 +69,10 @@ MUTANTS = [
     Mutant(
         "the time of an evaluation counts as a step",
         "resilient/train/callbacks/save_schedule.py",
-        '        """Leave the time of an evaluation out."""\n'
+        '        """Leave the time of an evaluation out of the measurements."""\n'
         "        if self._life is not None:\n"
         "            self._life.steps.disturb()\n",
-        '        """Leave the time of an evaluation out."""\n',
+        '        """Leave the time of an evaluation out of the measurements."""\n',
         f"{CADENCE} -k evaluation",
     ),
     Mutant(

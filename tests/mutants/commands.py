@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant(
         "an error shows the signature of a URL",
         RENDER,
-        "clean = cleared(fields)",
+        "clean = redact_json(fields)",
         "clean = dict(fields)",
         "tests/cli/test_canary.py -k unknown_command",
     ),
@@ -230,14 +230,14 @@ MUTANTS = [
     Mutant(
         "a pipe that closes ends the command before its verdict",
         RENDER,
-        "    except BrokenPipeError:\n        leave_the_pipe()\n",
+        "    except BrokenPipeError:\n        ignore_broken_pipe()\n",
         "    except BrokenPipeError:\n        raise\n",
         f"{TERMINALS} -k closes_early",
     ),
     Mutant(
         "a letter that the locale lacks ends the command",
         APP,
-        "    speak_plainly(sys.stdout, sys.stderr)\n",
+        "    use_utf8_streams(sys.stdout, sys.stderr)\n",
         "",
         f"{TERMINALS} -k locale",
     ),

@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "what a class was given since is passed over",
         GLANCES,
-        "            and all(map(has_torchs_ways, frozenset(self._kinds)))\n",
+        "            and all(map(has_default_state_dict, frozenset(self._kinds)))\n",
         "",
         SAME,
     ),
@@ -171,8 +171,8 @@ MUTANTS = [
     Mutant(
         "the generators are asked a second time for what is compared",
         GLANCES,
-        "return RandomGlance(stateful, said, cpu[0]) if",
-        "return RandomGlance(stateful, stateful.state_dict(), cpu[0]) if",
+        "return RngChangeDetector(stateful, said, cpu[0]) if",
+        "return RngChangeDetector(stateful, stateful.state_dict(), cpu[0]) if",
         LATER,
     ),
     Mutant(

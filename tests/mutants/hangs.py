@@ -25,8 +25,8 @@ MUTANTS = [
     Mutant(
         "a look that takes long is an absence",
         "resilient/elastic/suspend_detection.py",
-        '        """End a look."""\n        self._until_seconds = now_seconds\n',
-        '        """End a look."""\n',
+        '        """End a check."""\n        self._until_seconds = now_seconds\n',
+        '        """End a check."""\n',
         f"{SIGHT} -k inside",
     ),
     Mutant(

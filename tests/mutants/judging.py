@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(
         "what a worker said in this life is not looked for",
         WATCH,
-        "told_unsaved(self._notes) == self._attempt",
+        "exited_without_save(self._notes) == self._attempt",
         "False",
         f"{SIGNALS} -k own_that_sigterm",
     ),

@@ -249,8 +249,8 @@ MUTANTS = [
     Mutant(
         "moments of a parameter without any are left from before",
         "resilient/state_dict/deepspeed.py",
-        "                    room.zero_()  # what",
-        "                    pass  # what",
+        "                    room.zero_()  # ZeRO",
+        "                    pass  # ZeRO",
         ZERO,
     ),
     Mutant(

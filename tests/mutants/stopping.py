@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "who waits for a dead rank makes the stop one that was too slow",
         WATCH,
-        "return outcome if is_ended or outcome.is_taken else",
-        "return outcome if is_ended else",
+        "outcome if is_ended or outcome.is_taken else",
+        "outcome if is_ended else",
         f"{KILLED} -k waits",
     ),
     Mutant(
@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "nobody listens in the first moments",
         "cli/resilient_cli/__main__.py",
-        "        process_exit.listen(sys.argv[1:])\n",
+        "        process_exit.record_early_signals(sys.argv[1:])\n",
         "",
         f"{STARTING} -k program_itself",
     ),

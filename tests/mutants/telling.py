@@ -13,7 +13,7 @@ REMEDIES = "tests/unit/layouts/test_remedies.py"
 STREAMS = "cli/resilient_cli/output.py"
 FULL = "tests/cli/test_full_output.py"
 FOLDER = "resilient/storage/folder.py"
-GROUPS = "        problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
+GROUPS = "        problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
 
 MUTANTS = [
     Mutant(
@@ -103,7 +103,7 @@ MUTANTS = [
     Mutant(
         "a message reaches the terminal as somebody wrote it",
         STREAMS,
-        "visible(one) for nth",
+        "escape_control_chars(one) for nth",
         "one for nth",
         "tests/cli/test_escapes.py -k terminal_obeys",
     ),
@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant(
         "what is left of an answer fails again at the end",
         STREAMS,
-        "        leave_the_pipe()  # what is left in the buffer would fail again at the end\n",
+        "        ignore_broken_pipe()  # what is left in the buffer would fail again at the end\n",
         "",
         f"{FULL} -k full_disk",
     ),
@@ -138,8 +138,8 @@ MUTANTS = [
     Mutant(
         "a hint names an option that is not there",
         "cli/resilient_cli/commands/unlock.py",
-        " --yes --force loses",
-        " --yes --by-force loses",
+        ' --yes --force "',
+        ' --yes --by-force "',
         "tests/cli/test_hinted_commands.py -k sources",
     ),
     Mutant(

@@ -219,8 +219,8 @@ MUTANTS = [
     Mutant(
         "a machine that is silent is dead",
         WITNESS,
-        "    return Testimony(State.UNKNOWN, why, agent, told_ms)\n",
-        "    return Testimony(State.DEAD, why, agent, told_ms)\n",
+        "    return LivenessReport(LivenessState.UNKNOWN, why, agent, told_ms)\n",
+        "    return LivenessReport(LivenessState.DEAD, why, agent, told_ms)\n",
         f"{UNLOCK} -k elsewhere",
     ),
 ]
