@@ -1,8 +1,6 @@
-"""Audit.
+"""``resilient audit``: sample audit over all attempts of a run.
 
-The answer of ``audit``.
-
-``resilient audit``: was every sample trained on exactly once, in all lives of the run?
+The audit reads the sample ledger and checks that each sample was trained exactly once.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def auditing(url: str, found: Audit) -> CommandResult:
-    """Return the answer of ``audit``."""
+    """Build the answer of ``audit``."""
     document = {
         "repository": url,
         "proven": found.is_proven,
@@ -65,7 +63,7 @@ def auditing(url: str, found: Audit) -> CommandResult:
 
 
 def resizes_of(found: Audit) -> int:
-    """Return how often the number of ranks that share the data changed."""
+    """Count the changes of the number of ranks that share the data."""
     return max(0, len(found.ranks) - 1)
 
 
@@ -100,7 +98,7 @@ def _closing(found: Audit) -> list[str]:
 
 
 def _lost(found: Audit) -> list[str]:
-    """Say which steps were saved and are no part of the result."""
+    """Return a line for each range of steps that was saved and later abandoned."""
     return [
         f"Steps {one.first} to {one.last} of life {one.checkpoint.generation} were trained and "
         "given up."

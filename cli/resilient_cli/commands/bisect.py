@@ -1,10 +1,6 @@
-"""Ckpt bisect.
+"""``resilient ckpt bisect``: first checkpoint at which a user's command fails.
 
-Where in a row something went from good to bad, asked of as few as possible (pure).
-
-The answer of ``ckpt bisect``.
-
-``resilient ckpt bisect``: the first checkpoint at which a command of the user's fails.
+The search is a pure function, and tests as few checkpoints as possible.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ Item = TypeVar("Item")
 
 
 class Verdict(StrEnum):
-    """What was found of one."""
+    """Result of testing one item."""
 
     GOOD = "good"
     BAD = "bad"
@@ -48,12 +44,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BisectResult(Generic[Item]):
-    """Between which two it changed.
+    """Items between which the verdict changes from good to bad.
 
     Attributes:
-        last_good: the last that is known to be good.
-        first_bad: the first that is known to be bad.
-        unknown: those between the two, of which nothing could be said.
+        last_good: Last item that is known to be good.
+        first_bad: First item that is known to be bad.
+        unknown: Items between the two that have no verdict.
     """
 
     last_good: Item
@@ -64,14 +60,15 @@ class BisectResult(Generic[Item]):
 def bisect_sequence(
     row: Sequence[Item], judge: Callable[[Item, int], Verdict]
 ) -> BisectResult[Item]:
-    """Return where a row that begins good and ends bad changes; one of the places if of several.
+    """Find where a sequence that begins good and ends bad changes.
 
-    Half of what is left is ruled out by each verdict. Of one that is unknown nothing is concluded:
-    its neighbours are asked, the nearest first.
+    If the verdict changes several times, one of the changes is returned. Each verdict rules out
+    half of the remaining items. An unknown verdict rules out nothing: the nearest untested
+    neighbours are tested instead.
 
     Args:
-        row: at least two; the first is good and the last is bad.
-        judge: told which one, and how many are left to be asked with it.
+        row: At least two items; the first is good and the last is bad.
+        judge: Test of one item. It also receives the number of untested items, this one included.
     """
     good, bad = 0, len(row) - 1
     unknown: set[int] = set()
@@ -90,13 +87,13 @@ def bisect_sequence(
 
 @dataclass(frozen=True, slots=True)
 class BisectStep:
-    """What was found of one checkpoint.
+    """Result of testing one checkpoint.
 
     Attributes:
-        checkpoint: which one.
-        verdict: about it.
-        status: of the command; None if it was not run.
-        reason: why, in words.
+        checkpoint: The tested checkpoint.
+        verdict: Good, bad or unknown.
+        status: Exit status of the command; None if the command was not run.
+        reason: Reason of the verdict, in words.
     """
 
     checkpoint: CheckpointId
@@ -111,13 +108,13 @@ def bisected(
     change: BisectResult[CheckpointId],
     tried: Sequence[BisectStep],
 ) -> CommandResult:
-    """Return the answer.
+    """Build the answer of ``ckpt bisect``.
 
     Args:
-        url: the repository.
-        row: all checkpoints from the good one to the bad one.
-        change: where it changed.
-        tried: in the order in which they were asked.
+        url: URL of the repository.
+        row: All checkpoints from the good one to the bad one.
+        change: Checkpoints between which the verdict changes.
+        tried: Tested checkpoints, in the order of the tests.
     """
     pair = f"{change.last_good} {change.first_bad}"
     next_command = f"resilient ckpt diff {pair} --repo {shell_quote(url)}"
@@ -234,7 +231,7 @@ def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
 
 @dataclass(slots=True)
 class _Judge:
-    """Runs the command, once for each checkpoint, and remembers what it said."""
+    """Test that runs the command once per checkpoint, and records each result."""
 
     store: Store
     command: list[str]
@@ -255,18 +252,19 @@ class _Judge:
         return said.verdict
 
     def _run(self, checkpoint: CheckpointId) -> int:
-        """Return the exit status of the command.
+        """Run the command and return its exit status.
 
         Raises:
-            UsageError: it cannot be run, or was ended by a signal, which says nothing.
+            UsageError: The command cannot be run, or a signal ended it. A signal says nothing about
+                the checkpoint.
         """
         url = self.store.url
-        # Whoever loads a file knows no URL.
+        # A program that loads a file needs a path, not a URL.
         home = str(local_path(url)) if protocol_of(url) == "file" else url.rstrip("/")
         words = [one.replace(_PLACE, f"{home}/{checkpoint.folder}") for one in self.command]
         told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
         try:
-            # What it writes is not the answer. It is the user's own command.
+            # Only the answer goes to stdout, so the command writes to stderr. The user chose it.
             env = {**os.environ, **told}
             done = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
         except OSError as error:

@@ -1,11 +1,4 @@
-"""Ckpt cat.
-
-What a command line names inside a checkpoint: ``REF:PATH`` (pure).
-
-The answers of ``ckpt cat``.
-
-``resilient ckpt cat``: one tensor of a checkpoint, one value, or one file as it is.
-"""
+"""``resilient ckpt cat``: one tensor, one value or one file of a checkpoint."""
 
 from __future__ import annotations
 
@@ -51,17 +44,17 @@ _INSIDE = re.compile(rf"(?P<place>{_PLACE})(?P<reference>{_REFERENCE}):(?!//)(?P
 
 
 def split_ref_path(text: str) -> tuple[str, str, bool] | None:
-    """Return the checkpoint and what in it is named, of ``REF:PATH``; None of anything else.
+    """Split ``REF:PATH`` into a checkpoint and a name inside it; None for any other text.
 
-    References have colons themselves (``step:10``, ``best:loss:max``, ``@2026-11-20T10:00``), and
-    so have URLs; the first one behind a whole reference or a whole path is the one that parts.
+    References contain colons (``step:10``, ``best:loss:max``, ``@2026-11-20T10:00``), and so do
+    URLs. The separator is the first colon after a complete reference or path.
 
     Args:
-        text: an argument.
+        text: A command-line argument.
 
     Returns:
-        The reference or path, the name in it, and whether it is a path or a URL: a reference
-        needs a repository besides.
+        The reference or path, the name inside the checkpoint, and True for a path or URL. A
+        reference also needs a repository.
     """
     found = None if _ALONE.fullmatch(text) else _INSIDE.fullmatch(text)
     if found is None:
@@ -70,12 +63,12 @@ def split_ref_path(text: str) -> tuple[str, str, bool] | None:
 
 
 def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) -> CommandResult:
-    """Return the answer about a tensor.
+    """Build the answer about a tensor.
 
     Args:
-        side: the checkpoint.
-        tensor: which one.
-        found: its elements in numbers; None of a dtype whose numbers are not known.
+        side: The checkpoint.
+        tensor: The tensor.
+        found: Statistics of its elements; None if its dtype is unknown.
     """
     name = f"{tensor.part}/{tensor.name}"
     document = {
@@ -123,7 +116,7 @@ def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) ->
 
 
 def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any]) -> CommandResult:
-    """Return the answer about all values of a section."""
+    """Build the answer about all values of a section."""
     values = {name: json_number(one) for name, one in fields.items()}
     document = {"checkpoint": side.url, "name": section, "values": values}
     pairs = tuple((name, plain(one)) for name, one in values.items())
@@ -131,7 +124,7 @@ def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any])
 
 
 def field_shown(side: CheckpointView, name: str, value: Any) -> CommandResult:
-    """Return the answer about one value."""
+    """Build the answer about one value."""
     shown = json_number(value)
     document = {"checkpoint": side.url, "name": name, "value": shown}
     return CommandResult("ckpt.cat", "value", document, (plain(shown),), (plain(shown),))
@@ -192,7 +185,7 @@ def cat(  # noqa: PLR0913 - the options of a command
     """
     if raw and npy:
         raise UsageError("`--raw` and `--npy` are two answers", hint="resilient ckpt cat --help")
-    # Not before it is called: NumPy takes longer to load than `ckpt ls` does.
+    # Import late: NumPy takes longer to load than a whole `ckpt ls`.
     from resilient.diff.tensor_stats import summarize
     from resilient_cli.foreign import open_view
 
@@ -222,12 +215,12 @@ def cat(  # noqa: PLR0913 - the options of a command
 def _meant(
     ref: str, name: str | None, place: str | None, repo: str | None
 ) -> tuple[str, str, str | None]:
-    """Tell ``REF NAME [REPO]`` and ``REF:PATH [REPO]`` apart; return reference, name, repository.
+    """Return reference, name and repository from ``REF NAME [REPO]`` or ``REF:PATH [REPO]``.
 
     Raises:
-        UsageError: nothing says what of the checkpoint is wanted.
+        UsageError: The arguments name nothing inside the checkpoint.
     """
-    # A file may have a colon in its name, and what is there is what is meant.
+    # An existing file may have a colon in its name. Such a file takes precedence.
     split = None if place or Path(ref).exists() else split_ref_path(ref)
     if name is None and split is None:
         words = " ".join(shell_quote(one) for one in (ref, place or repo) if one)
@@ -241,7 +234,7 @@ def _meant(
 
 
 def _other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
-    """Show a section or a value of one, or copy a file."""
+    """Show a section or a value, or copy a file to stdout."""
     for section in SECTIONS:
         fields = side.fields.get(section, {})
         if name == section and fields:
@@ -262,7 +255,7 @@ def _other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
 
 
 def _copy(data: bytes) -> None:
-    """Write bytes of a file as they are; on a terminal, as text that it does not obey."""
+    """Write bytes unchanged; on a terminal, write text with escaped control characters."""
     if _is_terminal():
         put(data.decode("utf-8", "backslashreplace"), sys.stdout)
         sys.stdout.flush()
@@ -271,7 +264,10 @@ def _copy(data: bytes) -> None:
 
 
 def _tensor(side: CheckpointView, name: str) -> Tensor | None:
-    """Return the tensor of a name, or of its end if no other ends so: `ckpt diff` cuts prefixes."""
+    """Return the tensor with a name, or the only tensor whose name ends with it.
+
+    ``ckpt diff`` cuts prefixes off, so users may pass only the end of a name.
+    """
     part, _, path = name.rpartition("/")
     mine = [one for one in side.tensors if one.part == part or not part]
     exact = [one for one in mine if one.name == path]
@@ -289,7 +285,7 @@ def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
 
 
 def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
-    """Write the elements of a tensor to stdout, as they are or as NumPy keeps them."""
+    """Write the elements of a tensor to stdout, as raw bytes or in NumPy's format."""
     from resilient.diff.tensor_stats import as_numpy, blocks, npy_head
 
     if _is_terminal():

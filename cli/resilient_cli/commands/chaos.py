@@ -1,9 +1,4 @@
-"""Chaos.
-
-The answers of ``chaos run`` and ``chaos list``.
-
-``resilient chaos``: a user's own training under faults, held against an undisturbed run.
-"""
+"""``resilient chaos``: a user's training under faults, compared with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]) -> CommandResult:
-    """Return the plans that are shipped, and why some cannot be carried out."""
+    """Build the answer of ``chaos list``: the shipped plans, and why some cannot run here."""
     document = {
         "plans": [
             {
@@ -71,7 +66,7 @@ def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
 def planned(
     plan: ChaosPlan, strikes: Sequence[Injection], seed: int, again: str, hosts: int = 1
 ) -> CommandResult:
-    """Return what would be done."""
+    """Build the answer of ``chaos run --dry-run``: the planned faults."""
     document = {
         "plan": plan.name,
         "seed": seed,
@@ -94,7 +89,7 @@ def verdict(
     promises: Sequence[GuaranteeResult],
     again: str,
 ) -> CommandResult:
-    """Return what happened, what was kept, and the command that makes it again."""
+    """Build the answer of ``chaos run``: faults, promises, and the command that repeats the run."""
     is_kept = is_proven(evidence, promises)
     document = {
         "plan": wish.plan.name,
@@ -132,7 +127,10 @@ def _fault(strike: Injection) -> dict[str, Any]:
 
 
 def _host(strike: Injection, hosts: int) -> str | None:
-    """Return the host that a strike is for; a rank's is not known before it is struck."""
+    """Return the target host of an injection, if it is known before the run.
+
+    The host of a rank is known only when the fault strikes.
+    """
     is_known = hosts > 1 and strike.fault.is_of_host
     return name_of(strike.host(hosts)) if is_known else None
 
@@ -290,7 +288,7 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
 
 
 def _unless(option: str, given: Path | float, usual: Path | float) -> tuple[str, ...]:
-    """Return an option as it must be typed again; nothing if that is what it is by itself."""
+    """Return an option as the user must type it again; nothing if it has its default value."""
     shown = f"{given:g}" if isinstance(given, float) else str(given)
     return () if given == usual else (option, shown)
 

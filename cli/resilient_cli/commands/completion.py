@@ -1,4 +1,4 @@
-"""``resilient completion``: the script that teaches a shell our words."""
+"""``resilient completion``: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resilient_cli.repositories import output_of
 
 
 class Shell(StrEnum):
-    """Shells that can complete."""
+    """Shells with completion."""
 
     BASH = "bash"
     ZSH = "zsh"

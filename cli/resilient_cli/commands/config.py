@@ -1,9 +1,4 @@
-"""Config.
-
-Arguments with where they came from, as answers.
-
-``resilient config``: what a run is told, where each value came from, whether it is accepted.
-"""
+"""``resilient config``: arguments of a run, their origins and their check."""
 
 from __future__ import annotations
 
@@ -40,10 +35,10 @@ class Setting:
     """One argument.
 
     Attributes:
-        name: as in Python.
-        value: as JSON can hold it.
-        origin: a file and its line, a checkpoint, ``default`` or ``follows from others``.
-        is_said: somebody wrote it down.
+        name: Name in Python.
+        value: Value as JSON.
+        origin: File and line, checkpoint, ``default`` or ``follows from others``.
+        is_said: True if the file or checkpoint contains the argument.
     """
 
     name: str
@@ -53,7 +48,7 @@ class Setting:
 
 
 def settings(source: str, found: Sequence[Setting], *, everything: bool) -> CommandResult:
-    """Return arguments, those at their defaults only when everything is wanted."""
+    """Build the answer of ``config show``; ``everything`` includes arguments at their defaults."""
     shown = [one for one in found if everything or one.origin != "default"]
     document = {"source": source, "settings": [asdict(one) for one in shown]}
     left = len(found) - len(shown)
@@ -62,7 +57,7 @@ def settings(source: str, found: Sequence[Setting], *, everything: bool) -> Comm
 
 
 def checked(file: str, said: Sequence[Setting]) -> CommandResult:
-    """Return that a file is accepted, and what it says."""
+    """Build the answer of ``config check`` for an accepted file."""
     document = {"file": file, "ok": True, "settings": [asdict(one) for one in said]}
     text = f"{file}: {len(said)} arguments, accepted."
     return CommandResult("config.check", "config", document, (_table(said), text), _names(said))
@@ -146,20 +141,20 @@ def _is_file(source: str) -> bool:
 
 
 def _settings_of_file(file: Path) -> list[Setting]:
-    """Return every argument of a file, made and checked as a run would.
+    """Return every argument of a file, built and checked as in a run.
 
     Raises:
-        ConfigError: the file cannot be read, or says what is not accepted.
+        ConfigError: The file cannot be read, or contains a value that is not accepted.
     """
     said, places = file_values((TrainingArguments,), file)
     return list(_all(TrainingArguments.from_file(file).to_dict(), said, places))
 
 
 def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> list[Setting]:
-    """Return the arguments that a checkpoint holds.
+    """Return the arguments that a checkpoint contains.
 
     Raises:
-        UsageError: it holds none: another program than our trainer saved it.
+        UsageError: The checkpoint has none, because another program than our trainer saved it.
     """
     named, where = ref_and_place(ref, place, repo)
     store = open_repository(where, repo)
@@ -167,7 +162,7 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     config = {
         name: value
         for name, value in read_manifest(store, checkpoint).config.items()
-        if name != "objects"  # optimizers and schedulers are no arguments
+        if name != "objects"  # Optimizers and schedulers are not arguments.
     }
     if not config:
         raise UsageError(

@@ -1,9 +1,4 @@
-"""Ckpt cp, import, export.
-
-What came from another trainer, or went to one.
-
-``resilient ckpt cp``, ``import`` and ``export``: to and from elsewhere.
-"""
+"""``resilient ckpt cp``, ``import`` and ``export``: copies, imports and exports of checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def copied(source: str, target: str, shipment: ReplicationPlan, *, dry_run: bool) -> CommandResult:
-    """Return the answer of ``ckpt cp``."""
+    """Build the answer of ``ckpt cp``."""
     checkpoint = shipment.manifest.checkpoint
     document = {
         "repository": source,
@@ -67,13 +62,13 @@ def copied(source: str, target: str, shipment: ReplicationPlan, *, dry_run: bool
 def imported(
     url: str, source: str, checkpoint: CheckpointId, lost: Sequence[str] = ()
 ) -> CommandResult:
-    """Return the answer of ``ckpt import``.
+    """Build the answer of ``ckpt import``.
 
     Args:
-        url: The repository.
-        source: The folder.
-        checkpoint: Its name in the repository.
-        lost: What of it is lost, in words.
+        url: URL of the repository.
+        source: The imported folder.
+        checkpoint: The new checkpoint in the repository.
+        lost: Descriptions of the state that was lost.
     """
     document = {"repository": url, "from": source, "id": checkpoint.folder}
     said = f"{source} is {checkpoint} of {url} now."
@@ -84,14 +79,14 @@ def imported(
 
 
 def exported(url: str, target: str, name: str) -> CommandResult:
-    """Return the answer of ``ckpt export``."""
+    """Build the answer of ``ckpt export``."""
     document = {"repository": url, "id": name, "folder": target}
     said = f"{name} of {url} is in {target}."
     return CommandResult("ckpt.export", "export", document, (said,), (target,))
 
 
 class ExportKind(enum.StrEnum):
-    """What to write."""
+    """Formats of ``ckpt export``."""
 
     HF = "hf"
     SAFETENSORS = "safetensors"
@@ -151,7 +146,7 @@ def import_(
 
     Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
     """
-    # Not before it is called: it takes torch.
+    # Import late: the module needs torch.
     from resilient.train.hf_interop.importer import import_folder
 
     store = open_repository(place, repo)

@@ -1,4 +1,4 @@
-"""``resilient ckpt diff``: what is different in two checkpoints, and how far apart."""
+"""``resilient ckpt diff``: differences and distances between two checkpoints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def diff(  # noqa: PLR0913 - the options of a command
 
     Example: resilient ckpt diff latest~1 latest runs/gpt2 --html diff.html
     """
-    # Not before it is called: NumPy takes longer to load than `ckpt ls` does.
+    # Import late: NumPy takes longer to load than a whole `ckpt ls`.
     from resilient.diff.compare import compare
     from resilient_cli.foreign import open_view
 

@@ -1,12 +1,7 @@
-"""Doctor.
+"""``resilient doctor``: checks of this machine and of a repository.
 
-This machine: packages, GPUs, shared memory, the clock, and the way of a signal.
-
-A repository's store: can it do what commits need, and how fast is it?
-
-What is written lies under a name of its own, which nothing reads, and is deleted again.
-
-``resilient doctor``: is this machine, and this repository, fit to train on?
+The machine checks cover packages, GPUs, shared memory, the clock and signals. The store checks
+write objects under a random prefix that no other code reads, and delete them again.
 """
 
 from __future__ import annotations
@@ -61,7 +56,7 @@ _MIB = 1 << 20
 
 
 def check_package(name: str = "resilient") -> Check:
-    """Say whether another project's package of our import name is installed beside ours."""
+    """Check that no other distribution with our import name is installed."""
     try:
         other = distribution(name)
     except PackageNotFoundError:
@@ -75,7 +70,7 @@ def check_package(name: str = "resilient") -> Check:
 
 
 def check_gpus(program: str = "nvidia-smi") -> Check:
-    """Say which GPUs the driver shows, and whether one reports uncorrected errors."""
+    """Check the GPUs that the driver reports for uncorrected errors."""
     path = shutil.which(program)
     if path is None:
         return Check("gpus", is_ok=True, found="no NVIDIA driver: training is on the CPU")
@@ -99,7 +94,7 @@ def check_gpus(program: str = "nvidia-smi") -> Check:
 
 
 def check_shared_memory(root: Path = _SHM) -> Check:
-    """Say how much memory a keeper of staged checkpoints would have."""
+    """Check how much shared memory a saver daemon gets for staged checkpoints."""
     granted = resolve_memory_limit(DaemonOptions(host_bytes_max=0), root)
     if granted.host_bytes_max > 0:
         found = f"{granted.host_bytes_max // _MIB} MiB for staged checkpoints in {root}"
@@ -114,7 +109,7 @@ def check_shared_memory(root: Path = _SHM) -> Check:
 
 
 def check_clock() -> Check:
-    """Say whether the kernel counts its clock as synchronised (adjtimex(2), reading only)."""
+    """Check that the kernel counts its clock as synchronised (adjtimex(2), read only)."""
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     if state < 0:
         return Check("clock", is_ok=True, found="the kernel does not say whether it is in step")
@@ -129,7 +124,7 @@ def check_clock() -> Check:
 
 
 def check_signals(proc: Path = _PROC) -> Check:
-    """Say whether SIGTERM would get to a process that is started here, and end it as asked."""
+    """Check that SIGTERM reaches a process that is started here, and ends it as intended."""
     first = _read(proc / "1" / "comm")
     if first in _SHELLS:
         return Check(
@@ -182,12 +177,12 @@ _SLOW_SECONDS = 1.0
 
 @dataclass(slots=True)
 class StoreProbe:
-    """What was found of a store.
+    """Results of the checks of a store.
 
     Attributes:
-        checks: the answers.
-        bytes_per_second: of a large object; 0 if it could not be put.
-        checkpoint_bytes: of the newest checkpoint, 0 before the first.
+        checks: Result of each check.
+        bytes_per_second: Write speed of a large object; 0 if it could not be written.
+        checkpoint_bytes: Size of the newest checkpoint; 0 if there is none.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -196,14 +191,14 @@ class StoreProbe:
 
     @property
     def save_seconds(self) -> float | None:
-        """What a save of the newest checkpoint's size would take; None if nobody can tell."""
+        """Estimated seconds to save the newest checkpoint's size; None if unknown."""
         if not self.bytes_per_second or not self.checkpoint_bytes:
             return None
         return self.checkpoint_bytes / self.bytes_per_second
 
 
 def examine(store: Store, clock: Clock) -> StoreProbe:
-    """Return what a store can do; an error of the store is an answer, and not raised."""
+    """Check what a store can do; report an error of the store as a failed check."""
     found, prefix = StoreProbe(), f"doctor-{secrets.token_hex(8)}"
     try:
         found.checks.append(_check_exclusive(store, f"{prefix}/new"))
@@ -237,7 +232,7 @@ def _check_exclusive(store: Store, key: str) -> Check:
 
 
 def _check_atomic(store: Store, key: str) -> Check:
-    """Replace an object and read it; a half of it would be neither."""
+    """Replace an object and read it back: a partial write would match neither version."""
     for data in (b"a" * _SMALL_BYTES, b"b" * (2 * _SMALL_BYTES)):
         store.put(key, data)
         if store.get(key) != data or store.stat(key).size_bytes != len(data):
@@ -276,7 +271,7 @@ def _check_space(store: Store, found: StoreProbe) -> Check:
     free = free_bytes(store)
     if free is None:
         return Check("space", is_ok=True, found="the store does not say how much is left")
-    # A rotation deletes the old one after the new one is there.
+    # Garbage collection deletes the old checkpoint only after the new one exists.
     is_ok = free >= 2 * found.checkpoint_bytes
     text = (
         f"{free // _MIB} MiB left, the newest checkpoint has {found.checkpoint_bytes // _MIB} MiB"
@@ -343,10 +338,10 @@ def doctor(
 
 
 def _notice(word: str) -> float | None:
-    """Return how many seconds are announced, None if nobody knows.
+    """Return the seconds of notice before a preemption; None if unknown.
 
     Raises:
-        UsageError: it is no word that is known.
+        UsageError: The word is unknown.
     """
     if word == "auto":
         known = [preemption_budget.NOTICE_SECONDS[one] for one in detect(os.environ)]
@@ -363,7 +358,7 @@ def _notice(word: str) -> float | None:
 
 
 def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
-    """Return what a save takes, what its promotion takes, and who says so."""
+    """Return the seconds of a save and of a promotion, and the source of these numbers."""
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     save_seconds = preemption_budget.p95(took.saves)
     if save_seconds is not None:

@@ -1,9 +1,4 @@
-"""Help.
-
-Exit codes, errors and topics as answers.
-
-``resilient help``: exit codes, errors by their ids, references, storage, configuration.
-"""
+"""``resilient help``: exit codes, errors, topics and JSON schemas."""
 
 from __future__ import annotations
 
@@ -44,7 +39,7 @@ def errors() -> dict[str, type[ResilientError]]:
 
 
 def exit_codes() -> CommandResult:
-    """Return the table of exit codes."""
+    """Build the table of exit codes."""
     rows = tuple(
         (str(one.number), f"EX_{one.name}" if one.name else "-", one.brief, one.scheduler)
         for one in EXIT_CODES
@@ -56,7 +51,7 @@ def exit_codes() -> CommandResult:
 
 
 def one_code(number: int) -> CommandResult:
-    """Return one row of the table, and the errors that end in it."""
+    """Build the answer about one exit code and the errors that end with it."""
     found = next(one for one in EXIT_CODES if one.number == number)
     ids = tuple(code for code, one in errors().items() if one.exit_code == number)
     facts = (
@@ -72,7 +67,7 @@ def one_code(number: int) -> CommandResult:
 
 
 def all_errors() -> CommandResult:
-    """Return every id, its exit code and what it says."""
+    """Build the table of errors: id, exit code and meaning."""
     known = errors()
     rows = tuple((code, str(one.exit_code), _said(one)) for code, one in known.items())
     listed = [{"code": code, "exit": int(number), "meaning": text} for code, number, text in rows]
@@ -81,7 +76,7 @@ def all_errors() -> CommandResult:
 
 
 def one_error(code: str) -> CommandResult:
-    """Return what there is to know about an id that :func:`errors` holds."""
+    """Build the explanation of one id of :func:`errors`."""
     error, more = errors()[code], EXPLANATIONS[code]
     facts = KeyValues(
         (
@@ -98,7 +93,7 @@ def one_error(code: str) -> CommandResult:
 
 
 def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
-    """Return one page of :mod:`resilient_cli.manual`."""
+    """Build the answer with one page of :mod:`resilient_cli.manual`."""
     rows = [
         dict(zip(map(str.lower, block.columns), row, strict=True))
         for block in blocks
@@ -113,7 +108,7 @@ def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
 
 
 def all_schemas() -> CommandResult:
-    """Return the name of every schema of :mod:`resilient_cli.manual`, and what it is of."""
+    """Build the list of the schemas in :mod:`resilient_cli.manual` and their descriptions."""
     known = {name: str(schema_document(name)["description"]) for name in schema_names()}
     table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
     said = (_JSON, table, "Example: resilient help json ckpt.ls > ckpt.ls.schema.json")
@@ -121,13 +116,13 @@ def all_schemas() -> CommandResult:
 
 
 def one_schema(name: str) -> CommandResult:
-    """Return a schema that is there, as its file has it."""
+    """Build the answer with one existing schema, as in its file."""
     document = {"name": name, "document": schema_document(name)}
     return CommandResult("help", "schema", document, (schema_text(name).rstrip("\n"),), (name,))
 
 
 def contents(commands: Mapping[str, str], topics: Mapping[str, str]) -> CommandResult:
-    """Return what help there is."""
+    """Build the list of commands and topics."""
     tables = (
         Table(("COMMAND", "WHAT IT DOES"), tuple(commands.items())),
         Table(("TOPIC", "WHAT IT SAYS"), tuple(topics.items())),
@@ -137,7 +132,7 @@ def contents(commands: Mapping[str, str], topics: Mapping[str, str]) -> CommandR
 
 
 def _said(error: type[ResilientError]) -> str:
-    """Return the first sentence of an error's docstring, without its talk of attributes."""
+    """Return the docstring of an error up to the description of its attributes."""
     text = " ".join((error.__doc__ or "").split())
     return text.partition("; ``")[0].rstrip(".").replace("``", "`") + "."
 

@@ -1,4 +1,4 @@
-"""``resilient init``: a script that trains, to begin from."""
+"""``resilient init``: training scripts to start from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIXES = (".py", ".toml")
 
 
 class Template(StrEnum):
-    """Whose loop the script has."""
+    """Training loop of the script."""
 
     TRAINER = "trainer"
     PLAIN = "plain"
@@ -63,7 +63,7 @@ def init(
 
 
 def _texts(template: Template) -> dict[str, str]:
-    """Return the files of a template by the names that they get."""
+    """Return the files of a template by their new names."""
     source = files("resilient_cli") / "templates"
     parts = {suffix: source / f"{template.value}{suffix}" for suffix in _SUFFIXES}
     return {

@@ -1,9 +1,4 @@
-"""Ckpt inspect.
-
-The answer of ``ckpt inspect``.
-
-``resilient ckpt inspect``: what a checkpoint says of itself.
-"""
+"""``resilient ckpt inspect``: contents of one checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ if TYPE_CHECKING:
 def inspection(
     manifest: Manifest, now: str, verdict: Resumability, *, with_tensors: bool
 ) -> CommandResult:
-    """Return the answer of ``ckpt inspect``."""
+    """Build the answer of ``ckpt inspect``."""
     parts = [_part(manifest, name) for name in _part_names(manifest)]
     document = {**_document(manifest, parts), "resumable": resumable(verdict)}
     blocks: tuple[Table | KeyValues, ...] = (
@@ -134,7 +129,7 @@ def _files(manifest: Manifest) -> Table:
 
 
 def _part_names(manifest: Manifest) -> list[str]:
-    """Return every part once; ranks' receipts repeat a part that all of them hold."""
+    """Return every part once; the receipts of several ranks repeat a part that all of them have."""
     named = [part.name for part in manifest.parts]
     return list(dict.fromkeys([*named, *(tensor.part for tensor in manifest.tensors)]))
 
@@ -231,7 +226,7 @@ def inspect(
     found = examine(
         CachedListingStore(store, f"{checkpoint.folder}/"), checkpoint, VerifyLevel.QUICK
     )
-    # Of one that could not be read this raises what is wrong with it.
+    # An unreadable manifest raises the error that describes its damage.
     manifest = found.manifest or read_manifest(store, checkpoint)
     verdict = assess_native(store, manifest, found)
     answer = inspection(manifest, SystemClock().now_iso(), verdict, with_tensors=tensors)

@@ -1,13 +1,4 @@
-"""K8s.
-
-The answers of ``k8s diff``, ``apply`` and ``delete``.
-
-The answer of ``k8s render``.
-
-The answers of ``k8s status``, ``wait`` and ``logs``.
-
-``resilient k8s``: a run as manifests of Kubernetes, and the run in a cluster, by kubectl.
-"""
+"""``resilient k8s``: Kubernetes manifests of a run, and the run in a cluster through kubectl."""
 
 from __future__ import annotations
 
@@ -42,13 +33,13 @@ _WOULD = {"created": "create", "changed": "change", "unchanged": "leave"}
 def changes(
     command: str, found: Sequence[ObjectChange], name: str, cluster: Cluster
 ) -> CommandResult:
-    """Return what becomes of each object, field by field, and what to do next.
+    """Build the answer of ``k8s apply`` or ``k8s diff``: changed objects, fields, next commands.
 
     Args:
-        command: ``apply`` for what was done, ``diff`` for what would be.
-        found: the changes.
-        name: of the run.
-        cluster: where.
+        command: ``apply`` for changes that were made, ``diff`` for planned changes.
+        found: The changes.
+        name: Name of the run.
+        cluster: The cluster.
     """
     done = command == "apply"
     rows = tuple((one.object, one.action if done else _WOULD[one.action]) for one in found)
@@ -75,7 +66,7 @@ def changes(
 
 
 def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> CommandResult:
-    """Return what of a run is deleted, and what stays."""
+    """Build the answer of ``k8s delete``: deleted objects and objects that stay."""
     objects = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in found)
     claims = sorted({claim for one in found for claim in claims_of(one.get("spec"))})
     repositories = {redact_userinfo(repository_of(one)) for one in found} - {""}
@@ -101,7 +92,7 @@ def _document(one: ObjectChange) -> dict[str, Any]:
 
 
 def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> CommandResult:
-    """Return the manifests: as YAML for people and kubectl, as objects for programs."""
+    """Build the answer of ``k8s render``: YAML for people and kubectl, objects for programs."""
     document = {
         "flavor": flavor.value,
         "grace_seconds": run.times.grace,
@@ -116,7 +107,7 @@ def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> Comman
 
 
 _BRIEF = {one.number: one.brief for one in EXIT_CODES}
-# Of a pod, and not of a command that answers.
+# Exit code 1 of a pod. Exit code 1 of a command that answers means something else.
 _BRIEF[1] = "the script failed"
 _SIGNALS = {137: "killed: out of memory, or beyond the grace", 139: "crashed: segmentation fault"}
 _EVENTS = 8
@@ -124,7 +115,7 @@ _COLUMNS = ("INDEX", "POD", "PHASE", "NODE", "STARTS", "PREEMPTED", "FAILED", "L
 
 
 def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
-    """Return a run, a row for each index, what warns, and what to do next."""
+    """Build the answer of ``k8s status``: the run, a row per index, warnings, the next command."""
     rows = tuple(_row(run, index) for index in sorted(run.newest()))
     shown = run.events[-_EVENTS:]
     warnings = tuple(
@@ -143,7 +134,7 @@ def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
 
 
 def ended(run: RunState, cluster: Cluster) -> CommandResult:
-    """Return how a run ended, and what to do next."""
+    """Build the answer of ``k8s wait``: the end of a run, and the next command."""
     blocks = (KeyValues(_facts(run)), f"next: {_next(run, cluster)}")
     return CommandResult(
         "k8s.wait", "run", _kubernetes_document(run, cluster), blocks, (run.state,)
@@ -151,7 +142,7 @@ def ended(run: RunState, cluster: Cluster) -> CommandResult:
 
 
 def printed(line: PodLogLine) -> CommandResult:
-    """Return a line that a pod printed."""
+    """Build the answer of ``k8s logs`` for one line of a pod."""
     text = redact_userinfo(line.text)
     document = {**asdict(line), "text": text}
     return CommandResult(
@@ -160,7 +151,7 @@ def printed(line: PodLogLine) -> CommandResult:
 
 
 def meaning(code: int | None) -> str:
-    """Return an exit code and what it means; a dash for none."""
+    """Return an exit code with its meaning; a dash for None."""
     if code is None:
         return NONE
     said = _BRIEF.get(code) or _SIGNALS.get(code)
@@ -206,7 +197,7 @@ def _last(pod: PodState) -> str:
 
 
 def _kubernetes_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
-    # Only here, so that no word of a cluster shows who is named in a URL.
+    # Redact here: text of the cluster may contain a URL with a user name or password.
     made = asdict(run)
     made["message"], made["repository"] = (
         redact_userinfo(run.message),
@@ -227,7 +218,7 @@ def _kubernetes_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
 
 
 def _next(run: RunState, cluster: Cluster) -> str:
-    """Return the command that most people want next."""
+    """Return the command that most users need next."""
     ours = ("resilient", "k8s")
     failed = [str(one.index) for one in run.pods if one.exit_code == run.exit_code] or ["0"]
     suspend = '{"spec":{"suspend":false}}'

@@ -1,9 +1,4 @@
-"""Logs.
-
-Lines that ranks printed, as ``resilient logs`` shows them.
-
-``resilient logs``: what the ranks of a run printed, of each life.
-"""
+"""``resilient logs``: output of the ranks of a run, by attempt."""
 
 from __future__ import annotations
 
@@ -30,13 +25,15 @@ if TYPE_CHECKING:
 
 
 def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> str:
-    """Return a line of the answer, without its end; users in front of a URL's host are left out.
+    """Return one line of the answer, without its line end.
+
+    User names and passwords in URLs are removed.
 
     Args:
-        one: what a rank printed.
-        form: people get the text, other tools columns, programs an object.
-        is_named: whether people have to be told which life and rank it was.
-        is_safe: whether it goes where escapes would do something.
+        one: Line that a rank printed.
+        form: Output format: text for people, columns for tools, an object for programs.
+        is_named: Put attempt and rank in front of the text for people.
+        is_safe: Escape control characters, because the output is a terminal.
     """
     source, line = one.source, one.line
     text = redact_userinfo(line.text)
@@ -61,7 +58,7 @@ def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> s
 
 
 def harmless(text: str) -> str:
-    """Return a text that a terminal shows and does not obey: what is not printed is spelled."""
+    """Escape control characters, so that a terminal shows them and does not execute them."""
     return escape_control_chars(text.expandtabs(8), "")
 
 
@@ -141,9 +138,9 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]]
         with answering():
             for one in printed:
                 text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
-                # A locale that has no such letters shows others.
+                # Replace letters that the locale cannot encode.
                 text = text.encode(encoding, "replace").decode(encoding) + "\n"
-                # Off a terminal it is what a rank has printed, to the last character.
+                # Without a terminal, write exactly the characters that the rank printed.
                 put(text, sys.stdout) if is_safe else sys.stdout.write(text)
             sys.stdout.flush()
 
@@ -151,10 +148,10 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]]
 
 
 def _since(text: str, now: str) -> str:
-    """Return a time as files have it.
+    """Return a time in the format of the log files.
 
     Raises:
-        UsageError: it is neither a length nor a time.
+        UsageError: The text is neither a length nor a time.
     """
     ago = parse_length(text)
     try:

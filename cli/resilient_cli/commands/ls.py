@@ -1,4 +1,4 @@
-"""``resilient ckpt ls``: what a repository holds."""
+"""``resilient ckpt ls``: checkpoints of a repository."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """What STATE may say."""
+    """States of a checkpoint, as ``--state`` takes them."""
 
     OK = "ok"
     WARNING = "warning"
@@ -89,8 +89,8 @@ def ls(
 
 
 def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResult | None:
-    """Return the answer about a run of another tool; None where there is none."""
-    # Repositories of ours do not pay for it.
+    """Build the answer about a run of another tool; None if there is no such run."""
+    # Import late: the list of a repository of ours does not need these modules.
     from resilient_cli.foreign import find_foreign_run
     from resilient_cli.views.foreign import listed_run
 
@@ -115,11 +115,11 @@ def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:
 
 
 def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:
-    """Return what a repository holds, by presence and size of its files.
+    """List a repository by presence and size of its files.
 
     Args:
-        store: the repository.
-        found: its committed checkpoints.
+        store: The repository.
+        found: Its committed checkpoints.
     """
     seen = CachedListingStore(store, CHECKPOINTS, GENERATIONS, TAGS)
     surveys = survey(seen, found, VerifyLevel.QUICK)
@@ -128,7 +128,7 @@ def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:
 
 
 def stored(run: Sequence[Path]) -> Listing | None:
-    """Return what the first of the folders holds that is a repository; None if none is."""
+    """List the first of the folders that is a repository; None if none is."""
     store = store_of(run)
     return listed(store, committed(store)) if store else None
 

@@ -1,9 +1,4 @@
-"""Plan.
-
-The answer of ``plan``.
-
-``resilient plan``: what saves cost, what failures cost, and how often to save.
-"""
+"""``resilient plan``: costs of saves and failures, and the best save interval."""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the newest checkpoint; its name is empty where there is none."""
+    """Size of the newest checkpoint; its name is empty if there is none."""
 
     checkpoint: str = ""
     size_bytes: int = 0
@@ -56,7 +51,7 @@ class Size:
 def planning(
     size: Size, known: SaveCosts, tiers: Sequence[TierPlan], notice_seconds: float | None
 ) -> CommandResult:
-    """Return the answer of ``plan``."""
+    """Build the answer of ``plan``."""
     needed, fits = stop_seconds(known), fits_notice(known, notice_seconds)
     shown = f"{human_size(size.size_bytes)}, {count(size.ranks, 'rank')}, {size.checkpoint}"
     pairs = [
@@ -89,7 +84,7 @@ def planning(
 
 
 def fits_notice(known: SaveCosts, notice_seconds: float | None) -> bool | None:
-    """Say whether a save fits a notice; None if nobody asked, or nothing was measured."""
+    """Check if a save fits a preemption notice; None without a notice or a measured save."""
     needed = stop_seconds(known)
     return None if needed is None or notice_seconds is None else needed <= notice_seconds
 

@@ -1,9 +1,4 @@
-"""Ckpt tag, untag, prune.
-
-The answers of ``ckpt prune``, ``tag`` and ``untag``.
-
-``resilient ckpt tag``, ``untag`` and ``prune``: what a repository shall keep.
-"""
+"""``resilient ckpt tag``, ``untag`` and ``prune``: tags and retention of a repository."""
 
 from __future__ import annotations
 
@@ -57,15 +52,15 @@ def pruning(
     done: bool,
     newest: Survey | None = None,
 ) -> CommandResult:
-    """Return the answer of ``ckpt prune``.
+    """Build the answer of ``ckpt prune``.
 
     Args:
-        url: the repository.
-        found: what the plan was made of.
-        plan: what goes; as far as it was carried out if ``done``.
-        grace: how long what goes can be brought back.
-        done: whether it was carried out.
-        newest: of the newest checkpoint, if that may be why nothing goes.
+        url: URL of the repository.
+        found: Scan of the repository that the plan is based on.
+        plan: Planned deletions; with ``done``, the deletions that were carried out.
+        grace: Time during which deleted checkpoints can be restored.
+        done: True if the plan was carried out.
+        newest: Survey of the newest checkpoint, if it may be the reason that nothing is deleted.
     """
     freed = found.freed_bytes if not plan.held else 0
     document = {
@@ -119,7 +114,7 @@ def _row(found: RepositoryScan, one: CheckpointId, verdict: str, why: str) -> tu
 
 
 def _left(found: RepositoryScan, one: CheckpointId) -> str:
-    """Say how much of what goes stays, because a checkpoint that stays refers to it."""
+    """Return the size that stays because a kept checkpoint refers to these bytes."""
     size_bytes = found.still_needed_bytes(one)
     return f"but {human_size(size_bytes)} of it are needed by others" if size_bytes else NONE
 
@@ -149,7 +144,7 @@ def _closing(
 def _into_trash(
     url: str, found: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, done: bool
 ) -> Iterator[str]:
-    """Say what can be brought back, for how long and how."""
+    """Yield lines on the trash: number, size, time limit, and the command that restores it."""
     gone, later = count(len(plan.doomed), "checkpoint"), human_size(found.later_bytes)
     length = duration(grace.seconds * 1000)
     if not done:
@@ -168,18 +163,18 @@ def _way_back(url: str, found: RepositoryScan, plan: RotationPlan) -> str:
 
 
 def _prune(found: RepositoryScan, plan: RotationPlan) -> str | None:
-    """Return the id by which it is taken back; None if nothing is in the trash by it."""
+    """Return the id that ``--undo`` takes; None if this plan put nothing into the trash."""
     mark = parse_trash(found.into) if plan.doomed else None
     return mark.prune if mark else None
 
 
 def returning(url: str, returned: RestoredCheckpoint, *, done: bool) -> CommandResult:
-    """Return the answer of ``ckpt prune --undo``.
+    """Build the answer of ``ckpt prune --undo``.
 
     Args:
-        url: the repository.
-        returned: what came back, or would.
-        done: whether it did.
+        url: URL of the repository.
+        returned: Checkpoints that were restored, or would be.
+        done: True if they were restored.
     """
     document = {
         "repository": url,
@@ -217,7 +212,7 @@ def _told_of(url: str, returned: RestoredCheckpoint, *, done: bool) -> Iterator[
 
 
 def tagging(url: str, tag: Tag) -> CommandResult:
-    """Return the answer of ``ckpt tag``."""
+    """Build the answer of ``ckpt tag``."""
     named, undo = (
         tag.checkpoint.folder,
         f"resilient ckpt untag {shell_quote(tag.name)} {shell_quote(url)}",
@@ -228,7 +223,7 @@ def tagging(url: str, tag: Tag) -> CommandResult:
 
 
 def untagging(url: str, name: str, named: CheckpointId | None) -> CommandResult:
-    """Return the answer of ``ckpt untag``; a damaged tag cannot say what it named."""
+    """Build the answer of ``ckpt untag``; a damaged tag has lost the name of its checkpoint."""
     undo = f"resilient ckpt tag {named} {name} {shell_quote(url)}" if named else ""
     document = {"repository": url, "name": name, "id": folder(named), "undo": undo}
     facts = KeyValues((("removed", name), ("named", folder(named) or NONE), ("undo", undo or NONE)))
@@ -393,7 +388,7 @@ def _let_go(
     asks: bool,
     dry_run: bool,
 ) -> int:
-    """Carry a policy out, or show what it would do; 1 if something holds the checkpoints."""
+    """Apply a retention policy, or show its plan; return 1 if it is held or declined."""
     committed = committed_of(store)
     mine = max(list_numbers(store), default=0)
     with Waiting("reading"):
@@ -422,10 +417,10 @@ def _question(found: RepositoryScan) -> str:
 
 
 def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:
-    """Tell the repository from the id of a prune, whichever stands first.
+    """Return the repository and the id of a prune, in whichever order they are given.
 
     Raises:
-        UsageError: the second is no id.
+        UsageError: The arguments are not one repository and one id.
     """
     words = [one for one in (place, prune_id) if one]
     ids = [one for one in words if parse_prune(one)]
@@ -439,7 +434,7 @@ def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, 
 
 
 def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
-    """Bring back what a prune let go; 1 if a part of it is not there any more."""
+    """Restore what a prune deleted; return 1 if a part no longer exists."""
     returned = look_into_trash(store, prune) if dry_run else restore_from_trash(store, prune)
     if not (returned.back or returned.left):
         _require_undone(store, prune)
@@ -448,10 +443,12 @@ def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
 
 
 def _require_undone(store: Store, prune: str) -> None:
-    """Require of a prune of which nothing is in the trash that it was taken back before.
+    """Require that the time of an empty prune is not over.
+
+    Within that time, the prune was already undone, or the trash was emptied.
 
     Raises:
-        NothingToResume: its time there is over.
+        NothingToResume: The time of the prune in the trash is over.
     """
     mark = parse_prune(prune)
     if mark is None or mark.until <= SystemClock().now_iso():
@@ -462,10 +459,10 @@ def _require_undone(store: Store, prune: str) -> None:
 
 
 def _require_alone(retention: Retention, *, empties: bool) -> None:
-    """Refuse policies where nothing is decided by them.
+    """Refuse retention options with ``--undo``, which ignores them.
 
     Raises:
-        UsageError: there are some.
+        UsageError: Such an option was given.
     """
     if empties or not retention.is_empty:
         raise UsageError(
@@ -475,10 +472,10 @@ def _require_alone(retention: Retention, *, empties: bool) -> None:
 
 
 def _require_policy(retention: Retention) -> None:
-    """Require a policy.
+    """Require a retention policy.
 
     Raises:
-        UsageError: there is none.
+        UsageError: No policy was given.
     """
     if retention.is_empty:
         raise UsageError(
@@ -488,10 +485,10 @@ def _require_policy(retention: Retention) -> None:
 
 
 def _require_somebody(output: Output) -> None:
-    """Require somebody to answer, once the plan was shown.
+    """Require a user who can confirm the plan that was shown.
 
     Raises:
-        UsageError: nobody is there.
+        UsageError: No user is present.
     """
     if not is_somebody_there(output):
         raise UsageError(
@@ -502,10 +499,10 @@ def _require_somebody(output: Output) -> None:
 
 
 def _require_tags(retention: Retention, found: RepositoryScan, url: str) -> None:
-    """Require that every tag of a policy is there: a wrong name would keep nothing.
+    """Require that every tag of a policy exists: a wrong name would keep nothing.
 
     Raises:
-        UsageError: one is not.
+        UsageError: A tag does not exist.
     """
     unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
     if unknown:

@@ -1,10 +1,6 @@
-"""Ckpt repair.
+"""``resilient ckpt repair``: repair of checkpoints, and the losses that remain.
 
-The answer of ``ckpt repair`` about a checkpoint that another tool wrote.
-
-The answer of ``ckpt repair``.
-
-``resilient ckpt repair``: a damaged checkpoint made whole, or what is lost of it.
+The command repairs checkpoints of this project in place, and those of other tools as new ones.
 """
 
 from __future__ import annotations
@@ -65,13 +61,13 @@ _SHOWN_MAX = 6
 
 
 def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -> CommandResult:
-    """Return the answer of ``ckpt repair`` about a foreign checkpoint.
+    """Build the answer of ``ckpt repair`` about a checkpoint of another tool.
 
     Args:
-        plan: what can be made whole and what cannot.
-        target: where it is written, or would be.
-        command: The command that writes it.
-        done: whether it was.
+        plan: Repairs and losses.
+        target: Path of the new checkpoint.
+        command: Command that writes the new checkpoint.
+        done: True if the new checkpoint was written.
     """
     document = {
         "url": plan.url,
@@ -139,14 +135,14 @@ def repairing(
     done: bool,
     aside: Mapping[str, str],
 ) -> CommandResult:
-    """Return the answer of ``ckpt repair``.
+    """Build the answer of ``ckpt repair``.
 
     Args:
-        url: the repository.
-        plan: what can be made whole and what cannot.
-        resume: what training can resume from; None was not asked for, or is none.
-        done: whether the plan was carried out.
-        aside: where what was damaged is kept, by file name.
+        url: URL of the repository.
+        plan: Repairs and losses.
+        resume: Checkpoint to resume from; None if there is none, or if none was searched for.
+        done: True if the plan was carried out.
+        aside: Paths at which damaged files are kept, by file name.
     """
     document = {
         "repository": url,
@@ -171,11 +167,11 @@ def repairing(
 
 
 def rebuilding(made: RebuildPlan, verdict: Resumability) -> CommandResult:
-    """Return the answer of ``ckpt repair --rebuild``.
+    """Build the answer of ``ckpt repair --rebuild``.
 
     Args:
         made: The rebuilt folder.
-        verdict: The judge's answer about the rebuilt folder.
+        verdict: Resumability of the rebuilt folder.
     """
     rows = [(name, "known", source) for name, source in made.known.items()]
     rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
@@ -196,7 +192,7 @@ def _loss(loss: UnrepairableFile) -> tuple[str, ...]:
 
 
 def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iterator[str]:
-    """Yield what was done, then what is lost and what can be salvaged, then what to go on from."""
+    """Yield lines on repairs, losses, salvageable parts, and the checkpoint to resume from."""
     files, name = count(len(plan.fixes), "file"), plan.checkpoint
     if not plan.fixes:
         yield f"{name} is whole: nothing to repair." if plan.is_whole else "Nothing was changed."
@@ -211,7 +207,7 @@ def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) 
 
 
 def _kept(aside: Mapping[str, str]) -> Iterator[str]:
-    """Say where what was damaged can be found; of files that were missing there is nothing."""
+    """Yield the places where damaged files are kept; a missing file has no copy."""
     if aside:
         yield (
             f"What was damaged is kept until the checkpoint is pruned: {', '.join(aside.values())}."
@@ -310,7 +306,7 @@ def repair(  # noqa: PLR0913 - the options of a command
             )
         path = in_run(ref, place or repo)
         made = _rebuild(None if path else ref, path or place or repo or "", rebuild)
-        # Not before it is needed: it loads the readers of all layouts.
+        # Import late: the module loads the readers of all layouts.
         from resilient.diff.verification import verify_folder
 
         verdict = verify_folder(made.folder).verdict
@@ -343,7 +339,7 @@ def _mend_ours(
     undelete: bool,
     is_done: bool,
 ) -> int:
-    """Show how a checkpoint of ours can be made whole, and do it when that is asked for."""
+    """Show the repair plan of a checkpoint of ours; carry it out if ``is_done``."""
     options = read_storage_options(os.environ)
     others = [open_store(url, storage_options=options) for url in sources]
     with Progress("reading") as told:
@@ -364,10 +360,10 @@ def _mend_ours(
 
 
 def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
-    """Refuse to repair a checkpoint that none of the repositories has a signature of.
+    """Refuse to repair a checkpoint that is signed in none of the repositories.
 
     Raises:
-        SignatureRefused: a signature is required, and the key has not signed the checkpoint.
+        SignatureRefused: A signature is required, and the key has not signed the checkpoint.
     """
     signing = signing_of(is_required=False)
     if not signing.is_required or plan.manifest is None:
@@ -382,10 +378,10 @@ def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
 def _with_random_states(
     store: Store, plan: RepairPlan, others: list[Store], *, undelete: bool
 ) -> RepairPlan:
-    """Plan anew with random states that follow from seed and step, if some are lost and do."""
+    """Plan again with random states derived from seed and step, if they are lost and derivable."""
     if plan.manifest is None or not any(one.file.startswith("rng_state_") for one in plan.losses):
         return plan
-    # Not before it is needed: it takes torch.
+    # Import late: the module needs torch.
     from resilient.train.hf_interop.rebuild import random_states_of
 
     options = read_storage_options(os.environ)
@@ -402,7 +398,7 @@ def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str,
 
 
 def _is_of_others(url: str) -> bool:
-    """Say whether files are at a place, and no repository of ours."""
+    """Return True if a place has files and is not a repository of ours."""
     if not is_foreign(url):
         return False
     folder = open_folder(url, read_storage_options(os.environ))
@@ -415,7 +411,7 @@ def _is_of_others(url: str) -> bool:
 def _mend(
     ctx: typer.Context, url: str, others: list[str], out: Path | None, *, is_done: bool
 ) -> int:
-    """Show how a checkpoint of another tool can be mended, and write it when that is asked for."""
+    """Show the repair plan of another tool's checkpoint; write the result if ``is_done``."""
     from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 
     with Waiting("reading"):
@@ -435,8 +431,8 @@ def _mend(
 
 
 def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
-    """Write what is whole of a checkpoint of ours, or of a folder of Hugging Face's Trainer."""
-    # Not before it is asked for: it takes torch.
+    """Write the intact parts of a checkpoint of ours, or of a Hugging Face Trainer folder."""
+    # Import late: the module needs torch.
     from resilient.train.hf_interop.rebuild import (
         is_weights_folder,
         rebuild_checkpoint,
@@ -452,7 +448,7 @@ def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
 
 
 def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
-    """Return the checkpoint that is meant; one without a manifest has to be named in full."""
+    """Return the chosen checkpoint; one without a manifest must be named in full."""
     named = parse_checkpoint(ref or "")
     if undelete and named is None:
         raise UsageError(

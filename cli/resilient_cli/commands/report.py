@@ -1,11 +1,4 @@
-"""Report, status.
-
-The answer of ``status``.
-
-``resilient report`` and ``resilient status``: where the time of a run went, and where it is.
-
-What ``resilient report -o`` reads of checkpoints because it was asked to.
-"""
+"""``resilient report`` and ``resilient status``: time use and current state of a run."""
 
 from __future__ import annotations
 
@@ -48,12 +41,12 @@ _MEANING = {_DEAD: " (its launcher is gone without a word; the same command goes
 
 
 def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
-    """Return the answer of ``status``.
+    """Build the answer of ``status``.
 
     Args:
-        found: the account of the run.
-        now_ms: what time it is, in milliseconds since 1970.
-        is_dead: whether its launcher is known to be gone.
+        found: Goodput report of the run.
+        now_ms: Current time in milliseconds since 1970.
+        is_dead: True if the agent of the run is known to have died.
     """
     now, saved = found.now, found.saved[-1] if found.saved else None
     left = max(0, now.max_steps - now.step)
@@ -102,7 +95,7 @@ def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> Com
 
 
 def _ranks(found: GoodputReport) -> int:
-    """Return the ranks of the newest life, 0 if nobody said."""
+    """Return the number of ranks of the newest attempt; 0 if unknown."""
     return found.doings[-1].life.world_size if found.doings else 0
 
 
@@ -177,7 +170,7 @@ def report(
         )
     found, kept = build_report(records_of(run)), stored(run)
     if output is not None:
-        # Not before a page is wanted: it loads NumPy where tensors are read.
+        # Only a page needs this: it loads NumPy if tensors are read.
 
         extras = extras_of(run, tensors, compare, verify=verify)
         write_page(output, page_of(found, str(run[0]), kept, extras=extras))
@@ -214,11 +207,11 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
 
 
 def records_of(run: Sequence[Path]) -> list[EventRecord]:
-    """Return the records of a run; none of a repository whose run kept no events.
+    """Return the event records of a run; none for a repository whose run kept no events.
 
     Raises:
-        RepositoryNotFound: a folder holds no event file, and is no repository.
-        OSError: a file cannot be read.
+        RepositoryNotFound: A folder has no event file, and is not a repository.
+        OSError: A file cannot be read.
     """
     try:
         return read_records(run)
@@ -230,10 +223,10 @@ def records_of(run: Sequence[Path]) -> list[EventRecord]:
 
 
 def _keeps_events(run: Sequence[Path]) -> bool:
-    """Say whether any of the folders holds event files.
+    """Return True if any of the folders has event files.
 
-    Of a run that keeps none nothing ever says that it has ended: who waits for that would wait for
-    ever, so it is looked at once. An event file that is still empty will have more.
+    Without events, the end of a run is never recorded, and ``--watch`` would wait forever. So
+    ``--watch`` shows such a run once. An empty event file counts, because records will follow.
     """
     for one in run:
         with suppress(RepositoryNotFound):
@@ -253,17 +246,17 @@ def extras_of(
     *,
     verify: bool,
 ) -> Extras:
-    """Return what was asked for; nothing is read where nothing was.
+    """Build the requested extra parts of a page; read nothing if none was requested.
 
     Args:
-        run: folders of the run.
-        tensors: the checkpoint whose tensors are drawn.
-        pair: checkpoints to compare.
-        verify: whether all bytes are read.
+        run: Folders of the run.
+        tensors: Reference of the checkpoint whose tensors are drawn.
+        pair: References of two checkpoints to compare.
+        verify: Read and verify all bytes.
 
     Raises:
-        RepositoryNotFound: no folder is a repository.
-        ResilientError: a reference names nothing, or it could not be read.
+        RepositoryNotFound: No folder is a repository.
+        ResilientError: A reference names no checkpoint, or the checkpoint could not be read.
     """
     if not (tensors or pair or verify):
         return Extras()
@@ -307,7 +300,7 @@ def _compared(before: CheckpointView, after: CheckpointView) -> str:
 
 
 def _verified(store: Store) -> tuple[dict[str, str], str]:
-    """Return a word for each checkpoint, and what is wrong with those that are not whole."""
+    """Return a state for each checkpoint as HTML, and the findings of the damaged ones."""
     words: dict[str, str] = {}
     said: list[str] = []
     found = committed(store)

@@ -1,9 +1,4 @@
-"""Ckpt rollback, undo, reflog.
-
-The answers of ``ckpt rollback``, ``undo`` and ``reflog``.
-
-``resilient ckpt rollback``, ``undo`` and ``reflog``: where resume goes on, and where it did.
-"""
+"""``resilient ckpt rollback``, ``undo`` and ``reflog``: moves of the resume point."""
 
 from __future__ import annotations
 
@@ -41,14 +36,14 @@ if TYPE_CHECKING:
 def render_move(
     command: str, url: str, journey: RollbackPlan, number: int | None, *, dry_run: bool
 ) -> CommandResult:
-    """Return the answer of ``ckpt rollback`` or ``ckpt undo``.
+    """Build the answer of ``ckpt rollback`` or ``ckpt undo``.
 
     Args:
-        command: dotted name.
-        url: the repository.
-        journey: the move.
-        number: the life that it is; None if nothing was changed.
-        dry_run: whether nothing was to be changed.
+        command: Dotted name of the command.
+        url: URL of the repository.
+        journey: The move.
+        number: Number of the attempt that makes the move; None if nothing was changed.
+        dry_run: True if nothing was to be changed.
     """
     undo = _way_back(url, journey) if number or (dry_run and journey.is_needed) else ""
     document = {
@@ -66,7 +61,7 @@ def render_move(
 
 
 def _way_back(url: str, journey: RollbackPlan) -> str:
-    """Return the command that goes back to where this move began."""
+    """Return the command that reverts this move."""
     if journey.undoes and journey.before:
         return f"resilient ckpt rollback {shell_quote(journey.before)} {shell_quote(url)}"
     return f"resilient ckpt undo {shell_quote(url)}"
@@ -99,7 +94,7 @@ def _few(journey: RollbackPlan) -> str:
 
 
 def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
-    """Return the answer of ``ckpt reflog``."""
+    """Build the answer of ``ckpt reflog``."""
     document = {
         "repository": url,
         "moves": [

@@ -1,9 +1,4 @@
-"""Ckpt scan.
-
-What could harm, as an answer.
-
-``resilient ckpt scan``: whether a checkpoint can harm whoever loads it.
-"""
+"""``resilient ckpt scan``: security risks of loading a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def scanned(url: str, listing: DirectoryListing, found: Sequence[ScanFinding]) -> CommandResult:
-    """Return the findings, and one line that says whether to load it."""
+    """Build the answer of ``ckpt scan``: the findings, and advice for or against loading."""
     counts = {risk.value: sum(one.risk is risk for one in found) for risk in Risk}
     files = len(listing.sizes) + len(listing.outside)
     document = {

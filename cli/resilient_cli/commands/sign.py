@@ -1,4 +1,4 @@
-"""``resilient ckpt sign``: vouch for a checkpoint that was saved without the key."""
+"""``resilient ckpt sign``: signature for a checkpoint that was saved without the key."""
 
 from __future__ import annotations
 

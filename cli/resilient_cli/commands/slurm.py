@@ -1,9 +1,4 @@
-"""Slurm.
-
-The answers of ``slurm render``, ``submit`` and ``status``.
-
-``resilient slurm``: a run as a job that SLURM starts again until it is trained to the end.
-"""
+"""``resilient slurm``: a run as a SLURM job that is requeued until the training is complete."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ _BRIEF = {one.number: one.brief for one in EXIT_CODES}
 
 
 def rendered(job: SlurmJob, script: str) -> CommandResult:
-    """Return the script and the times that it is made of."""
+    """Build the answer of ``slurm render``: the script and its time limits."""
     document = {**_times(job), "script": script}
     return CommandResult(
         "slurm.render", "script", document, (script.rstrip("\n"),), (script,), is_verbatim=True
@@ -51,7 +46,7 @@ def rendered(job: SlurmJob, script: str) -> CommandResult:
 
 
 def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
-    """Return the number of a job and what to look at next."""
+    """Build the answer of ``slurm submit``: the job number and the next commands."""
     document = {**_times(job), "job": number, "log": log}
     pairs = (
         ("job", number),
@@ -67,7 +62,7 @@ def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
 
 
 def states(found: Sequence[JobState]) -> CommandResult:
-    """Return what SLURM says of a job and its tasks."""
+    """Build the answer of ``slurm status``: the states of a job and of its tasks."""
     rows = tuple(
         (
             one.job,
@@ -227,7 +222,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
         show(rendered(job, render(job)), output_of(ctx))
         return 0
     try:
-        # Without it SLURM writes no log, and says so nowhere.
+        # Without this folder SLURM writes no log, and reports no error.
         Path(logs).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from error
@@ -237,7 +232,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 
 
 def _log_of(number: str) -> str:
-    """Return the log of a job that was submitted; empty if SLURM does not say it now."""
+    """Return the log path of a submitted job; empty if SLURM does not report it now."""
     try:
         return next(iter(client.query_jobs(number))).log
     except (ConfigError, DeadlineExceeded, NotRunning):
@@ -263,7 +258,7 @@ def status(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Options as they were given."""
+    """Command-line options, unchanged."""
 
     name: str
     nodes: str
@@ -281,7 +276,7 @@ def _job(
     events: Path | None,
     notice: float | None,
 ) -> SlurmJob:
-    """Return what is asked of SLURM, once all of it was checked."""
+    """Check all options, and return the job that they describe."""
     if words[:1] != ("train",) or not words[1:]:
         raise UsageError("slurm needs a training to run", hint=_EXAMPLE)
     check_words(
@@ -314,7 +309,7 @@ def _job(
         )
     grace = _grace_seconds(given.get("grace"), events, notice)
     lead = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
-    # The agent knows the end of the job too, and leaves at its own lead before it.
+    # The agent also knows the end of the job, and leaves LEAD_SECONDS before it.
     leaves = 0.0 if given.get("notice") == "off" else LEAD_SECONDS
     check_time(asked.time, max(lead, math.ceil(leaves)))
     environment = parse_environment(asked.env)
@@ -329,10 +324,10 @@ def _job(
 
 
 def _grace_seconds(given: float | None, events: Path | None, notice: float | None) -> float:
-    """Return ``--grace`` as given, or by what saves took; held against what is left for it.
+    """Return ``--grace`` as given or from measured saves; check it against the notice.
 
     Raises:
-        ConfigError: a save does not fit into it, or it does not fit into a preemption's notice.
+        ConfigError: A save does not fit the grace period, or that does not fit the notice.
     """
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:
@@ -342,6 +337,6 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
         if given is None
         else given
     )
-    # The batch script leaves more than --grace before the end of the time, by construction.
+    # The batch script always leaves more than --grace before the time limit.
     preemption_budget.require(preemption_budget.budget_of(took, grace, notice, None))
     return grace

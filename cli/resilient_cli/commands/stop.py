@@ -1,9 +1,4 @@
-"""Stop.
-
-What became of launchers that were asked to leave.
-
-``resilient stop``: ask the launcher of a run to save and leave.
-"""
+"""``resilient stop``: orders to the agents of a run to save and leave."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def stopped(found: Sequence[Agent]) -> CommandResult:
-    """Return how each launcher ended, as far as it said it."""
+    """Build the answer of ``stop``: the end of each agent, if the agent recorded it."""
     lines = tuple(_said(one) for one in found)
     ids = tuple(str(one.pid) for one in found)
     return CommandResult("stop", "stop", {"agents": [asdict(one) for one in found]}, lines, ids)
@@ -56,7 +51,10 @@ Within = Annotated[
 ]
 _POLL_SECONDS = 0.1
 _BETWEEN_SECONDS = 1.0
-"""One order that arrives twice is one; a second one is an order to leave at once."""
+"""Pause before the second signal: the agent counts two orders within 0.5 s as one.
+
+A later order means: leave at once.
+"""
 
 
 def stop(
@@ -82,7 +80,7 @@ def stop(
     clock = SystemClock()
     _signal(here)
     if not this_host:
-        # Within moments it is the same order, and then one for all hosts.
+        # Directly after SIGTERM, SIGINT counts as the same order, and extends it to all hosts.
         _signal(here, signal.SIGINT)
     if now:
         clock.sleep(_BETWEEN_SECONDS)
@@ -103,7 +101,7 @@ def stop(
 
 
 def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
-    """Return the launchers that live on this machine, and those of others that never ended."""
+    """Return the running agents of this host, and those of other hosts without a recorded end."""
     open_ = [one for one in agents(read_records(run)) if one.exit_code is None]
     host = socket.gethostname()
     here = [one for one in open_ if one.host == host and is_agent_alive(one)]
@@ -123,7 +121,7 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
 
 
 def _signal(found: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
-    """Send a signal to launchers; one that ended meanwhile is what was wanted."""
+    """Send a signal to agents; ignore agents that have already ended."""
     for one in found:
         try:
             os.kill(one.pid, number)

@@ -1,4 +1,4 @@
-"""``resilient train``: launch, supervise and resume a training script."""
+"""``resilient train``: launch, supervision and resume of a training script."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
 
     _require_target(script, is_module=module, is_program=no_python)
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
-    # Before anything starts: a key that is missing or too short is told here, and not by workers.
+    # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
     if every:
@@ -314,11 +314,11 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
 
 
 def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
-    """Refuse what cannot be run before anything starts.
+    """Refuse a script that cannot be run, before anything starts.
 
     Raises:
-        ScriptNotFound: it is not there.
-        UsageError: it is to be two things.
+        ScriptNotFound: The script or program does not exist.
+        UsageError: The target is both a module and a program.
     """
     if is_module and is_program:
         raise UsageError("-m contradicts --no-python", hint="resilient train --help")
@@ -331,7 +331,7 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
 
 
 def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> CommandResult:
-    """Return what would be run, where its workers would meet, and what would follow failures."""
+    """Build the answer of ``--dry-run``: command, rendezvous, limits and reactions to failures."""
     from resilient.elastic.restart_policy import reaction_table
 
     command = shlex.join((sys.executable, *plan.command))

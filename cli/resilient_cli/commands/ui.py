@@ -1,4 +1,4 @@
-"""``resilient ui``: the page of ``resilient report``, served while the run goes on."""
+"""``resilient ui``: page of ``resilient report``, served during the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Browser = Annotated[
 _MADE_OF = ("*.jsonl", "events/*.jsonl", "checkpoint-*/*", f"{GENERATIONS}*", f"{TAGS}*")
 _BETWEEN_SECONDS = 0.5
 _SHARE = 5
-"""Between two renewals passes so many times the time that one takes."""
+"""Ratio of the pause between two renewals to the duration of one renewal."""
 
 
 def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True) -> None:
@@ -61,14 +61,14 @@ def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True)
 
 
 class RunPage:
-    """The page of a run, made anew when the files that it is made of have changed. Any thread.
+    """Page of a run, rebuilt when its files change. Thread-safe.
 
     Args:
-        run: folders of the run; the first names it.
-        clock: time.
+        run: Folders of the run; the first is the title.
+        clock: Clock for the pauses.
 
     Raises:
-        RepositoryNotFound: a folder holds no event file, and is no repository.
+        RepositoryNotFound: A folder has no event file, and is not a repository.
     """
 
     def __init__(self, run: Sequence[Path], clock: Clock) -> None:
@@ -81,23 +81,23 @@ class RunPage:
         self._text = self._made()
 
     def version(self) -> str:
-        """Return the version of the page that is newest now."""
+        """Return the newest version of the page."""
         with self._lock:
             self._renew()
             return self._version
 
     def text(self) -> str:
-        """Return the page."""
+        """Return the newest page."""
         with self._lock:
             self._renew()
             return self._text
 
     def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return a status and a part of the page that is made when it is asked for."""
+        """Return the status and HTML of a part that is made on demand."""
         return self._parts.part(name, asked)
 
     def close(self) -> None:
-        """Make no more parts."""
+        """Stop making parts."""
         self._parts.close()
 
     def _renew(self) -> None:
@@ -110,7 +110,7 @@ class RunPage:
             try:
                 self._text = self._made()
             except (ResilientError, OSError):
-                # Files that are being moved: what was seen last is still true of then.
+                # The files are being moved. Keep the last page, which was true at its time.
                 self._version = before
         now_seconds = self._clock.monotonic_seconds()
         pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))
@@ -122,7 +122,7 @@ class RunPage:
 
 
 def version_of(run: Sequence[Path]) -> str:
-    """Return a word that is another one when event files or checkpoints of a run have changed."""
+    """Return a word that changes when event files or checkpoints of a run change."""
     told = "\n".join(f"{path} {size} {at}" for path, size, at in sorted(_stats(run)))
     return hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -133,7 +133,7 @@ def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
             try:
                 found = path.stat()
             except OSError:
-                continue  # it is gone again
+                continue  # The file was deleted meanwhile.
             yield str(path), found.st_size, found.st_mtime_ns
 
 

@@ -1,9 +1,4 @@
-"""Ckpt unlock.
-
-The answer of ``ckpt unlock``.
-
-``resilient ckpt unlock``: who may write to a repository, and shutting them out.
-"""
+"""``resilient ckpt unlock``: liveness of the writer of a repository, and its fencing."""
 
 from __future__ import annotations
 
@@ -39,15 +34,15 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Unlocking:
-    """What was found, and what was done.
+    """State of the writer of a repository, and the action that was taken.
 
     Attributes:
-        url: the repository.
-        writer: the newest life, as it was before.
-        seen: what is known of its process.
-        held: why rotation deletes nothing, as it is afterwards; empty if nothing holds it.
-        life: the one that was begun; None if nothing was changed.
-        is_needed: whether there is anybody to shut out.
+        url: URL of the repository.
+        writer: The newest attempt, as it was before the action.
+        seen: Liveness of its process.
+        held: Reason why garbage collection deletes nothing after the action; empty if none.
+        life: The attempt that was started; None if nothing was changed.
+        is_needed: True if there is a writer to fence off.
     """
 
     url: str
@@ -59,7 +54,7 @@ class Unlocking:
 
 
 def unlocking(found: Unlocking, now: str) -> CommandResult:
-    """Return the answer of ``ckpt unlock``."""
+    """Build the answer of ``ckpt unlock``."""
     writer, record = found.writer, found.writer.record
     document = {
         "repository": found.url,
@@ -88,7 +83,7 @@ def unlocking(found: Unlocking, now: str) -> CommandResult:
 
 
 def _resume(found: Unlocking) -> CheckpointId | None:
-    """Return what resume takes now: what was saved while it was looked at counts."""
+    """Return the checkpoint that a resume takes now; saves during the check count."""
     return found.life.parent if found.life else found.writer.resume
 
 
@@ -196,7 +191,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
             f"resilient ckpt unlock {shell_quote(store.url)} --yes --force "
             "loses what it has not saved",
         )
-    # A life that saves nothing shuts everybody else out already.
+    # An attempt that saves nothing already fences off every other writer.
     needed = not writer.is_nobody or is_alive
     life = shut_out(store, clock, single_writer=single_writer) if acts and needed else None
     held = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held

@@ -1,9 +1,4 @@
-"""Ckpt verify.
-
-The answer of ``ckpt verify``.
-
-``resilient ckpt verify``: whether checkpoints are whole.
-"""
+"""``resilient ckpt verify``: verification of checkpoints."""
 
 from __future__ import annotations
 
@@ -59,15 +54,15 @@ def verification(
     records: Sequence[Finding] = (),
     part: SampleResult | None = None,
 ) -> CommandResult:
-    """Return the answer of ``ckpt verify``.
+    """Build the answer of ``ckpt verify``.
 
     Args:
-        url: the repository.
-        surveys: what is known of the checkpoints.
-        resume: where training would go on.
-        level: how closely it was looked.
-        records: what is wrong with what lies beside the checkpoints.
-        part: how much was read, if not all.
+        url: URL of the repository.
+        surveys: Survey of each checkpoint.
+        resume: Checkpoint to resume from; None if there is none.
+        level: Level of the verification.
+        records: Findings about files beside the checkpoints.
+        part: Result of a sample; None if everything was read.
     """
     intact = [survey for survey in surveys if survey.intact]
     damaged = [survey for survey in surveys if survey.damaged]
@@ -109,7 +104,7 @@ def verification(
 
 
 def _read(part: SampleResult) -> str:
-    """Say how much was read."""
+    """Describe how much was read."""
     found = part.sample
     seen = f"{found.chunks} of {count(found.of, 'chunk')}, {human_size(found.size_bytes)}"
     end = ", then the time was over" if part.is_over else ""
@@ -132,7 +127,7 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
 
 
 def _rows(survey: Survey) -> list[tuple[str, ...]]:
-    """Return one row per finding, or one that says how much was looked at."""
+    """Return one row per finding, or one row with the size of the checkpoint."""
     name = survey.checkpoint.folder
     if survey.findings or not survey.manifest:
         return [_finding(name, survey.state, one) for one in survey.findings]
@@ -235,8 +230,8 @@ def verify(  # noqa: PLR0913 - the options of a command
 
 
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
-    """Return the exit code when something intact remains, and raise when nothing does."""
-    # Lost parity hurts no resume, and yet it is damage that somebody has to hear of.
+    """Return the exit code if something intact remains; raise an error otherwise."""
+    # Lost parity does not prevent a resume, but the user must learn of the damage.
     if not any(one.findings for one in surveys) and (surveys or resume):
         return 0
     if resume:

@@ -1,4 +1,4 @@
-"""``resilient version``: what runs, without starting any of it."""
+"""``resilient version``: versions of the installed software, read without starting it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def version(ctx: typer.Context) -> None:
 
 
 def _installed(distribution: str) -> str | None:
-    """Return a distribution's version from its metadata; importing torch takes seconds."""
+    """Return a version from the package metadata, because importing torch takes seconds."""
     try:
         return installed_version(distribution)
     except PackageNotFoundError:

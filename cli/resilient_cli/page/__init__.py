@@ -1,1 +1,1 @@
-"""A run as one page that needs nothing beside it: no script, no font, no network."""
+"""HTML page of a run, which loads no script, font or image from elsewhere."""

@@ -1,12 +1,8 @@
-"""Loads page.css and page.js (moved to package data).
+"""Style sheet, script and content security policy of the page.
 
-What the page does when somebody uses it: one script, and the only things that it may do.
-
-Everything is there without it: it shows one part at a time, sorts, searches and opens rows, and
-of a page that is served it asks for what takes long, and renews what has changed. What it asks
-for is HTML that was made, with every name escaped, where the rest of the page was made.
-
-How the page looks, in light and in dark.
+The page has all its content without the script. The script shows one part at a time, sorts,
+searches and opens rows. On a served page it also requests slow parts and renews changed ones.
+It receives HTML only from the code that makes the page, which escapes every name.
 """
 
 from __future__ import annotations
@@ -228,15 +224,15 @@ _RULES = (
     f"script-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'"
 )
 POLICY = f"{_RULES}; connect-src 'self'; frame-ancestors 'none'"
-"""Of what is served: the one script by its digest, and nothing from anywhere else."""
+"""Content security policy of a served page: the one script by its digest, and no other host."""
 
 
 def head_of(version: str) -> str:
-    """Return what stands in the head of a page.
+    """Return the elements for the head of a page.
 
     Args:
-        version: of a page that is served, and looks for a newer one; empty for one in a file,
-            which may ask nobody for anything.
+        version: Version of a served page, which checks for a newer one. Empty for a page in a
+            file, which must not make requests.
     """
     if version:
         return f'<meta name="version" content="{escape(version)}">'
@@ -244,7 +240,7 @@ def head_of(version: str) -> str:
 
 
 def foot_of(version: str) -> str:
-    """Return what stands at the end of the body: whether it is live, and the script."""
+    """Return the end of the body: the live mark of a served page, and the script."""
     live = '<p id="live" role="status">live</p>' if version else ""
     return f"{live}<script>{_SCRIPT}</script>"
 
@@ -382,7 +378,7 @@ tr.detail>td>div{max-width:calc(100vw - 60px);position:sticky;left:0}}
 
 
 def style() -> str:
-    """Return the page's style sheet."""
+    """Return the style sheet of the page."""
     fills = "".join(
         f".c-{kind.value}{{fill:{colour};background:{colour}}}" for kind, colour in COLOURS.items()
     )

@@ -1,10 +1,7 @@
-"""Checkpoint tree, sizes.
+"""Tree, sizes and table of the checkpoints in a repository.
 
-The tree of checkpoints: a line for each life, where it branched off, and what resume takes.
-
-What checkpoints cost: how much of each is its own, and what they share.
-
-The checkpoints that are there now: how large, in which state, and which one a resume takes.
+The tree has a line for each attempt, shows its branch, and marks the checkpoint that a resume
+takes. The sizes show how much each checkpoint shares with others.
 """
 
 from __future__ import annotations
@@ -36,14 +33,14 @@ Places = dict["CheckpointId", tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """What lies along the picture: steps, or the time since the first life began.
+    """Horizontal axis of a picture: steps, or the time since the first attempt began.
 
     Attributes:
-        name: of the picture.
-        scale: from values to places.
-        checkpoints: the value of each.
-        lives: the value at which each began, where it has one.
-        is_time: whether values are milliseconds.
+        name: Name of the picture.
+        scale: Map from values to positions.
+        checkpoints: Value of each checkpoint.
+        lives: Value at which each attempt began, if known.
+        is_time: True if values are milliseconds.
     """
 
     name: str
@@ -54,7 +51,7 @@ class _Axis:
 
 
 def tree(found: Listing) -> str:
-    """Return the picture of checkpoints by step, each life in a row of its own."""
+    """Draw the checkpoints by step, each attempt in a row of its own."""
     steps = {one.checkpoint: float(one.checkpoint.step) for one in found.surveys}
     begun = {one.number: float(one.parent.step) for one in found.generations if one.parent}
     known = [*steps.values(), *begun.values()]
@@ -66,7 +63,7 @@ def tree(found: Listing) -> str:
 
 
 def generations(found: Listing) -> str:
-    """Return the picture of the same by time: when each life began, and what it saved when."""
+    """Draw the checkpoints by time: the start of each attempt, and its saves."""
     lives = {one.number: _moment_ms(one.claimed_at) for one in found.generations}
     saved = {
         one.checkpoint: _moment_ms(one.manifest.created_at) for one in found.surveys if one.manifest
@@ -89,7 +86,7 @@ def generations(found: Listing) -> str:
 
 
 def lives_of(found: Listing) -> str:
-    """Return the table of lives."""
+    """Return the table of attempts."""
     steps: dict[int, list[CheckpointId]] = defaultdict(list)
     for survey in found.surveys:
         steps[survey.checkpoint.generation].append(survey.checkpoint)
@@ -141,7 +138,7 @@ def _drawn(found: Listing, axis: _Axis) -> str:
 def _lane(
     number: int, y: float, life: Generation | None, axis: _Axis, places: Places
 ) -> Iterator[str]:
-    """Yield a life's name, the line through what it saved, and the branch that it is."""
+    """Yield the name of an attempt, the line through its checkpoints, and its branch."""
     cause = life.cause if life else ""
     yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">life {number}</text>'
     yield f'<text class="name" x="{_LEFT - 22}" y="{y + 14}">{text(cause[:14])}</text>'
@@ -195,7 +192,7 @@ _SIZES_LEFT, _SIZES_RIGHT = 150, 230
 
 
 def alone_bytes(found: Listing) -> dict[str, int]:
-    """Return how much each checkpoint needs that no other one needs, by its folder."""
+    """Return the bytes of each checkpoint that no other one needs, by folder."""
     users = Counter(
         one.manifest.key(file.name)
         for one in found.surveys
@@ -214,7 +211,7 @@ def alone_bytes(found: Listing) -> dict[str, int]:
 
 
 def sizes(found: Listing) -> str:
-    """Return what is stored, what it would be without sharing, and a bar for each checkpoint."""
+    """Return the stored size, the size without dedup, and a bar for each checkpoint."""
     manifests = [one.manifest for one in found.surveys if one.manifest]
     if not manifests:
         return ""
@@ -269,12 +266,12 @@ _LEGEND = legend(
 
 
 def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> str:
-    """Return what a repository holds: its tree, and a table, newest first.
+    """Return the tree and the table of a repository, newest checkpoint first.
 
     Args:
-        found: what is there.
-        served: whether more can be asked for.
-        checked: what was seen when all bytes were read, by checkpoint.
+        found: Contents of the repository.
+        served: True if the page can request more parts.
+        checked: Result of reading all bytes, by checkpoint.
     """
     head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
     head += ["look"] if served else ["every byte"] if checked else []
@@ -292,7 +289,7 @@ def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> 
 
 
 def lives_part(found: Listing) -> str:
-    """Return when the lives were, and what checkpoints cost."""
+    """Return the timeline and table of attempts, and the sizes of checkpoints."""
     times = generations(found)
     drawn = scroll(times) if times else ""
     return f"<h3>Generations</h3>{drawn}{lives_of(found)}<h3>Sizes</h3>{sizes(found)}"
@@ -339,7 +336,7 @@ def _links(one: Survey) -> str:
 
 
 def verified(one: Survey, level: VerifyLevel) -> str:
-    """Return what was found when a checkpoint was looked at."""
+    """Return the result of verifying a checkpoint."""
     name = one.checkpoint.folder
     if not one.findings and one.manifest:
         files = count(len(one.manifest.files), "file")

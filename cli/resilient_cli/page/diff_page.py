@@ -1,9 +1,4 @@
-"""Diff as HTML.
-
-What is different in two checkpoints, as a part of the page.
-
-The page of ``resilient ckpt diff --html``.
-"""
+"""HTML of the differences between two checkpoints, as a section and as a page."""
 
 from __future__ import annotations
 
@@ -33,7 +28,7 @@ if TYPE_CHECKING:
 
 _ROWS_MAX, _NAMES_MAX = 3000, 100
 _FIRST = 1e300
-"""What is sorted before any number."""
+"""Sort value that comes before every number."""
 
 
 def comparison(
@@ -41,12 +36,12 @@ def comparison(
     details: Mapping[str, str] | None = None,
     load: Callable[[str], str] | None = None,
 ) -> str:
-    """Return what was found.
+    """Return the section about a comparison.
 
     Args:
-        found: the comparison.
-        details: pictures of tensors by name, where they are made already.
-        load: the address that a tensor's pictures are asked for at, where they are not.
+        found: The comparison.
+        details: Pictures of tensors by name, if they are already made.
+        load: Function from a tensor's name to the address of its pictures, if made on demand.
     """
     differs = "differ" if found.differs else "same"
     parts = [
@@ -193,7 +188,7 @@ def _measures(one: TensorChange, found: Measures) -> Iterator[Cell]:
 
 
 def _cosine(found: Measures) -> str:
-    """Return it; what differs is not rounded to what is the same."""
+    """Return the cosine; a tensor that differs is never rounded to 1."""
     shown = f"{found.cosine:.6f}"
     return text(">0.999999") if found.changed and shown == "1.000000" else shown
 
@@ -227,11 +222,11 @@ def _rest(found: Comparison) -> Iterator[str]:
 
 
 def comparison_page(found: Comparison, told: Callable[[int, int], None]) -> str:
-    """Return the page of two checkpoints, whole: it refers to nothing.
+    """Return the complete page about two checkpoints, which loads nothing else.
 
     Args:
-        found: the comparison.
-        told: called with how many pictures are drawn, and how many there will be.
+        found: The comparison.
+        told: Progress callback: number of drawn pictures, and number of all pictures.
     """
     pictures = pictures_of_both(found, told)
     name = f"{found.before.name} and {found.after.name}"

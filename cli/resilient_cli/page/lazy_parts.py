@@ -1,8 +1,6 @@
-"""Parts made on demand.
+"""Parts of a served page that are made on demand.
 
-What takes a while to say: made one at a time, and only while somebody waits for it.
-
-The parts of a page that is served which are made when somebody wants to see them.
+One part is made at a time, and only while a client waits for it.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, ...]
 _PATIENCE_SECONDS = 15.0
-"""Who has not asked again for so long waits no more."""
+"""A client that has not asked again for this time no longer waits."""
 _AT_ONCE_SECONDS = 0.25
 _KEPT_MAX, _WAITING_MAX = 64, 8
 _END_SECONDS = 10.0
@@ -43,17 +41,17 @@ _FAILED = '<p class="bad" role="alert">{}</p>'
 
 
 class _LeftError(Exception):
-    """Nobody waits for it any more."""
+    """No client waits for the part any more."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """Something that is being made, or waits for its turn.
+    """Part that is being made, or waits for its turn.
 
     Attributes:
-        asked_seconds: when somebody asked last.
-        done: whether it is over.
-        said: how far it is, for people.
+        asked_seconds: Time of the last request.
+        done: Set when the job is over.
+        said: Progress, for people.
     """
 
     asked_seconds: float
@@ -62,10 +60,10 @@ class _Job:
 
 
 class RenderQueue:
-    """Answers with HTML that takes long to make. Any thread.
+    """Queue that makes slow parts and caches their HTML. Thread-safe.
 
     Args:
-        clock: time.
+        clock: Clock for the waiting times.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -78,12 +76,13 @@ class RenderQueue:
         self._closed = False
 
     def ask(self, key: Key, work: Work, *, is_once: bool = False) -> tuple[int, str]:
-        """Return 200 and the answer; 202 and how far it is; or 503 and why there is none.
+        """Return 200 and the HTML, 202 and the progress, or 503 and the reason for a failure.
 
         Args:
-            key: what is asked for; an answer is kept under it.
-            work: makes it; told how much is done, it ends early once nobody asks any more.
-            is_once: whether it is made anew for who asks after it was handed out.
+            key: Key of the part, under which its HTML is cached.
+            work: Function that makes the part. It reports its progress, and is ended early when no
+                client asks any more.
+            is_once: Deliver the HTML once, and make the part again for later requests.
         """
         with self._lock:
             if key in self._kept:
@@ -106,7 +105,7 @@ class RenderQueue:
         return 503, "it was not made: ask again"
 
     def close(self) -> None:
-        """Make nothing more; return when nothing is being made."""
+        """Refuse new parts, and wait up to 10 s for each one in work."""
         with self._lock:
             self._closed = True
             waiting = list(self._jobs.values())
@@ -130,7 +129,7 @@ class RenderQueue:
         except _LeftError:
             job.said = "nobody waited for it"
         except (ResilientError, Unreadable, OSError) as error:
-            # What is read again may be there again.
+            # A later attempt to read may succeed, so the error is delivered only once.
             answer, is_once = _FAILED.format(text(error)), True
         finally:
             with self._lock:
@@ -158,11 +157,11 @@ class RenderQueue:
 
 
 class LazyParts:
-    """Answers for the checkpoints of one repository, and for nothing else. Any thread.
+    """Parts about the checkpoints of one repository, and about nothing else. Thread-safe.
 
     Args:
-        store: says where they are; asked each time, for a run may just have begun.
-        clock: time.
+        store: Function that returns the store; called each time, because a run may just begin.
+        clock: Clock for the waiting times.
     """
 
     def __init__(self, store: Callable[[], Store | None], clock: Clock) -> None:
@@ -170,15 +169,15 @@ class LazyParts:
         self._desk = RenderQueue(clock)
 
     def close(self) -> None:
-        """Make nothing more."""
+        """Make no more parts."""
         self._desk.close()
 
     def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
         """Return a status and HTML, or None if there is no such part.
 
         Args:
-            name: which one.
-            asked: of what: checkpoints and a tensor, by name.
+            name: Name of the part.
+            asked: Names of the checkpoints and of the tensor, by field.
         """
         needs: Mapping[str, tuple[tuple[str, ...], Callable[..., str]]] = {
             "tensors": (("of",), _tensors),
@@ -199,7 +198,7 @@ class LazyParts:
             return 404, "there is no such checkpoint any more"
         rest = [asked["name"]] if "name" in fields else []
         key = (name, *(asked[one] for one in fields))
-        # What is committed does not change; what has become of its bytes may.
+        # Committed content does not change, but its bytes may get damaged.
         is_once = make is _verify
         return self._desk.ask(key, lambda told: make(store, told, *known, *rest), is_once=is_once)
 
@@ -213,7 +212,7 @@ def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
 
 
 def _side(store: Store, checkpoint: CheckpointId) -> CheckpointView:
-    from resilient.diff.native import open_native  # it needs numpy, which nobody else does
+    from resilient.diff.native import open_native  # Only these parts need numpy.
 
     return open_native(store, read_manifest(store, checkpoint))
 
@@ -252,6 +251,6 @@ def _verify(store: Store, told: Told, of: CheckpointId) -> str:
     try:
         size_bytes = read_manifest(store, of).size_bytes
     except (IncompatibleCheckpoint, IntegrityError):
-        size_bytes = 0  # that is what will be found
+        size_bytes = 0  # The verification below finds this damage.
     heard = CountingStore(store, lambda done: told(min(done, size_bytes), size_bytes))
     return verified(examine(heard, of, VerifyLevel.DEEP), VerifyLevel.DEEP)

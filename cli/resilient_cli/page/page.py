@@ -1,11 +1,4 @@
-"""The page.
-
-The part of the page about the run: where its time went, its lives, loss, faults and saves.
-
-The page of ``resilient report -o`` and of ``resilient ui``, put together from its parts.
-
-Writes a page into a file.
-"""
+"""Page of ``resilient report -o`` and ``resilient ui``, put together from its sections."""
 
 from __future__ import annotations
 
@@ -33,7 +26,7 @@ _SAVED_SHOWN = 50
 
 
 def run_part(found: GoodputReport) -> str:
-    """Return what the events of a run say."""
+    """Return the section about a run: time, attempts, loss, faults and saves."""
     return "".join(
         [
             _tiles(found),
@@ -153,13 +146,13 @@ _ONLY_FILE = "This page is a file, and was written without them. They are in"
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a page in a file has beside the run because it was asked for: HTML.
+    """HTML that a page in a file contains only on request.
 
     Attributes:
-        tensors: of one checkpoint.
-        compared: two checkpoints.
-        checked: what was seen when all bytes were read, by checkpoint, in a word.
-        verified: the same as a whole.
+        tensors: Tensors of one checkpoint.
+        compared: Comparison of two checkpoints.
+        checked: State of each checkpoint after all bytes were read.
+        verified: Findings of reading all bytes.
     """
 
     tensors: str = ""
@@ -170,13 +163,13 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of the page that is shown alone.
+    """Section of the page that is shown alone.
 
     Attributes:
-        id: its address behind the hash.
-        name: what the reader sees.
+        id: Fragment of its address.
+        name: Name that the reader sees.
         body: HTML.
-        is_live: whether what is in it is renewed as a whole.
+        is_live: True if a renewal replaces the whole section.
     """
 
     id: str
@@ -192,14 +185,14 @@ def page_of(
     version: str = "",
     extras: Extras | None = None,
 ) -> str:
-    """Return the page, whole: it refers to nothing.
+    """Return the complete page of a run, which loads nothing else.
 
     Args:
-        found: the account of the run.
-        name: of the run, as it was given.
-        stored: what the repository holds now; None if that is not known.
-        version: of a page that is served, and looks for a newer one; empty for one in a file.
-        extras: what else a page in a file has.
+        found: Goodput report of the run.
+        name: Name of the run, as given.
+        stored: Contents of the repository; None if unknown.
+        version: Version of a served page, which checks for a newer one; empty for a page in a file.
+        extras: Further parts of a page in a file.
     """
     more = extras or Extras()
     served, is_told = bool(version), bool(found.doings or found.launches or stored is None)
@@ -231,13 +224,13 @@ def _untold() -> str:
 
 
 def whole_page(name: str, said: str, views: Sequence[PageSection], version: str = "") -> str:
-    """Return a page of several parts.
+    """Return a page of several sections.
 
     Args:
-        name: its title.
-        said: a line below it.
-        views: its parts, in order.
-        version: of a page that is served.
+        name: Title of the page.
+        said: Line below the title.
+        views: Sections, in order.
+        version: Version of a served page.
     """
     links = "".join(f'<a href="#{one.id}">{one.name}</a>' for one in views)
     nav = f'<nav aria-label="parts of the page">{links}</nav>' if len(views) > 1 else ""
@@ -311,10 +304,10 @@ def _pair(stored: Listing) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page.
+    """Write a page to a file.
 
     Raises:
-        StoreError: the file cannot be written.
+        StoreError: The file cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")

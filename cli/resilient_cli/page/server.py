@@ -1,8 +1,8 @@
-"""A page for the person at this machine: on the loopback, behind a secret address, to be read.
+"""Read-only HTTP server on the loopback interface, behind a secret address.
 
-Other users of the machine do not know the address. A page of a stranger in the same browser
-neither knows it nor may read an answer: nothing allows another origin, and a name of the
-stranger's that was pointed at the loopback is refused, because it stands in ``Host``.
+Other users of the machine do not know the address. A foreign page in the same browser does not
+know it either, and may not read an answer: no other origin is allowed. A foreign host name that
+points to the loopback interface is refused, because the ``Host`` header contains that name.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ _ALLOWED = {"Allow": "GET, HEAD"}
 
 
 class Page(Protocol):
-    """What is served; asked from several threads."""
+    """Page that is served. Several threads call it."""
 
     def version(self) -> str:
-        """Return the version that is newest now."""
+        """Return the newest version."""
 
     def text(self) -> str:
         """Return the page of that version."""
 
     def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return a status and a part of the page that is made when it is asked for.
+        """Return a status and a part of the page that is made on demand.
 
         Args:
-            name: which one; None is returned if there is no such part.
-            asked: of what.
+            name: Name of the part; the result is None if there is no such part.
+            asked: Fields of the query.
         """
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """Listens from the moment it is made, answers in ``serve_forever``.
+    """HTTP server that listens from its construction, and answers in ``serve_forever``.
 
     Args:
-        port: 0 lets the system choose.
-        page: what is served.
+        port: Port; 0 lets the system choose.
+        page: Page that is served.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: The server cannot listen at the port.
     """
 
     daemon_threads = True
@@ -86,31 +86,31 @@ class PageServer(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that the server listens at."""
         return int(self.server_address[1])
 
     @property
     def url(self) -> str:
-        """The secret address."""
+        """Secret address of the page."""
         return f"http://{HOST}:{self.port}/{self.token}/"
 
     def serve_until_interrupted(self) -> NoReturn:
-        """Answer until Ctrl-C. In the main thread.
+        """Answer until Ctrl-C. Call it in the main thread.
 
-        A handler of Python's own raises wherever the thread is. Where that is the end of an object
-        (of a request's thread, for one), what is raised there is dropped, and Ctrl-C with it.
+        Python's own handler of Ctrl-C raises wherever the thread is. In the finalizer of an object,
+        such as a request's thread, Python drops the exception, and Ctrl-C is lost.
 
         Raises:
-            KeyboardInterrupt: it came, and nobody is answered any more.
+            KeyboardInterrupt: Ctrl-C came, and the server no longer answers.
         """
 
         def end(*_: object) -> None:
-            # It waits for the loop to end, which is this thread's.
+            # ``shutdown`` waits for the loop of this thread, so another thread must call it.
             threading.Thread(target=self.shutdown, daemon=True).start()
 
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.SIG_IGN:
-            # A shell that starts it in the background wants it not to hear Ctrl-C.
+            # A shell that starts the server in the background makes it ignore Ctrl-C.
             signal.signal(signal.SIGINT, end)
         try:
             self.serve_forever(poll_interval=_POLL_SECONDS)
@@ -119,7 +119,7 @@ class PageServer(socketserver.ThreadingTCPServer):
         raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of those who hung up."""
+        """Report no error of a client that hung up."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -132,10 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         return "resilient"
 
     def log_message(self, *_: Any) -> None:
-        """Tell nobody: a line would hold the secret address."""
+        """Log nothing: a line would contain the secret address."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what the base refuses, without a word of what was asked."""
+        """Answer a request that the base class refuses, without repeating its text."""
         del message, explain
         if code == HTTPStatus.NOT_IMPLEMENTED:
             self._send(405, "it can be read, and nothing else\n", more=_ALLOWED)
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _refused(self) -> str:
-        """Return why there is no answer, empty if there is one."""
+        """Return the reason to refuse a request; empty if there is none."""
         names = [f"{one}:{self.server.port}" for one in (HOST, "localhost")]
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in names:

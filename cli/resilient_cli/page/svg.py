@@ -1,4 +1,4 @@
-"""Pictures of a run in SVG: the timeline of its lives, and its loss."""
+"""SVG pictures of a run: the timeline of its attempts, and its loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEIGHT = 260
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places in a picture."""
+    """Linear map from values to positions in a picture."""
 
     low: float
     high: float
@@ -32,12 +32,12 @@ class Scale:
     last: float
 
     def __call__(self, value: float) -> float:
-        """Return where a value is."""
+        """Return the position of a value."""
         part = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
         return round(self.first + part * (self.last - self.first), 1)
 
     def ticks(self, wanted: int = 6) -> list[float]:
-        """Return round values inside."""
+        """Return round values within the range."""
         if self.high <= self.low:
             return [self.low]
         rough = (self.high - self.low) / wanted
@@ -48,13 +48,13 @@ class Scale:
 
 
 def opened(kind: str, width: int, height: float, about: str) -> str:
-    """Return the beginning of a picture; ``about`` is what those hear who do not see it."""
+    """Return the opening tag of a picture; ``about`` is the label for screen readers."""
     view = f'viewBox="0 0 {width} {height}"'
     return f'<svg class="{kind}" {view} role="img" aria-label="{about}">'
 
 
 def timeline(found: GoodputReport) -> str:
-    """Return the picture of all lives: a row for the run, one for each of its last lives."""
+    """Draw the timeline: one row for the run, and one for each of the last 40 attempts."""
     lives = [one.life.number for one in found.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
     below = (len(lives) + 1) * (_ROW + 4) + 14
@@ -81,7 +81,7 @@ def timeline(found: GoodputReport) -> str:
 
 
 def curve(found: GoodputReport) -> str:
-    """Return the picture of the loss by step: a line for each life, grey where it was lost."""
+    """Draw the loss by step: one line for each attempt, grey where steps were lost."""
     losses = [one for one in found.losses if math.isfinite(one.value)]
     if not losses:
         return "<p>No loss was logged.</p>"
@@ -98,7 +98,7 @@ def curve(found: GoodputReport) -> str:
             continue
         x = across(step)
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
-    # What was lost lies below what is part of the result.
+    # Draw lost steps first, below those that are part of the result.
     for is_lost in (True, False):
         for life, ones in groupby(losses, key=lambda one: one.life):
             parts.append(_line(list(ones), life, across, up, is_lost=is_lost))
@@ -115,7 +115,7 @@ def _axis(scale: Scale, below: float) -> Iterator[str]:
 def _bars(
     intervals: Iterable[TimelineInterval], found: GoodputReport, scale: Scale, y: float
 ) -> Iterator[str]:
-    """Yield bars, at most some hundreds: a bin of time shows what most of it was spent on."""
+    """Yield at most 900 bars: each bin of time shows the class that took most of it."""
     bin_ms = max(1.0, found.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
     for one in intervals:
@@ -140,7 +140,7 @@ def _bars(
 def _line(
     losses: Sequence[LoggedLoss], life: int, across: Scale, up: Scale, *, is_lost: bool
 ) -> str:
-    """Return the part of a life's line that was lost, or the other; they share one point."""
+    """Return the lost or the kept part of an attempt's line; both share one point."""
     edge = next((nth for nth, one in enumerate(losses) if one.is_lost), len(losses))
     part = losses[max(0, edge - 1) :] if is_lost else losses[:edge]
     if not part or (is_lost and edge == len(losses)):
@@ -149,7 +149,7 @@ def _line(
     shown = [*part[::stride], part[-1]]
     points = " ".join(f"{across(one.step)},{up(one.value)}" for one in shown)
     name = "gone" if is_lost else f"kept k{life % 2}"
-    name += " one" * (len(part) == 1)  # a line of one point would be no more than a speck
+    name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
     last = part[-1]
     title = f"life {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
     return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

@@ -1,4 +1,4 @@
-"""Tables of the page, and the words in them."""
+"""HTML tables of the page, and escaping of their text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLAIN = 'placeholder="name or *.bias" autocomplete="off" spellcheck="false"'
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell shows, and what its column is sorted by.
+    """Cell of a table.
 
     Attributes:
         shown: HTML.
-        value: of a number.
+        value: Number that the column is sorted by; None to sort by text.
     """
 
     shown: str
@@ -31,14 +31,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table that is sorted, searched and opened.
+    """Row of a table that can be sorted, searched and opened.
 
     Attributes:
-        cells: HTML; the first names the row.
-        part: what rows can be chosen by.
-        is_same: whether it is hidden where only what differs is wanted.
-        detail: what is shown below it when it is opened: HTML.
-        load: where that is asked for when it is opened; empty if it is here.
+        cells: HTML; the first cell names the row.
+        part: Value by which rows can be filtered.
+        is_same: Hide the row if only differences are wanted.
+        detail: HTML that is shown below the row when it is opened.
+        load: Address of the detail, requested when the row is opened; empty if included.
     """
 
     cells: Sequence[str | Cell]
@@ -49,37 +49,37 @@ class Row:
 
 
 def text(value: object) -> str:
-    """Return a text of anybody's as HTML that neither is markup nor moves what stands around it."""
+    """Escape untrusted text: the result has no markup, and no characters that move other text."""
     return escape(escape_control_chars(str(value), ""))
 
 
 def short(value: object, most: int = LONGEST) -> str:
-    """Return the same of the first characters alone."""
+    """Escape a text that is cut to ``most`` characters."""
     shown = str(value)
     return text(shown if len(shown) <= most else shown[: most - 3] + "...")
 
 
 def path(name: str) -> str:
-    """Return the name of a tensor, that may be broken behind its words."""
+    """Return the name of a tensor, with line breaks allowed after dots and slashes."""
     shown = short(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
     return f'<span class="path">{shown}</span>'
 
 
 def at(told: str) -> str:
-    """Return a moment, UTC, as people write it; what is none, as it is."""
+    """Return a UTC time as people write it; any other text unchanged."""
     is_one = len(told) >= _MOMENT and told[10:11] == "T"
     shown = told[:_MOMENT].replace("T", " ") if is_one else told
     return f'<span class="one-line">{text(shown)}</span>'
 
 
 def legend(*items: tuple[str, str]) -> str:
-    """Return what marks mean: pairs of a mark's class and HTML."""
+    """Return the legend of pairs: the class of a mark, and its meaning as HTML."""
     shown = "".join(f'<span><i class="dot {kind}"></i>{name}</span>' for kind, name in items)
     return f'<p class="legend">{shown}</p>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
-    """Return a table; cells are HTML already, and those of ``numbers`` stand to the right."""
+    """Return a table of HTML cells; the columns in ``numbers`` are aligned to the right."""
     body = "".join(f"<tr>{_cells(cells, numbers)}</tr>" for cells in rows)
     return scroll(f"<table>{_head(head, numbers)}<tbody>{body}</tbody></table>")
 
@@ -93,15 +93,15 @@ def searched(
     *,
     differing: bool = False,
 ) -> str:
-    """Return a table that is sorted by its columns, searched by name, and opened row by row.
+    """Return a table that can be sorted by column, searched by name, and opened row by row.
 
     Args:
-        name: its name in the page.
-        head: names of the columns.
-        rows: what is in it.
-        numbers: columns that stand to the right.
-        caption: what it is, for those who hear it read.
-        differing: whether rows can be hidden that are the same.
+        name: Id of the table in the page.
+        head: Names of the columns.
+        rows: Rows of the table.
+        numbers: Columns that are aligned to the right.
+        caption: Description for screen readers.
+        differing: Offer to hide rows that are the same.
     """
     body = "".join(_body(f"{name}-{nth}", row, numbers, len(head)) for nth, row in enumerate(rows))
     parts = list(dict.fromkeys(row.part for row in rows if row.part))
@@ -131,7 +131,7 @@ def searched(
 
 
 def scroll(shown: str) -> str:
-    """Return what moves sideways on its own where the window is narrow, with the keyboard too."""
+    """Let HTML scroll sideways by itself in a narrow window, also with the keyboard."""
     return f'<div class="scroll" tabindex="0">{shown}</div>'
 
 
@@ -153,7 +153,7 @@ def _cells(cells: Sequence[str | Cell], numbers: Sequence[int]) -> str:
 
 
 def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
-    """Return a row, and below it what it opens to; they are sorted and hidden together."""
+    """Return a row and its detail, which are sorted and hidden together."""
     first = row.cells[0].shown if isinstance(row.cells[0], Cell) else row.cells[0]
     marks = f' data-part="{text(row.part)}"' if row.part else ""
     marks += " data-same" if row.is_same else ""

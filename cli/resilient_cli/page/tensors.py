@@ -1,13 +1,4 @@
-"""Tensor plots.
-
-Pictures of how the numbers of tensors are spread, of one or of two over each other.
-
-How far each layer of two checkpoints is apart, drawn from the first layer to the last.
-
-The tensors of a checkpoint, as a part of the page; each opens to how its numbers are spread.
-
-Reads tensors and draws how their numbers are spread.
-"""
+"""Table and plots of tensors: distributions of values, and changes of layers."""
 
 from __future__ import annotations
 
@@ -44,15 +35,15 @@ _LEAST = 1.5
 
 
 def histograms(found: Sequence[Histogram], names: Sequence[str]) -> str:
-    """Return the pictures and the numbers of one tensor, or of two that belong together.
+    """Return the histograms and statistics of one tensor, or of a pair.
 
     Args:
-        found: how they are spread.
-        names: what each is called: the checkpoints.
+        found: Histogram of each tensor.
+        names: Name of each checkpoint.
     """
     from resilient.diff.tensor_stats import alike
 
-    # As many as there are numbers to fill them: the rule of Rice, 1944.
+    # Use twice the cube root of the number of elements as bars: the rule of Rice, 1944.
     room = round(2 * max(one.seen for one in found) ** (1 / 3))
     bars = [one.at_most(min(_BARS_MAX, max(_BARS_MIN, room))) for one in alike(found)]
     widest = max((one.exponent for one in bars), default=0)
@@ -146,7 +137,7 @@ def _columns(
     across: Scale,
     named: Callable[[int], str],
 ) -> Iterator[str]:
-    """Yield a column for each cell; a few elements among millions are seen all the same."""
+    """Yield one column for each cell; a minimum height keeps rare values visible."""
     floor = _HEIGHT - _BELOW
     yield f'<g class="h-{side}">'
     for nth, (n, y) in counts.items():
@@ -160,7 +151,7 @@ def _columns(
 
 
 def _numbers(found: Sequence[Histogram], names: Sequence[str]) -> str:
-    """Return the numbers below: a column for each side."""
+    """Return the statistics, one column for each checkpoint."""
     rows = [
         ("range", [_range(one) for one in found]),
         ("mean", [_number(one.summary.mean) for one in found]),
@@ -216,12 +207,12 @@ _LAYERS_SIDES = (MODEL, OPTIMIZER)
 
 @dataclass(slots=True)
 class _Layer:
-    """What the tensors of a layer add up to, by part.
+    """Sums over the tensors of a layer, by part.
 
     Attributes:
-        apart: squares of the distance.
-        norm: squares of the first side.
-        broken: whether a number came or went that is none.
+        apart: Squared norms of the differences.
+        norm: Squared norms of the first checkpoint.
+        broken: Parts in which the number of NaN or infinite values changed.
     """
 
     apart: dict[str, float] = field(default_factory=dict)
@@ -229,7 +220,7 @@ class _Layer:
     broken: set[str] = field(default_factory=set)
 
     def add(self, one: TensorChange) -> None:
-        """Take in a tensor that was measured."""
+        """Add a measured tensor."""
         found = one.measures
         if found is None:
             return
@@ -242,7 +233,7 @@ class _Layer:
             sums[one.part] = sums.get(one.part, 0.0) + value * value
 
     def relative(self, part: str) -> float | None:
-        """Return the distance over the norm; None where it was zero, or nothing was measured."""
+        """Return the relative difference: infinity from a zero norm, None without a measurement."""
         if part not in self.apart:
             return None
         if not self.apart[part]:
@@ -251,16 +242,16 @@ class _Layer:
 
 
 def layer_of(name: str) -> str:
-    """Return the layer that a tensor is in: up to the first number, or the module that has it."""
+    """Return the layer of a tensor: its name up to the first number, or else its module."""
     part, _, path = name.partition("/")
-    # Of the optimizer's, the last word says what it is of the parameter.
+    # The last word of an optimizer tensor names the kind of state of a parameter.
     path = path.rpartition(".")[0] or path if part == OPTIMIZER else path or name
     found = _LAYER.match(path)
     return found[1] if found else path.rpartition(".")[0] or path
 
 
 def layers(changes: Sequence[TensorChange]) -> str:
-    """Return the picture: a row for each layer, a bar for its weights and one for its moments."""
+    """Draw each layer in a row: a bar for its weights, and one for its optimizer state."""
     found: dict[str, _Layer] = {}
     for one in sorted(changes, key=lambda one: natural(layer_of(one.name))):
         if one.part in _LAYERS_SIDES and one.measures and not is_counter(one):
@@ -292,7 +283,7 @@ def layers(changes: Sequence[TensorChange]) -> str:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sort h.2 before h.10."""
+    """Return a sort key that puts h.2 before h.10."""
     words = re.split(r"(\d+)", name)
     return [(int(one), "") if one.isdecimal() else (-1, one) for one in words]
 
@@ -336,12 +327,12 @@ def tensors(
     details: Mapping[str, str] | None = None,
     load: Callable[[str], str] | None = None,
 ) -> str:
-    """Return the tensors of a checkpoint.
+    """Return the table of the tensors of a checkpoint.
 
     Args:
-        side: the checkpoint.
-        details: pictures by name, where they are made already.
-        load: the address that pictures are asked for at, where they are not.
+        side: The checkpoint.
+        details: Pictures of tensors by name, if they are already made.
+        load: Function from a tensor's name to the address of its pictures, if made on demand.
     """
     inside = sorted(side.tensors, key=lambda one: (one.part, natural(one.name)))
     rows = [_row(one, details or {}, load) for one in inside[:_ROWS_MAX]]
@@ -376,7 +367,7 @@ def _row(one: Tensor, details: Mapping[str, str], load: Callable[[str], str] | N
 
 
 PICTURES_MAX = 200
-"""Of a page in a file: so many tensors have pictures in it, the first or the most different."""
+"""Maximum number of tensors with pictures in a page file: the first, or the most different."""
 _BLOCKS_MAX = 8
 _UNKNOWN = "<p>The numbers of this dtype are not known.</p>"
 
@@ -385,9 +376,9 @@ def picture_of(side: CheckpointView, name: str, told: Told) -> str:
     """Return the pictures of one tensor.
 
     Raises:
-        KeyNotFound: there is no such tensor.
-        Unreadable: it cannot be read by ranges, or is damaged.
-        StoreError: it could not be read.
+        KeyNotFound: The checkpoint has no such tensor.
+        Unreadable: The tensor is damaged, or cannot be read by ranges.
+        StoreError: The store could not be read.
     """
     tensor = next((one for one in side.tensors if name_of(one) == name), None)
     if tensor is None:
@@ -397,12 +388,12 @@ def picture_of(side: CheckpointView, name: str, told: Told) -> str:
 
 
 def picture_of_both(before: CheckpointView, after: CheckpointView, name: str, told: Told) -> str:
-    """Return the pictures of a tensor of two checkpoints, over each other.
+    """Return the pictures of a tensor of two checkpoints, on top of each other.
 
     Raises:
-        KeyNotFound: one of them has no such tensor.
-        Unreadable: it cannot be read by ranges, or is damaged.
-        StoreError: it could not be read.
+        KeyNotFound: One of the checkpoints has no such tensor.
+        Unreadable: A tensor is damaged, or cannot be read by ranges.
+        StoreError: The store could not be read.
     """
     pair = next((one for one in matched(before, after)[0] if one.name == name), None)
     if pair is None or pair.before is None or pair.after is None:
@@ -412,7 +403,7 @@ def picture_of_both(before: CheckpointView, after: CheckpointView, name: str, to
 
 
 def pictures_of(side: CheckpointView, told: Told) -> dict[str, str]:
-    """Return the pictures of the first tensors of a checkpoint, by name; a look into each."""
+    """Return the pictures of the first tensors of a checkpoint by name, from a sample of each."""
     found: dict[str, str] = {}
     wanted = [one for one in side.tensors if one.elements][:PICTURES_MAX]
     for nth, tensor in enumerate(wanted, 1):
@@ -424,7 +415,7 @@ def pictures_of(side: CheckpointView, told: Told) -> dict[str, str]:
 
 
 def pictures_of_both(found: Comparison, told: Told) -> dict[str, str]:
-    """Return the pictures of the tensors that differ most, by name; a look into each."""
+    """Return the pictures of the tensors that differ most by name, from a sample of each."""
     before, after = found.before, found.after
     pairs = {one.name: (one.before, one.after) for one in matched(before, after)[0]}
     told_apart = [one for one in found.tensors if one.measures and not is_counter(one)]
