@@ -114,18 +114,28 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base class of events. Subclasses add fields and a line for people."""
+    """Base class of events. Subclasses add fields, and a template or a ``message()`` of their own.
+
+    Attributes:
+        level: Severity of the event.
+        template: Message for people, a format string over the fields. Without one, the message
+            lists the name of the class and all fields.
+    """
 
     level: ClassVar[Level] = Level.INFO
+    template: ClassVar[str] = ""
 
-    def facts(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields by name, as values that JSON has."""
         return asdict(self)
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the event as one line for people, without time, rank or step."""
-        facts = " ".join(f"{name}={value}" for name, value in self.facts().items())
-        return f"{type(self).__name__} {facts}".rstrip()
+        fields = self.fields()
+        if self.template:
+            return self.template.format(**fields)
+        shown = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{type(self).__name__} {shown}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,7 @@ class GenerationClaimed(Event):
     parent: str
     cause: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return f"generation {self.generation} from {self.parent or 'scratch'} ({self.cause})"
 
@@ -146,12 +156,9 @@ class CheckpointSkipped(Event):
     """Resume skipped a checkpoint."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "skipped {checkpoint}: {reason}"
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return f"skipped {self.checkpoint}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +166,12 @@ class RunRestartedFromScratch(Event):
     """An attempt began from scratch although committed checkpoints are present."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "started over: {left} committed checkpoints are left aside and kept; to go on from them "
+        "instead: --resume {newest}"
+    )
     left: int
     newest: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"started over: {self.left} committed checkpoints are left aside and kept; "
-            f"to go on from them instead: --resume {self.newest}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ class ResumeSettled(Event):
     reference: str
     reason: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         taken = "the newest checkpoint" if self.reference == "auto" else self.reference
         return (
@@ -198,25 +202,11 @@ class ResumeSettled(Event):
 class CheckpointRestored(Event):
     """All ranks verified and loaded the same checkpoint."""
 
+    template: ClassVar[str] = (
+        "resumed from {checkpoint} (step {step}), proved in {took_seconds:.2f} s"
+    )
     checkpoint: str
     step: int
-    size_bytes: int
-    took_seconds: float
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"resumed from {self.checkpoint} (step {self.step}), "
-            f"proved in {self.took_seconds:.2f} s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ShardWritten(Event):
-    """One rank stored one file."""
-
-    level: ClassVar[Level] = Level.DEBUG
-    key: str
     size_bytes: int
     took_seconds: float
 
@@ -231,7 +221,7 @@ class CheckpointCommitted(Event):
     commit_seconds: float
     written_bytes: int = -1
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         spared = 0 <= self.written_bytes < self.size_bytes
         written = f" ({self.written_bytes / 2**20:.1f} MiB written)" if spared else ""
@@ -250,7 +240,7 @@ class SaveAborted(Event):
     reason: str
     hint: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return f"{self.checkpoint} was not saved: {self.reason}; older checkpoints are intact" + (
             f"; {self.hint}" if self.hint else ""
@@ -305,12 +295,9 @@ class RetentionDeferred(Event):
     """Old checkpoints were not deleted, because that might not be safe now."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "kept old checkpoints after {checkpoint}: {reason}; nothing is lost"
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return f"kept old checkpoints after {self.checkpoint}: {self.reason}; nothing is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,15 +305,12 @@ class BestCheckpointDamaged(Event):
     """A checkpoint that would rank among the best is damaged, so it does not count."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} {reason}; it stays, and the next best counts: resilient ckpt verify "
+        "{checkpoint}"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} {self.reason}; it stays, and the next best counts: "
-            f"resilient ckpt verify {self.checkpoint}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +342,7 @@ class Emitter:
             **self.context,
             **context,
             "event": type(event).__name__,
-            **event.facts(),
+            **event.fields(),
         }
         for sink in self.sinks:
             try:
@@ -404,7 +388,7 @@ def console(
         rank = f"r{record['rank']:03d}  " if "rank" in record else ""
         # Standard error may be a file on a full disk.
         with suppress(OSError):
-            line = escape_control_chars(redact_secrets(event.line()))
+            line = escape_control_chars(redact_secrets(event.message()))
             (stream or sys.stderr).write(f"{clock_time}  {rank}{line}\n")
 
     return sink

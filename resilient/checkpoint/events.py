@@ -16,26 +16,22 @@ class DaemonBypassed(Event):
     """The trainers persisted a save themselves, because a rank has no saver daemon for it."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} is persisted by the trainers and would be lost with them, because a keeper "
+        "is missing: {reason}"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} is persisted by the trainers and would be lost with them, "
-            f"because a keeper is missing: {self.reason}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class CachedStepCommitted(Event):
     """The daemon committed a cached step after the ranks that made it had ended."""
 
+    template: ClassVar[str] = (
+        "{checkpoint} was held in memory; its ranks ended, and it is durable now"
+    )
     checkpoint: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return f"{self.checkpoint} was held in memory; its ranks ended, and it is durable now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +39,11 @@ class CachedStepLost(Event):
     """Cached steps could not be committed after their ranks had ended."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} was held in memory and is lost with its ranks: {reason}; the last save counts"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} was held in memory and is lost with its ranks: {self.reason}; "
-            "the last save counts"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +51,8 @@ class StepCacheDisabled(Event):
     """Steps are not, or no longer, cached; a crash loses everything since the last save."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "steps are not held in memory: {reason}; saves go on as they did"
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return f"steps are not held in memory: {self.reason}; saves go on as they did"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +60,8 @@ class MemoryCopyRejected(Event):
     """A file in the daemon's memory differs from the stored one; it was read from the store."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "`{key}` in memory is not what was saved; read from the store instead"
     key: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return f"`{self.key}` in memory is not what was saved; read from the store instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +71,7 @@ class PartsMissing(Event):
     level: ClassVar[Level] = Level.WARNING
     parts: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
 
@@ -101,7 +87,7 @@ class CountersUnread(Event):
     level: ClassVar[Level] = Level.WARNING
     counters: tuple[tuple[str, int], ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Name each counter with its resumed value, and the way to use it."""
         shown = ", ".join(f"`{name}` was resumed as {value}" for name, value in self.counters)
         name = self.counters[0][0]
@@ -119,7 +105,7 @@ class PartsIgnored(Event):
     checkpoint: str
     parts: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return (
             f"{self.checkpoint} holds what was not given and will not be saved again: "
@@ -132,15 +118,12 @@ class ManifestCopyFailed(Event):
     """The second copy of a manifest could not be stored; the checkpoint is committed anyway."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} is saved, but its manifest has no second copy: {reason}; resilient ckpt "
+        "repair {checkpoint}"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} is saved, but its manifest has no second copy: {self.reason}; "
-            f"resilient ckpt repair {self.checkpoint}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +131,12 @@ class PostCommitCleanupFailed(Event):
     """An error other than a store error followed a commit; the checkpoint stays committed."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} is saved, but a defect, not the store, kept old ones from being looked "
+        "through: {reason}; report it, and run resilient ckpt prune REPO --dry-run"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} is saved, but a defect, not the store, kept old ones from being "
-            f"looked through: {self.reason}; report it, and run resilient ckpt prune REPO --dry-run"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +147,7 @@ class CheckpointReconstructed(Event):
     checkpoint: str
     files: Sequence[str]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return (
             f"computed back from parity and proved: {', '.join(self.files)}; the store still "
@@ -183,7 +163,7 @@ class CheckpointPromoted(Event):
     put_bytes: int
     took_seconds: float
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         return (
             f"{self.checkpoint} is in the durable tier too, {self.put_bytes / 2**20:.1f} MiB in "
@@ -209,7 +189,7 @@ class PromotionScheduleChosen(Event):
     losses: int
     bound: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         why = f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
         why += f" {self.mtbf_seconds / 3600:.3g} h"
@@ -223,15 +203,11 @@ class PromotionFailed(Event):
     """A promotion failed; the near tier has the checkpoint and the next save retries."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{checkpoint} is in the near tier alone: {reason}; the next save is promoted in its place"
+    )
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Render the event as one line for people."""
-        return (
-            f"{self.checkpoint} is in the near tier alone: {self.reason}; "
-            "the next save is promoted in its place"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +217,7 @@ class NearTierEmpty(Event):
     level: ClassVar[Level] = Level.WARNING
     ranks: Sequence[int]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         ranks = ", ".join(str(rank) for rank in self.ranks)
         return (
@@ -259,7 +235,7 @@ class NearCopyRejected(Event):
     near: str
     durable: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Render the event as one line for people."""
         checkpoint = self.key.partition("/")[0]
         return (

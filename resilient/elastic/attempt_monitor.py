@@ -77,16 +77,16 @@ class HangFound(Event):
     stacks: list[RankStacks]
     locks: list[str]
 
-    def facts(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of the event, with the stacks as text by rank."""
-        names = set(self.__dataclass_fields__) - {"stacks"}
-        facts: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
-        facts["stacks"] = {
+        names = set(self.__dataclass_fields__) - {"stacks", "template"}
+        fields: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
+        fields["stacks"] = {
             str(one.rank): {"kernel": one.kernel, "stacks": one.stacks} for one in self.stacks
         }
-        return facts
+        return fields
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: the blamed rank, its phase, and the stacks of all ranks."""
         learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
         waited = f"{self.waited_seconds:.1f} s, and {self.deadline_seconds:.1f} s are allowed here"

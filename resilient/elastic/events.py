@@ -52,7 +52,7 @@ class WorkerGroupStarted(Event):
     met_seconds: float
     start_seconds: float
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: number of ranks and reason of the attempt."""
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
@@ -96,7 +96,7 @@ class WorkerFailed(Event):
     safe: str
     follows: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: first failure, its exit, the safe checkpoint and the next action."""
         rows = [
             ("where", f"host {self.host}, pid {self.pid}, local rank {self.local_rank}"),
@@ -162,13 +162,10 @@ class ProgressUnknown(Event):
     """An attempt failed, and the repository did not say whether the attempt committed anything."""
 
     level: ClassVar[Level] = Level.WARNING
-
-    def line(self) -> str:
-        """Return the message: the effect on crash-loop detection."""
-        return (
-            "the repository did not answer in time: whether this life made progress is not known, "
-            "and it counts neither for nor against a crash loop"
-        )
+    template: ClassVar[str] = (
+        "the repository did not answer in time: whether this life made progress is not known, and "
+        "it counts neither for nor against a crash loop"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +173,10 @@ class LaunchCountUnknown(Event):
     """The number of earlier agent runs is unknown."""
 
     level: ClassVar[Level] = Level.WARNING
-
-    def line(self) -> str:
-        """Return the message: the effect on --max-preemptions."""
-        return (
-            "the repository did not answer in time: earlier launches are not known, so "
-            "--max-preemptions counts the interruptions from here on only"
-        )
+    template: ClassVar[str] = (
+        "the repository did not answer in time: earlier launches are not known, so "
+        "--max-preemptions counts the interruptions from here on only"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +192,7 @@ class ResumeOptionRepeated(Event):
     resume: str
     job: str = ""
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: the time until which the option holds."""
         until = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
@@ -255,12 +249,9 @@ class GroupRestarted(Event):
 class StopRequested(Event):
     """The agent was asked to stop and passed the request to its workers once."""
 
+    template: ClassVar[str] = "{reason}: the workers have {grace_seconds:.0f} s to save and end"
     reason: str
     grace_seconds: float
-
-    def line(self) -> str:
-        """Return the message: reason of the stop and time left for the workers."""
-        return f"{self.reason}: the workers have {self.grace_seconds:.0f} s to save and end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +259,9 @@ class WorkersKilled(Event):
     """Workers did not end in time and were killed."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "killed ranks {ranks}: {reason}"
     ranks: list[int]
     reason: str
-
-    def line(self) -> str:
-        """Return the message: killed ranks and reason."""
-        return f"killed ranks {self.ranks}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,23 +269,17 @@ class RendezvousLost(Event):
     """The rendezvous of the nodes does not answer."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "the rendezvous is gone: the workers have {grace_seconds:g} s to end"
     grace_seconds: float
-
-    def line(self) -> str:
-        """Return the message: time left for the workers."""
-        return f"the rendezvous is gone: the workers have {self.grace_seconds:g} s to end"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
     """The agent exits."""
 
+    template: ClassVar[str] = "exit {exit_code}: {reason}"
     exit_code: int
     reason: str
-
-    def line(self) -> str:
-        """Return the message: exit code and reason."""
-        return f"exit {self.exit_code}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +315,7 @@ class NoticeSourcesStarted(Event):
 
     sources: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: names of the sources."""
         return f"watching for notices of preemption: {', '.join(self.sources)}"
 
@@ -343,26 +325,20 @@ class NoticeSourceLost(Event):
     """A source of preemption notices fails; the agent polls it again at growing intervals."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "notices of {source} cannot be had: {reason}; signals still stop the run, and it is asked "
+        "again"
+    )
     source: str
     reason: str
-
-    def line(self) -> str:
-        """Return the message: source, reason, and remaining ways to stop the run."""
-        return (
-            f"notices of {self.source} cannot be had: {self.reason}; signals still stop the run, "
-            "and it is asked again"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeSourceFound(Event):
     """A lost source of preemption notices answers again."""
 
+    template: ClassVar[str] = "notices of {source} are heard again"
     source: str
-
-    def line(self) -> str:
-        """Return the message: name of the source."""
-        return f"notices of {self.source} are heard again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +346,9 @@ class NoticeInvalid(Event):
     """A source returned an invalid preemption notice; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "{source} said what makes no sense, which is ignored: {reason}"
     source: str
     reason: str
-
-    def line(self) -> str:
-        """Return the message: source and reason."""
-        return f"{self.source} said what makes no sense, which is ignored: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +365,7 @@ class NoticeReceived(Event):
     left_seconds: float | None
     stops_in_seconds: float
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: reason, time left, and the agent's reaction."""
         left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
         follows = (
@@ -407,11 +380,8 @@ class NoticeReceived(Event):
 class NoticeWithdrawn(Event):
     """The source withdrew a preemption notice that was due later."""
 
+    template: ClassVar[str] = "notice withdrawn: {reason}; training goes on"
     reason: str
-
-    def line(self) -> str:
-        """Return the message: reason of the withdrawn notice."""
-        return f"notice withdrawn: {self.reason}; training goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,12 +389,9 @@ class NoticeExpired(Event):
     """A preemption notice was due in the past, but the host still runs; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "notice: {reason} was due {ago_seconds:.0f} s ago, which is ignored"
     reason: str
     ago_seconds: float
-
-    def line(self) -> str:
-        """Return the message: reason and age of the notice."""
-        return f"notice: {self.reason} was due {self.ago_seconds:.0f} s ago, which is ignored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,11 +399,8 @@ class PreemptionAdvised(Event):
     """A preemption of this host became more likely; the run continues."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "notice: {reason}; training goes on until the host is really to go"
     reason: str
-
-    def line(self) -> str:
-        """Return the message: reason of the advice."""
-        return f"notice: {self.reason}; training goes on until the host is really to go"
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,23 +408,17 @@ class NoticeAckFailed(Event):
     """The agent could not tell the cloud that the host is free; the cloud takes it later."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "{source} was not told that all is saved: {reason}"
     source: str
     reason: str
-
-    def line(self) -> str:
-        """Return the message: source and reason."""
-        return f"{self.source} was not told that all is saved: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsServed(Event):
     """Prometheus can scrape metrics at this URL."""
 
+    template: ClassVar[str] = "metrics at {url}"
     url: str
-
-    def line(self) -> str:
-        """Return the message: URL of the metrics."""
-        return f"metrics at {self.url}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,9 +426,6 @@ class MetricsFailed(Event):
     """Metrics could not be collected or written; training and the agent continue without them."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "metrics: {where}: {reason}; training is not affected"
     where: str
     reason: str
-
-    def line(self) -> str:
-        """Return the message: failed part and reason."""
-        return f"metrics: {self.where}: {self.reason}; training is not affected"

@@ -76,7 +76,7 @@ class GpuFaulted(Event):
     number: int
     is_broken: bool
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: device, error and the user's next command."""
         what = f"Xid {self.number}" if self.kind == "xid" else self.kind.replace("_", " ")
         hint = "; drain this host: nvidia-smi -q, dmesg | grep Xid" if self.is_broken else ""
@@ -213,16 +213,13 @@ class StragglerFound(Event):
     """One rank takes much longer by itself than the median rank; all others wait for it."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "rank {rank} is a straggler: it takes {own_seconds:.3g} s per step by itself, the median "
+        "rank {group_seconds:.3g} s"
+    )
     rank: int
     own_seconds: float
     group_seconds: float
-
-    def line(self) -> str:
-        """Return the message: the rank, its time and the median time."""
-        return (
-            f"rank {self.rank} is a straggler: it takes {self.own_seconds:.3g} s per step by "
-            f"itself, the median rank {self.group_seconds:.3g} s"
-        )
 
 
 def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]:
@@ -274,14 +271,11 @@ class AgentSuspended(Event):
         seconds: Length of that time.
     """
 
+    template: ClassVar[str] = (
+        "this agent did not run for {seconds:.1f} s (the job was suspended, or the host frozen or "
+        "very busy): that time counts against no rank"
+    )
     seconds: float
-
-    def line(self) -> str:
-        """Return the message: length and likely cause of the suspension."""
-        return (
-            f"this agent did not run for {self.seconds:.1f} s (the job was suspended, or the host "
-            "frozen or very busy): that time counts against no rank"
-        )
 
 
 class HealthMonitor:
@@ -434,7 +428,7 @@ class HealthMonitor:
         for fault in self._gpus.look():
             self._emit(fault)
             if fault.is_broken:
-                self._gpu_faults.append(fault.line())
+                self._gpu_faults.append(fault.message())
 
     def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
         """Report a straggler once, and again if it had caught up meanwhile."""

@@ -28,12 +28,9 @@ class DaemonExited(Event):
     """The saver daemon of this host ended; the trainers persist by themselves meanwhile."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "the keeper of staged checkpoints ended with {status}: {follows}"
     status: int
     follows: str
-
-    def line(self) -> str:
-        """Return the message: exit status and consequence."""
-        return f"the keeper of staged checkpoints ended with {self.status}: {self.follows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,10 @@ class DaemonUnavailable(Event):
     """This host has no saver daemon: saves in flight are lost when trainers die."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "no keeper of staged checkpoints on this host, the trainers save by themselves: {reason}"
+    )
     reason: str
-
-    def line(self) -> str:
-        """Return the message: reason, and that the trainers save by themselves."""
-        return (
-            f"no keeper of staged checkpoints on this host, the trainers save by themselves: "
-            f"{self.reason}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +49,13 @@ class DaemonAbandoned(Event):
     """The agent exits before the saver daemon, because the time of a stop is over."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "the keeper (pid {pid}) may still have a save in flight: it goes on by itself for up to "
+        "{linger_seconds:g} s, if this host lives that long; a save that does not land is lost, "
+        "and those before it are intact"
+    )
     pid: int
     linger_seconds: float
-
-    def line(self) -> str:
-        """Return the message: the save that may be lost, and the daemon's remaining time."""
-        return (
-            f"the keeper (pid {self.pid}) may still have a save in flight: it goes on by itself "
-            f"for up to {self.linger_seconds:g} s, if this host lives that long; a save that does "
-            "not land is lost, and those before it are intact"
-        )
 
 
 class DaemonSupervisor:

@@ -14,15 +14,12 @@ class EarlyStopKept(Event):
     """A run was started again after a callback had stopped it early."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{callback} stopped this run at step {trained_steps}: no step is trained; to train "
+        "further, start without that callback or with more patience"
+    )
     callback: str
     trained_steps: int
-
-    def line(self) -> str:
-        """Name the callback and the command to train further."""
-        return (
-            f"{self.callback} stopped this run at step {self.trained_steps}: no step is trained; "
-            "to train further, start without that callback or with more patience"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +27,11 @@ class CheckpointPathIgnored(Event):
     """A trainer was given a checkpoint of its own, but the repository has a newer one."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "training continues from {checkpoint}; `{path}` was only its first start"
+    )
     path: str
     checkpoint: str
-
-    def line(self) -> str:
-        """Name both checkpoints."""
-        return f"training continues from {self.checkpoint}; `{self.path}` was only its first start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class CheckpointLossReported(Event):
     path: str
     lost: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Name the losses and the command for details."""
         return (
             f"training continues from `{self.path}` with loss of {'; '.join(self.lost)}; "
@@ -63,6 +59,6 @@ class StateNotKept(Event):
     names: tuple[str, ...]
     reason: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Name the state and the reason."""
         return f"not kept in checkpoints: {', '.join(self.names)}: {self.reason}"

@@ -1,9 +1,9 @@
 """Differences between a checkpoint and the live objects that a load would not report.
 
-torch takes the state of another scheduler class, narrows weights to another dtype, and leaves out
-saved parts without an object. The run then goes on with other numbers than it was meant to. A
-resume compares the two before anything is loaded. It reports each difference, and refuses those
-after which the result cannot be what was meant.
+torch loads the state of another scheduler class, narrows weights to another dtype, and leaves out
+saved parts without an object. The run then continues with unintended numbers. A resume therefore
+compares checkpoint and objects before anything is loaded. It reports each difference, and refuses
+a difference that makes the intended result impossible.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class StateChange:
     """One difference.
 
     Attributes:
-        part: the part, as ``resume_changes`` names it.
-        text: both values and what follows.
-        is_refused: whether the run may go on only if ``resume_changes`` has the part.
-        is_fresh: whether the part starts fresh if it is allowed.
+        part: Part, as ``resume_changes`` names it.
+        text: Both values and the consequence.
+        is_refused: Whether the run may continue only if ``resume_changes`` has the part.
+        is_fresh: Whether the part starts fresh if it is allowed.
     """
 
     part: str
@@ -70,7 +70,7 @@ class StateChanged(Event):
     checkpoint: str
     changes: tuple[StateChange, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Name each part with both values and what follows, one to a line."""
         shown = (f"\n  {one.part}: {one.text}" for one in self.changes)
         return f"objects differ from those of {self.checkpoint}:{''.join(shown)}"
@@ -89,12 +89,12 @@ class ChangePolicy:
     """Differences that a resume reports and allows.
 
     Attributes:
-        allowed: names of parts that may differ, or ``all``.
-        compares_options: returns whether options of optimizers and schedulers are compared, from
+        allowed: Names of parts that may differ, or ``all``.
+        compares_options: Returns whether options of optimizers and schedulers are compared, from
             the saved configuration.
-        lost: returns the saved parts, of all names given, for which there is no object.
-        hint: instruction for a refusal, with ``{names}`` for the list of parts.
-        prefix: prefix of a part's name in ``allowed`` and in the hint.
+        lost: Returns the saved parts without an object, from the names of all saved parts.
+        hint: Instruction for a refusal, with ``{names}`` for the list of parts.
+        prefix: Prefix of a part's name in ``allowed`` and in the hint.
     """
 
     allowed: frozenset[str] = frozenset()
@@ -109,13 +109,13 @@ class ChangePolicy:
 
 
 class ResumeCheck:
-    """Compares a checkpoint with the live objects before the first part is loaded.
+    """Comparison of a checkpoint with the live objects before the first part is loaded.
 
     Args:
-        setup: of this run, from :func:`setup_of`.
-        policy: differences that are allowed.
-        emit: takes the event.
-        examine: hears the saved configuration first; may refuse it.
+        setup: Setup of this run, from :func:`setup_of`.
+        policy: Differences that are allowed.
+        emit: Receiver of the event.
+        examine: Function that is called first with the saved configuration; it may refuse it.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class ResumeCheck:
     def fresh_parts(
         self, manifest: Manifest, trees: Mapping[str, Any], parts: Mapping[str, Part]
     ) -> frozenset[str]:
-        """Return the parts that are not to be loaded, because the user allowed a difference.
+        """Return the parts that are not loaded, because the user allowed a difference.
 
         Args:
-            manifest: of the checkpoint.
-            trees: saved state by part, as :func:`resilient.state_dict.flatten.flatten` made it.
-            parts: the live objects.
+            manifest: Manifest of the checkpoint.
+            trees: Saved state by part, as :func:`resilient.state_dict.flatten.flatten` made it.
+            parts: Live objects.
 
         Raises:
-            IncompatibleCheckpoint: a difference is refused; nothing was loaded.
+            IncompatibleCheckpoint: A difference is refused; nothing was loaded.
         """
         policy, saved = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
@@ -172,10 +172,10 @@ class ResumeCheck:
 
 
 def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Describe optimizers and schedulers as they were made. Call it before anything is loaded.
+    """Describe optimizers and schedulers as they were created. Call it before anything is loaded.
 
     Returns:
-        By part: ``class``, and the ``options`` that are numbers, texts, or lists of those.
+        By part: ``class``, and the ``options`` that are numbers, texts, or lists of them.
     """
     found: dict[str, Any] = {}
     for name, part in parts.items():
@@ -210,14 +210,14 @@ def _optimizer_setup(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     options: dict[str, Any] = {"groups": len(optimizer.param_groups)}
     for number, group in enumerate(optimizer.param_groups):
         for key, value in _options(group).items():
-            # Options that most groups have from the optimizer are named once.
+            # Most groups have the optimizer's options, so repeated values are left out.
             if number == 0 or options.get(key) != value:
                 options[f"{key} of group {number}" if number else key] = value
     return {"class": class_of(optimizer), "options": options}
 
 
 def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values that are numbers, texts, or lists of those."""
+    """Return the values that are numbers, texts, or lists of them."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str) or key.startswith("_") or key in _COUNTERS or key == "params":
@@ -232,14 +232,14 @@ def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value as JSON has it; a manifest holds no NaN and no infinity."""
+    """Return a value in JSON form; a manifest holds no NaN and no infinity."""
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _setup_changes(
     saved: Mapping[str, Any], own: Mapping[str, Any], *, options: bool
 ) -> Iterator[StateChange]:
-    """Compare two setups; what one of them lacks is not judged."""
+    """Compare two setups; parts that one setup lacks are not compared."""
     for name in [one for one in own if one in saved]:
         old, new = saved[name], own[name]
         if old["class"] != new["class"]:
@@ -271,7 +271,7 @@ def _option_changes(
 def _scheduler_changes(
     trees: Mapping[str, Any], parts: Mapping[str, Part], known: Collection[str]
 ) -> Iterator[StateChange]:
-    """Find schedulers with other groups, and by their keys those of another class."""
+    """Find schedulers with other groups, and schedulers whose keys show another class."""
     for name, tree in trees.items():
         scheduler = scheduler_in(parts[name].stateful)
         if scheduler is None or not isinstance(tree, dict):
@@ -292,7 +292,7 @@ def _scheduler_changes(
 
 
 def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterator[StateChange]:
-    """Find schedulers of another number of groups: torch would leave groups without a rate."""
+    """Find schedulers with another number of groups: torch would leave groups without a rate."""
     saved, own = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
     if isinstance(saved, list) and own is not None and len(saved) != len(own):
         text = f"saved rates of {len(saved)} groups, and the optimizer has {len(own)} groups"
@@ -311,9 +311,9 @@ def refused_changes(
     Schedulers are compared by their keys, modules by dtypes and by tied tensors of the saved side.
 
     Args:
-        saved: parts that are about to be stored.
-        live: objects of this run, by the names of their parts.
-        policy: differences that are allowed.
+        saved: Parts that are about to be stored.
+        live: Objects of this run, by the names of their parts.
+        policy: Differences that are allowed.
     """
     trees: dict[str, Any] = {}
     entries: list[TensorEntry] = []
@@ -341,7 +341,7 @@ def _model_changes(
         try:
             live, own_tensors = flatten(name, fast_state_dict(model))
         except UnsavableState:
-            # Parameters that have no memory yet have no dtype to compare.
+            # Parameters without memory have no dtype to compare.
             continue
         saved, own = _names(tree), _names(live)
         pairs = [
@@ -378,11 +378,11 @@ def _dtype_changes(
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Return whether a dtype has every value of another one."""
+    """Return whether a dtype can represent every value of another dtype."""
     try:
         return torch.promote_types(wide, narrow) == wide
     except RuntimeError:
-        # torch promotes no float8: each of them fits in bfloat16 and wider.
+        # torch does not promote float8 dtypes. Each of them fits in bfloat16 and wider dtypes.
         return wide.is_floating_point and wide.itemsize > narrow.itemsize
 
 
@@ -392,7 +392,7 @@ def _tie_changes(
     own: Mapping[str, str],
     entries: Mapping[str, TensorEntry],
 ) -> Iterator[StateChange]:
-    """Find weights that were one tensor and are several here, and the reverse."""
+    """Find tied weights that are separate here, and separate weights that are tied here."""
     for paths in _tied(saved, own):
         if len({own[path] for path in paths}) > 1:
             text = f"{_listed(paths)} were one tied tensor, and are several here"
@@ -410,7 +410,7 @@ def _tie_changes(
 
 
 def _tied(names: Mapping[str, str], others: Mapping[str, str]) -> list[list[str]]:
-    """Return the keys that share a tensor, as far as the other side has them."""
+    """Return the keys that share a tensor, without keys that the other side lacks."""
     groups: dict[str, list[str]] = defaultdict(list)
     for path, tensor in names.items():
         if path in others:

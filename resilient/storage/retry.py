@@ -34,30 +34,23 @@ class StoreUnresponsive(Event):
     """A store does not answer, and requests are retried."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{url} has not answered for {waited_seconds:.0f} s ({error}); it is asked again for up to "
+        "{within_seconds:g} s, and nothing that is committed is touched"
+    )
     url: str
     error: str
     waited_seconds: float
     within_seconds: float
-
-    def line(self) -> str:
-        """Return the error, the time without an answer and the deadline."""
-        return (
-            f"{self.url} has not answered for {self.waited_seconds:.0f} s ({self.error}); it is "
-            f"asked again for up to {self.within_seconds:g} s, and nothing that is committed is "
-            "touched"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecovered(Event):
     """A store that did not answer has recovered."""
 
+    template: ClassVar[str] = "{url} answers again, after {waited_seconds:.0f} s"
     url: str
     waited_seconds: float
-
-    def line(self) -> str:
-        """Return the URL and the time without an answer."""
-        return f"{self.url} answers again, after {self.waited_seconds:.0f} s"
 
 
 class RetryingStore:

@@ -27,11 +27,11 @@ class MetricsLogged(Event):
 
     metrics: Mapping[str, Any]
 
-    def facts(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the numbers themselves: they are logged often, so they are not copied."""
         return {"metrics": self.metrics}
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the numbers."""
         return "  ".join(
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
@@ -46,7 +46,7 @@ class ArgumentsChanged(Event):
     level: ClassVar[Level] = Level.WARNING
     changes: Mapping[str, Change]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format each argument with both values and the consequence, one per line."""
         shown = (f"\n  {one.shown(name)}" for name, one in self.changes.items())
         return f"arguments differ from the checkpoint's:{''.join(shown)}"
@@ -59,7 +59,7 @@ class CallbacksGone(Event):
     level: ClassVar[Level] = Level.WARNING
     names: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the callbacks' names."""
         return (
             f"the checkpoint holds the state of callbacks that this run does not have: "
@@ -74,7 +74,7 @@ class SpecialTokensAligned(Event):
     level: ClassVar[Level] = Level.WARNING
     tokens: Mapping[str, int]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the tokens."""
         shown = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
         return f"the model's configuration takes special tokens of the processing class: {shown}"
@@ -86,7 +86,7 @@ class ColumnsUnused(Event):
 
     columns: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the columns."""
         return f"not given to the model, its forward does not take them: {', '.join(self.columns)}"
 
@@ -96,11 +96,8 @@ class ArithmeticMismatchFound(Event):
     """Hosts compute different bits, and training continues anyway."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "{reason}: the bits of this run depend on which host computes what"
     reason: str
-
-    def line(self) -> str:
-        """Format the difference and its meaning."""
-        return f"{self.reason}: the bits of this run depend on which host computes what"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +105,17 @@ class TokensNotCounted(Event):
     """The tokens of a batch cannot be counted as requested."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "`include_num_input_tokens_seen` cannot count a batch: {reason}"
     reason: str
-
-    def line(self) -> str:
-        """Format the reason."""
-        return f"`include_num_input_tokens_seen` cannot count a batch: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFreed(Event):
     """Memory was nearly full, and the part that could be freed was freed."""
 
+    template: ClassVar[str] = "freed memory: {before:.0%} of it was used, now {after:.0%}"
     before: float
     after: float
-
-    def line(self) -> str:
-        """Format the shares of memory."""
-        return f"freed memory: {self.before:.0%} of it was used, now {self.after:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +123,22 @@ class BatchSizeReduced(Event):
     """A rank ran out of memory, so all ranks continue with a smaller batch."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "out of memory with {old} samples per device: the step is made anew with {new}, and none "
+        "is left out or repeated"
+    )
     old: int
     new: int
-
-    def line(self) -> str:
-        """Format both sizes."""
-        return (
-            f"out of memory with {self.old} samples per device: the step is made anew with "
-            f"{self.new}, and none is left out or repeated"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
     """The loop begins or continues."""
 
+    template: ClassVar[str] = (
+        "training steps {global_step} to {max_steps}: {samples} samples, {global_batch} per step "
+        "on {world_size} ranks, {trainable_parameters} parameters"
+    )
     global_step: int
     max_steps: int
     epochs: int
@@ -154,14 +146,6 @@ class TrainingStarted(Event):
     global_batch: int
     world_size: int
     trainable_parameters: int
-
-    def line(self) -> str:
-        """Format the amount of work."""
-        return (
-            f"training steps {self.global_step} to {self.max_steps}: {self.samples} samples, "
-            f"{self.global_batch} per step on {self.world_size} ranks, "
-            f"{self.trainable_parameters} parameters"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +181,12 @@ def timing(
 class TrainingEnded(Event):
     """The loop is over and everything is durable."""
 
+    template: ClassVar[str] = (
+        "trained to step {global_step}, loss {training_loss:.4g}, {took_seconds:.1f} s"
+    )
     global_step: int
     training_loss: float
     took_seconds: float
-
-    def line(self) -> str:
-        """Format the end of training."""
-        return (
-            f"trained to step {self.global_step}, loss {self.training_loss:.4g}, "
-            f"{self.took_seconds:.1f} s"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,23 +194,17 @@ class TrainingStopped(Event):
     """All ranks stopped after the same step, on request."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "asked to stop ({reason}): stopped after step {global_step}"
     global_step: int
     reason: str
-
-    def line(self) -> str:
-        """Format the reason and the step."""
-        return f"asked to stop ({self.reason}): stopped after step {self.global_step}"
 
 
 @dataclass(frozen=True, slots=True)
 class UntilStepReached(Event):
     """This agent run reached the step at which it was to end (``--until-step``)."""
 
+    template: ClassVar[str] = "step {global_step} is saved, and this launch was to end there"
     global_step: int
-
-    def line(self) -> str:
-        """Format the step."""
-        return f"step {self.global_step} is saved, and this launch was to end there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +228,7 @@ class TrainingRolledBack(Event):
     times: int
     limit: int
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the reason, the checkpoint and the skipped data."""
         epoch, samples, to_epoch, to_samples = self.skipped
         place = f"{samples} to {to_samples} of epoch {epoch}"
@@ -282,7 +256,7 @@ class FinalSavePlanned(Event):
     left_seconds: float
     save_p95_seconds: float | None
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the choice and its numbers."""
         took = self.save_p95_seconds
         known = "not measured yet" if took is None else f"{took:.2f} s (p95)"
@@ -303,11 +277,8 @@ class SaveRetried(Event):
     """The previous save failed and training went on."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "went on without a checkpoint: {reason}"
     reason: str
-
-    def line(self) -> str:
-        """Format the loss."""
-        return f"went on without a checkpoint: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +286,9 @@ class BestModelMissing(Event):
     """Training did not end with the best model that it saw."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "the best model was not loaded: {reason}"
     checkpoint: str
     reason: str
-
-    def line(self) -> str:
-        """Format the reason."""
-        return f"the best model was not loaded: {self.reason}"
 
 
 class _AroundBars:

@@ -53,7 +53,7 @@ class LossDivergenceDetected(Event):
     value: float | None = None
     limit: float | None = None
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the fault, the step and the remedy."""
         if self.value is None or self.limit is None:
             return f"the {self.figure} is {self.kind} in step {self.global_step}: {_ENDS}; {_HINT}"

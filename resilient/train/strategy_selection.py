@@ -239,7 +239,7 @@ class ParallelismChosen(Event):
     arguments: Mapping[str, object]
     reasons: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the choice and its reasons, one per line."""
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"parallelism auto: {shown}" + "".join(f"\n  {one}" for one in self.reasons)

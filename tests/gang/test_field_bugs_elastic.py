@@ -48,7 +48,7 @@ def live(store, size, steps=(), told=None):
     """Let ``size`` ranks resume and save; return what each resumed from and then had."""
 
     def rank_main(world, board):
-        sinks = () if told is None else (lambda record, event: told.append(event.line()),)
+        sinks = () if told is None else (lambda record, event: told.append(event.message()),)
         comms = ControlGroup(board.another(), world, "life")
         desk = CheckpointContext(
             store, comms, CheckpointOptions(within_seconds=10.0), CLOCK, Emitter(CLOCK, sinks)

@@ -81,7 +81,7 @@ def test_what_one_rank_misses_is_computed_back_and_all_resume_from_the_newest(lo
     mended = events_named(told, "CheckpointReconstructed")
     assert {event.checkpoint for event in mended} == {NEWEST.folder}
     assert {file for event in mended for file in event.files} == {lost.partition("/")[2]}
-    assert "resilient ckpt repair checkpoint-3-g1" in mended[0].line()
+    assert "resilient ckpt repair checkpoint-3-g1" in mended[0].message()
     assert all(store.objects[key] == data for key, data in before.items()), "mended in memory"
 
 
@@ -157,7 +157,7 @@ def test_a_copy_that_cannot_be_put_is_told_and_the_save_stands():
     assert committed(store) == [CheckpointId(1, 1)]
     assert CheckpointId(1, 1).copy_key not in store.objects
     (event,) = events_named(told, "ManifestCopyFailed")
-    assert "resilient ckpt repair checkpoint-1-g1" in event.line()
+    assert "resilient ckpt repair checkpoint-1-g1" in event.message()
 
 
 def test_the_look_for_room_counts_the_parity():

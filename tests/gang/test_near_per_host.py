@@ -106,7 +106,7 @@ def test_a_host_that_lost_its_disk_falls_back_together_with_all(nears, durable):
     assert run.finals == expected()
     fresh = run.said(events_module.NearTierEmpty)
     assert [list(one.ranks) for one in fresh] == [[1]]
-    assert "new or lost its disk" in fresh[0].line()
+    assert "new or lost its disk" in fresh[0].message()
     skipped = run.said(events.CheckpointSkipped)
     assert [one.checkpoint for one in skipped] == ["checkpoint-3-g1", "checkpoint-2-g1"]
     assert "is missing" in skipped[0].reason

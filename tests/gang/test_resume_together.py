@@ -32,7 +32,7 @@ from resilient.testing.memory_store import MemoryStore, run_ranks
 
 
 def checkpointer(store, world, board, within_seconds=10.0, told=None):
-    sinks = () if told is None else (lambda record, event: told.append(event.line()),)
+    sinks = () if told is None else (lambda record, event: told.append(event.message()),)
     emit = Emitter(SystemClock(), sinks)
     comms = ControlGroup(board.another(), world, "life")
     limits = CheckpointOptions(within_seconds=within_seconds)

@@ -21,7 +21,7 @@ def restored_step(folder) -> tuple[int, list[str]]:
     assert resolve(store, "latest")
 
     def rank_main(world, board):
-        emit = Emitter(SystemClock(), (lambda record, event: told.append(event.line()),))
+        emit = Emitter(SystemClock(), (lambda record, event: told.append(event.message()),))
         names = {"model", "optimizer", "scheduler", "data", "callbacks", "best", "trainer_state"}
         parts = {name: Part(Values()) for name in names}
         parts |= {name: Part(Values(), "rank") for name in ("rng_state", "meters", "seen")}

@@ -131,7 +131,7 @@ def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
 
 def test_a_keeper_that_cannot_start_is_told_once_and_not_tried_again(tmp_path):
     said = []
-    emit = Emitter(SystemClock(), (lambda _, event: said.append(event.line()),))
+    emit = Emitter(SystemClock(), (lambda _, event: said.append(event.message()),))
     keeping = DaemonSupervisor(tmp_path, DaemonOptions(1 << 20), 1.0, emit)
     keeping._argv += ["--shared", str(tmp_path / "missing")]
     for _ in range(2):

@@ -124,7 +124,7 @@ def test_a_foreign_error_after_the_commit_is_not_told_as_a_deletion_that_failed(
     assert not [one for one in told if isinstance(one, RetentionFailed)]
     (event,) = [one for one in told if isinstance(one, PostCommitCleanupFailed)]
     assert event.reason.startswith("RuntimeError: a client's own error (in put, test_failed_saves")
-    assert "checkpoint-1-g1 is saved, but a defect, not the store" in event.line()
+    assert "checkpoint-1-g1 is saved, but a defect, not the store" in event.message()
 
 
 class Refusing(ThreadSaveExecutor):

@@ -83,7 +83,7 @@ def test_what_the_checkpoint_holds_and_nobody_takes_is_told(tmp_path):
             one.resume()
         [fact] = [event for event in told if isinstance(event, PartsIgnored)]
         assert fact.parts == left
-        assert "ckpt tag" in fact.line()
+        assert "ckpt tag" in fact.message()
 
 
 def test_who_takes_everything_is_told_nothing_of_it(tmp_path):

@@ -116,14 +116,11 @@ class RendezvousRetried(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "the node that serves the rendezvous is gone: waiting up to {patience_seconds:.0f} s for "
+        "it to come back"
+    )
     patience_seconds: float
-
-    def line(self) -> str:
-        """Return the message: the wait for the server and its limit."""
-        return (
-            "the node that serves the rendezvous is gone: waiting up to "
-            f"{self.patience_seconds:.0f} s for it to come back"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +132,8 @@ class RendezvousAborted(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "meeting the other nodes once more: {reason}"
     reason: str
-
-    def line(self) -> str:
-        """Return the message: reason of the repeated rendezvous."""
-        return f"meeting the other nodes once more: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,16 +42,13 @@ class RemoteHangReported(Event):
     """
 
     level: ClassVar[Level] = Level.INFO
+    template: ClassVar[str] = (
+        "rank {waiting} makes no progress because it waits for rank {rank} of another host: that "
+        "one's agent looks after it"
+    )
     rank: int
     step: int
     waiting: int
-
-    def line(self) -> str:
-        """Return the message: the waiting rank and the rank that it waits for."""
-        return (
-            f"rank {self.waiting} makes no progress because it waits for rank {self.rank} of "
-            "another host: that one's agent looks after it"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +62,13 @@ class RemoteRankLost(Event):
     """
 
     level: ClassVar[Level] = Level.INFO
+    template: ClassVar[str] = (
+        "rank {rank} lost a rank of another host, which is no failure of this host: the hosts meet "
+        "again. It said: {error}"
+    )
     rank: int
     status: int
     error: str
-
-    def line(self) -> str:
-        """Return the message: the rank that lost a peer, and its error."""
-        return (
-            f"rank {self.rank} lost a rank of another host, which is no failure of this host: the "
-            f"hosts meet again. It said: {self.error}"
-        )
 
 
 class PeerHangExchange:

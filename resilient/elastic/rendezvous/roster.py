@@ -177,7 +177,7 @@ class HostsReleased(Event):
     nodes_min: int
     nodes_max: int
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: leaving hosts and remaining hosts."""
         verb = "leaves" if len(self.hosts) == 1 else "leave"
         on = "host goes" if self.nodes_left == 1 else "hosts go"
@@ -224,7 +224,7 @@ class NodesLost(Event):
     hosts: list[str]
     nodes_left: int
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: lost agents, lost hosts and the remaining number."""
         agents = f"agent lost on {', '.join(self.agents)} (the host answers)" * bool(self.agents)
         hosts = f"host lost: {', '.join(self.hosts)} (no answer)" * bool(self.hosts)

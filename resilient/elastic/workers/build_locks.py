@@ -66,15 +66,11 @@ class BuildLockRemoved(Event):
         created_at: Time at which the lock was created, UTC.
     """
 
+    template: ClassVar[str] = (
+        "removed the build lock {path}: the process that created the lock at {created_at} is dead"
+    )
     path: str
     created_at: str
-
-    def line(self) -> str:
-        """Return the message: path and creation time of the lock."""
-        return (
-            f"removed the build lock {self.path}: the process that created the lock at "
-            f"{self.created_at} is dead"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ class BuildLockLeft(Event):
     path: str
     reason: str
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Return the message: path, reason and the command that removes the lock."""
         return (
             f"left the build lock {self.path}: {self.reason}. Ranks may wait for the lock; if no "

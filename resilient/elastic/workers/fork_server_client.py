@@ -41,11 +41,8 @@ class ForkServerUnusable(Event):
     """The next attempt starts without the fork server: each worker imports by itself."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = "workers are started cold: {reason}"
     reason: str
-
-    def line(self) -> str:
-        """Return the message: reason for the slow start."""
-        return f"workers are started cold: {self.reason}"
 
 
 class ForkServer:

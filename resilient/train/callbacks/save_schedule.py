@@ -230,7 +230,7 @@ class SaveScheduleChosen(Event):
             step, next_step, seconds, step_seconds, cost, mtbf, failures, bound
         )
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the interval and its reason."""
         why = "as asked for, or until the first save is measured"
         if self.cost_seconds is not None and self.mtbf_seconds is not None:

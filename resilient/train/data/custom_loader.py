@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -38,14 +38,11 @@ _HOW = (
 class LoaderRebuilt(Event):
     """The script's own train loader was rebuilt around the run's sampler."""
 
+    template: ClassVar[str] = (
+        "the loader of `get_train_dataloader` was made again around the run's sampler, so that "
+        "ranks share the samples and a resume goes on among them; order: {order}"
+    )
     order: str
-
-    def line(self) -> str:
-        """Format the origin of the sample order."""
-        return (
-            "the loader of `get_train_dataloader` was made again around the run's sampler, so "
-            f"that ranks share the samples and a resume goes on among them; order: {self.order}"
-        )
 
 
 def resumable_loader(

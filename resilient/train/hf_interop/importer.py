@@ -426,7 +426,7 @@ class HFCheckpointImported(Event):
     step: int
     lost: tuple[str, ...] = ()
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the source, the new name and the losses."""
         lost = f", without {', '.join(self.lost)}" if self.lost else ""
         return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
@@ -440,7 +440,7 @@ class ImportLossReported(Event):
     folder: str
     lost: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the losses and the command that gives details."""
         return (
             f"training continues from `{self.folder}` with loss of {'; '.join(self.lost)}; "
@@ -457,7 +457,7 @@ class ImportOddityReported(Event):
     folder: str
     odd: tuple[str, ...]
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Format the contradictions and the command that gives details."""
         return (
             f"training continues from `{self.folder}` although {'; '.join(self.odd)}; "

@@ -34,15 +34,12 @@ class TrackerFailed(Event):
     """A tracker raised an exception or was too slow; reported once per attempt."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{tracker} does not draw all of this run: {reason}; training and checkpoints are not "
+        "affected, and the next life sends what is missing"
+    )
     tracker: str
     reason: str
-
-    def line(self) -> str:
-        """Say what failed, and that nothing else did."""
-        return (
-            f"{self.tracker} does not draw all of this run: {self.reason}; training and "
-            "checkpoints are not affected, and the next life sends what is missing"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +47,11 @@ class ModelNotUploaded(Event):
     """A tracker did not accept a model; the next save tries again."""
 
     level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "{tracker} did not take a model: {reason}; training and checkpoints are not affected"
+    )
     tracker: str
     reason: str
-
-    def line(self) -> str:
-        """Say why, and that nothing else failed."""
-        return (
-            f"{self.tracker} did not take a model: {self.reason}; training and checkpoints are "
-            "not affected"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class TrackerOpened(Event):
     run_id: str
     since: int
 
-    def line(self) -> str:
+    def message(self) -> str:
         """Say which run, and from where."""
         where = f" from step {self.since}" if self.since else ""
         return f"{self.tracker} draws run {self.run_id}{where}"

@@ -79,7 +79,7 @@ def test_lock_of_a_killed_builder_is_removed(hold, cache):
     assert find_locks(cache) == [lock]
     (told,) = removed(cache)
     assert isinstance(told, BuildLockRemoved)
-    assert str(lock) in told.line()
+    assert str(lock) in told.message()
     assert not lock.exists()
     assert removed(cache) == []
 
@@ -104,8 +104,8 @@ def test_lock_with_a_live_compiler_stays_and_is_reported(hold, cache):
         compiler.kill()
         compiler.wait()
     assert isinstance(told, BuildLockLeft)
-    assert f"process {compiler.pid} (sleep) works in that folder" in told.line()
-    assert f"rm {lock}" in told.line()
+    assert f"process {compiler.pid} (sleep) works in that folder" in told.message()
+    assert f"rm {lock}" in told.message()
     assert lock.exists()
     assert isinstance(removed(cache)[0], BuildLockRemoved)
 

@@ -166,7 +166,7 @@ def test_errors_of_devices_are_heard_where_they_can_be(monkeypatch):
         (1, "ecc_double_bit", 0, True),
         (1, "ecc_single_bit", 0, False),
     ]
-    assert "GPU 1 reported Xid 79; drain this host" in found[0].line()
+    assert "GPU 1 reported Xid 79; drain this host" in found[0].message()
     assert watch.look() == []
 
 

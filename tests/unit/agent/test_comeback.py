@@ -42,7 +42,7 @@ def test_a_lost_place_is_looked_for_anew_each_time(clock, spec):
     ways, told = iter(("second", "third")), []
     RendezvousReconnect(lambda: next(ways), 60).meet(spec, join, told.append)
     assert seen == ["first", "second", "third"]
-    assert [one.line().startswith("the node that serves the rendezvous") for one in told] == [
+    assert [one.message().startswith("the node that serves the rendezvous") for one in told] == [
         True
     ] * 2
 

@@ -71,7 +71,7 @@ def test_who_waits_for_another_host_says_so_and_leaves_it_to_that_one(hosts):
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
     (told,) = mine.told
     assert (told.rank, told.step, told.waiting) == (1, 7, 0)
-    assert "waits for rank 1 of another host" in told.line()
+    assert "waits for rank 1 of another host" in told.message()
     assert mine.waits_after(ANSWER_SECONDS - 1, WAITING)
 
 

@@ -22,7 +22,7 @@ def failed(**changes):
         "safe": "checkpoint-5-g1 is committed",
         "follows": "exit 1",
     }
-    return WorkerFailed(**{**facts, **changes}).line()
+    return WorkerFailed(**{**facts, **changes}).message()
 
 
 def test_a_failure_is_one_block_that_names_rank_place_end_and_what_follows():

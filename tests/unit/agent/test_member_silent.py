@@ -165,7 +165,7 @@ def test_the_rest_meet_again_through_the_same_handler(clock, pair):
     spec = SimpleNamespace(rdzv_handler=pair[0])
     NO_COMEBACK.meet(spec, join, told.append)
     assert [type(one) for one in told] == [RendezvousAborted] * 2
-    assert told[0].line() == "meeting the other nodes once more: gone"
+    assert told[0].message() == "meeting the other nodes once more: gone"
     assert spec.rdzv_handler is pair[0]
 
 

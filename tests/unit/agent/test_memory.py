@@ -102,7 +102,7 @@ def test_a_host_without_shared_memory_has_no_keeper_unless_one_was_asked_for(tmp
 def test_that_there_is_no_keeper_is_told_once_if_one_was_wanted(tmp_path):
     said = []
     wishes = DaemonOptions(NONE, why_not="there is no room")
-    keeping = DaemonSupervisor(tmp_path, wishes, 1.0, lambda event: said.append(event.line()))
+    keeping = DaemonSupervisor(tmp_path, wishes, 1.0, lambda event: said.append(event.message()))
     for _ in range(2):
         keeping.start()
         keeping.ready()

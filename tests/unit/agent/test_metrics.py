@@ -298,7 +298,7 @@ def test_a_failure_is_told_once_counted_and_stops_nothing(tmp_path):
         for _ in range(3):
             metrics._look(is_last=True)
     assert [type(one) for one in events] == [MetricsFailed]
-    assert "training is not affected" in events[0].line()
+    assert "training is not affected" in events[0].message()
     assert figures(path.read_text())["resilient_metrics_errors_total"] >= 3
 
 

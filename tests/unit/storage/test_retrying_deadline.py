@@ -199,7 +199,7 @@ def test_a_store_that_is_silent_is_told_of_once_and_that_it_answers_again():
     assert type(began) is StoreUnresponsive
     assert 5.0 <= began.waited_seconds < 10.0 < ended.waited_seconds < 60.0
     assert (began.within_seconds, type(ended)) == (60.0, StoreRecovered)
-    assert began.line().startswith(f"{store.url} has not answered for ")
+    assert began.message().startswith(f"{store.url} has not answered for ")
 
 
 def test_an_answer_that_comes_a_little_late_is_told_to_nobody():

@@ -133,8 +133,8 @@ def test_what_is_chosen_is_told_with_its_reasons_and_not_each_time(clock):
     (one,) = told
     assert isinstance(one, events.PromotionScheduleChosen)
     assert (one.cost_seconds, one.mtbf_seconds, one.losses, one.bound) == (10.0, DAY, 0, "")
-    assert "every 1.3" in one.line()
-    assert "a promotion takes 10 s, 0 changes of hosts: one in 24 h" in one.line()
+    assert "every 1.3" in one.message()
+    assert "a promotion takes 10 s, 0 changes of hosts: one in 24 h" in one.message()
     pace.note(100.0)
     pace.note(100.0)
     pace.note(100.0)

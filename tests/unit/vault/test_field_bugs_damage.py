@@ -37,7 +37,7 @@ CLOCK = SystemClock()
 
 
 def open_one(store, world=None, board=None, told=None, limits=None):
-    sinks = () if told is None else (lambda record, event: told.append(event.line()),)
+    sinks = () if told is None else (lambda record, event: told.append(event.message()),)
     comms = ControlGroup(board.another() if board else InMemoryKVStore(), world or World(), "life")
     limits = limits or CheckpointOptions(within_seconds=10.0)
     return CheckpointEngine(CheckpointContext(store, comms, limits, CLOCK, Emitter(CLOCK, sinks)))

@@ -99,7 +99,7 @@ def test_a_failed_promotion_fails_no_save_and_is_owed_by_the_next(near):
     checkpointer._desk.promoter._settle()
     failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-1-g1"]
-    assert "near tier alone" in failed[0].line()
+    assert "near tier alone" in failed[0].message()
     durable.is_down = False
     save(checkpointer, 2)
     checkpointer._desk.promoter._settle()

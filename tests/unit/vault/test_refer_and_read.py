@@ -63,8 +63,8 @@ def test_a_life_refers_to_what_it_wrote_and_the_next_to_what_it_read():
     first, second = run(store, (1, 2))
     assert second.written_bytes < first.written_bytes / 10
     assert second.size_bytes > first.size_bytes
-    assert "MiB written)" in second.line()
-    assert "written" not in first.line()
+    assert "MiB written)" in second.message()
+    assert "written" not in first.message()
     assert len(run(store, (4,))) == 1
     manifest = read_manifest(store, CheckpointId(2, 4))
     assert place(manifest, "model/frozen").file == step(1).key(MODEL)

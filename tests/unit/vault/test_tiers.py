@@ -74,7 +74,7 @@ def test_a_near_copy_that_is_damaged_is_read_from_the_durable_tier_and_told(name
     assert (life.started_at, life.final) == (4, expected)
     doubted = [one for one in told if isinstance(one, events.NearCopyRejected)]
     assert [one.key for one in doubted] == [key]
-    assert "test://near" in doubted[0].line()
+    assert "test://near" in doubted[0].message()
 
 
 def test_a_near_copy_that_is_short_or_gone_is_read_from_the_durable_tier(near, durable):

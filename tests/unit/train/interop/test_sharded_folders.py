@@ -228,9 +228,9 @@ def test_a_schedule_of_deepspeed_is_not_made_up(theirs):
 def test_what_cannot_be_taken_over_is_told(theirs):
     write_zero(theirs, 1, 2, dynamic_loss_scale=True)
     lost = TransformersCheckpoint(theirs).losses
-    said = HFCheckpointImported("theirs", "checkpoint-7-g1", STEP, lost).line()
+    said = HFCheckpointImported("theirs", "checkpoint-7-g1", STEP, lost).message()
     assert said.endswith(", without the loss scale of DeepSpeed's fp16, which begins anew")
-    assert "without" not in HFCheckpointImported("theirs", "checkpoint-7-g1", STEP).line()
+    assert "without" not in HFCheckpointImported("theirs", "checkpoint-7-g1", STEP).message()
 
 
 def test_a_model_in_flat_shards_has_the_names_that_it_had():

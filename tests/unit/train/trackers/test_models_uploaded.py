@@ -194,5 +194,5 @@ def test_a_model_that_was_rotated_away_is_passed_over(tmp_path):
     how = {"save_total_limit": 1, "save_steps": 2}
     train(tmp_path, cabinet := Cabinet(tmp_path), **how)
     assert cabinet.seen[-1][:2] == (26, True)
-    (line,) = [ModelNotUploaded("t", "OSError: x").line()]
+    (line,) = [ModelNotUploaded("t", "OSError: x").message()]
     assert "training and checkpoints are not affected" in line

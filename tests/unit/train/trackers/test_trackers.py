@@ -169,7 +169,7 @@ def test_a_tracker_that_falls_behind_drops_the_newest(monkeypatch):
     for step in range(4):
         slow.post({"loss": 1.0}, step)
     hanging.released.set()
-    assert [type(one).__name__ for one in told if "behind" in one.line()] == ["TrackerFailed"]
+    assert [type(one).__name__ for one in told if "behind" in one.message()] == ["TrackerFailed"]
 
 
 def test_what_failed_is_sent_by_the_next_life(repository, tmp_path, timeless):
