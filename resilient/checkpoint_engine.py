@@ -165,7 +165,7 @@ _BASES_MAX = 8
 
 
 class CheckpointEngine:
-    """Resumes and saves the parts of one run in one repository.
+    """Engine that resumes and saves the parts of one run in one repository.
 
     Args:
         desk: Context: repository, ranks and options. Its control group serves one thread at a

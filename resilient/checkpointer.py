@@ -58,7 +58,7 @@ _CHANGES_HINT = (
 
 
 class Checkpointer:
-    """Saves and resumes the state of a training loop, under any launcher and any parallelism.
+    """Checkpointer of a training loop, under any launcher and any parallelism.
 
     Works under plain ``python``, ``torchrun`` and ``resilient train``. With several ranks, call
     ``torch.distributed.init_process_group`` before ``resume``. Ranks that each train a model of

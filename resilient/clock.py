@@ -91,7 +91,7 @@ class Timed:
 
 
 class Stopwatch:
-    """Adds up time; started and stopped by one thread, read by any thread.
+    """Sum of measured times; started and stopped by one thread, read by any thread.
 
     Args:
         clock: Time source.

@@ -1,7 +1,7 @@
-"""Values of environment variables.
+"""Readers of environment variables.
 
-An empty variable counts as unset. A value that a reader does not understand is an error: a setting
-that is ignored silently is a setting that the user believes to be in force.
+An empty variable counts as unset. A value that is not accepted is an error: a user would believe
+that a silently ignored setting is in force.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def read_flag(environ: Mapping[str, str], name: str, *, default: bool = False) -
     """Return the boolean of a variable.
 
     Args:
-        environ: the environment.
-        name: the variable.
-        default: the value of an unset or empty variable.
+        environ: Environment.
+        name: Name of the variable.
+        default: Value of an unset or empty variable.
 
     Raises:
-        ConfigError: the value is none of the accepted words; case and blanks around do not count.
+        ConfigError: The value is none of the accepted words. Case and surrounding blanks are
+            ignored.
     """
     word = environ.get(name, "").strip().lower()
     if not word:
@@ -42,13 +43,13 @@ def read_choice(environ: Mapping[str, str], name: str, choices: Sequence[str], d
     """Return the word of a variable, in lower case.
 
     Args:
-        environ: the environment.
-        name: the variable.
-        choices: the accepted words.
-        default: the value of an unset or empty variable.
+        environ: Environment.
+        name: Name of the variable.
+        choices: Accepted words.
+        default: Value of an unset or empty variable.
 
     Raises:
-        ConfigError: the value is none of the choices.
+        ConfigError: The value is none of the choices.
     """
     word = environ.get(name, "").strip().lower()
     if word and word not in choices:
@@ -62,13 +63,13 @@ def read_integer(
     """Return the whole number of a variable.
 
     Args:
-        environ: the environment.
-        name: the variable.
-        default: the value of an unset or empty variable.
-        least: the smallest accepted number.
+        environ: Environment.
+        name: Name of the variable.
+        default: Value of an unset or empty variable.
+        least: Smallest accepted number.
 
     Raises:
-        ConfigError: the value is no whole number, or is too small.
+        ConfigError: The value is not a whole number, or is too small.
     """
     text = environ.get(name, "").strip()
     if not text:
@@ -84,10 +85,10 @@ def read_integer(
 
 
 def read_seconds(environ: Mapping[str, str], name: str) -> float:
-    """Return the seconds of a variable; 0 for an unset or empty one.
+    """Return the seconds of a variable; 0 for an unset or empty variable.
 
     Raises:
-        ConfigError: the value is no finite number of seconds from 0 on.
+        ConfigError: The value is not a finite number of at least 0.
     """
     text = environ.get(name, "").strip()
     if not text:
@@ -105,9 +106,9 @@ def refuse(environ: Mapping[str, str], name: str, expected: str) -> ConfigError:
     """Return the error for the value of a variable.
 
     Args:
-        environ: the environment.
-        name: the variable; one without secrets, because the error shows its value.
-        expected: the accepted values.
+        environ: Environment.
+        name: Name of a variable without secrets, because the error shows its value.
+        expected: Accepted values.
     """
     return ConfigError(
         f"environment variable {name}={environ[name][:_SHOWN_MAX]!r} is not accepted: {expected}",

@@ -56,7 +56,7 @@ _Settle = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
 
 
 class StepCache:
-    """Caches the newest steps of one attempt in the memory of every rank's daemon, or of none.
+    """Cache of the newest steps of one attempt, in the memory of every rank's daemon or of none.
 
     Args:
         checkpointer: Engine of the attempt; it has resumed.

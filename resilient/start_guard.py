@@ -57,8 +57,8 @@ class FoundCheckpoint:
     """A checkpoint that a start at step 0 would ignore.
 
     Attributes:
-        path: path or URL.
-        layout: name of its layout, as in :mod:`resilient.layouts.detect`.
+        path: Path or URL.
+        layout: Name of its layout, as in :mod:`resilient.layouts.detect`.
     """
 
     path: str
@@ -92,8 +92,8 @@ class StartGuard:
 
     Attributes:
         door: API through which the run starts.
-        places: further folders to look at, such as the output folder.
-        requires_checkpoint: the script asked to resume, so a start at step 0 is an error.
+        places: Further folders to check, such as the output folder.
+        requires_checkpoint: Whether the script asked to resume, so a start at step 0 is an error.
     """
 
     door: Door = LOOP
@@ -104,9 +104,9 @@ class StartGuard:
         """Refuse a start at step 0 that would ignore a checkpoint. Reads names only.
 
         Raises:
-            StartOverRefused: the repository or a further folder holds checkpoints.
-            NothingToResume: the script asked to resume and no place holds a checkpoint.
-            StoreError: the store failed.
+            StartOverRefused: The repository or a further folder holds checkpoints.
+            NothingToResume: The script asked to resume and no place holds a checkpoint.
+            StoreError: The store failed.
         """
         found = checkpoints_in_store(store)
         mine = local_root(store.url)
@@ -134,7 +134,7 @@ def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     Crash: reads only.
 
     Raises:
-        StoreError: the store failed.
+        StoreError: The store failed.
     """
     root = local_root(store.url)
     if root is not None:
@@ -223,7 +223,7 @@ def _step_of(path: str) -> int:
 
 
 def _flaw_of(path: str) -> SkippedFolder | None:
-    """Return why training cannot continue from a checkpoint without loss, None if it can."""
+    """Return the reason why a resume from a checkpoint loses state, None if it loses nothing."""
     folder = open_folder(path)
     contents = read_layout(folder, folder.list())
     if contents is None or contents.layout != TRANSFORMERS:

@@ -1,4 +1,4 @@
-"""Catalog of committed checkpoints and the line of descent; asked of the store every time.
+"""Catalog of committed checkpoints and the line of descent, read from the store at each call.
 
 The line of descent decides which checkpoints resume may use: those of the newest generation, then
 its parent and what that generation saved before, and so on. A checkpoint outside the line was

@@ -133,7 +133,7 @@ class PostCommitPlan:
 
 
 class Promoter(Protocol):
-    """Promotes checkpoints from a near tier to the durable one; run by the leader of each place."""
+    """Promotion of checkpoints from a near tier to the durable one, by the leader of each place."""
 
     def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
         """Record the generation of this attempt, and the checkpoint that it began from."""

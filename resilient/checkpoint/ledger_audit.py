@@ -79,7 +79,7 @@ class LedgerGap(Exception):
 
 @dataclass(slots=True)
 class Coverage:
-    """Follows records in the order of the chain; a record that does not fit raises ``LedgerGap``.
+    """Follower of records in the order of the chain; a record out of order raises ``LedgerGap``.
 
     Attributes:
         place: End of the last record.
@@ -219,7 +219,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """Reason why the ledger proves nothing.
+    """Reason why the ledger is no evidence.
 
     Attributes:
         key: Key of the wrong object.
@@ -302,7 +302,7 @@ class Abandoned:
 
 @dataclass(slots=True)
 class Audit:
-    """Result of an audit: what the ledger proves of a run, up to one checkpoint.
+    """Result of an audit: verified facts of a run's ledger, up to one checkpoint.
 
     Attributes:
         checkpoint: Checkpoint at which the chain begins.

@@ -277,7 +277,7 @@ def _size_of(store: Store, key: str) -> int:
 
 
 class TierPromoter:
-    """Promotes checkpoints from the near tier to the durable one; run by the leader of each place.
+    """Promoter of checkpoints from the near tier to the durable one, at the leader of each place.
 
     Always promoted: the parent of the attempt, its first save, the checkpoints that the run
     protects (its best), those that the schedule asks for, and the last when the run closes. After

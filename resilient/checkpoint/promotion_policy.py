@@ -98,7 +98,7 @@ def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringO
 
 
 class PromotionSchedule:
-    """Plans the promotion interval, again before each save, from what is known by then.
+    """Plan of the promotion interval, renewed before each save from the measurements so far.
 
     C is the duration of a promotion. M is the mean time between losses of hosts, which the near
     tier does not survive. Training does not wait for promotions, so they may take half of the

@@ -68,7 +68,7 @@ class Reflog:
         store: Repository.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed. A missing answer does not mean a missing record.
     """
 
     def __init__(self, store: Store) -> None:

@@ -82,7 +82,7 @@ class RotationPlan:
         doomed: Checkpoints to delete, first to last.
         kept: All reasons for each checkpoint that stays.
         damaged: Checkpoints that would rank among the best but are damaged or unreadable. They
-            stay, and the user must be told.
+            stay, and the user must be informed.
         held: Reason to delete nothing; empty for none.
         unsure: Reason to keep the files of deleted checkpoints for now; empty for none.
     """

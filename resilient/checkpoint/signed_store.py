@@ -76,7 +76,7 @@ class SignedStore:
         """Return the whole object.
 
         Raises:
-            SignatureRefused: the key has not signed it.
+            SignatureRefused: The object is not signed with the key.
         """
         data = self._inner.get(key)
         split = split_checkpoint_key(key)
@@ -90,7 +90,7 @@ class SignedStore:
         """Return a piece of the object.
 
         Raises:
-            SignatureRefused: the key has not signed the object.
+            SignatureRefused: The object is not signed with the key.
         """
         split = split_checkpoint_key(key)
         if split and split[1] == MANIFEST:

@@ -124,7 +124,7 @@ LOOK_SECONDS = 0.2
 
 
 class Throttle(Protocol):
-    """Receives each piece of work of a save, and returns when the next may begin."""
+    """Receiver of each piece of work of a save, which returns when the next may begin."""
 
     @property
     def rested_seconds(self) -> float:
@@ -277,7 +277,7 @@ class SaveThrottle:
 
 
 class ThrottleHistory:
-    """Creates the throttles of one attempt's saves; remembers when the last one began.
+    """Creator of the throttles of one attempt's saves; remembers when the last one began.
 
     Args:
         machine: CPU measurements.

@@ -239,7 +239,7 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 
 
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
-    """Tell the agent which repository this worker opened, so that the agent can inspect it.
+    """Report the repository that this worker opened to the agent, which inspects it.
 
     A URL that may contain a secret is not written. It would lie on the disk in plain text, and
     without the secret it would open nothing.

@@ -60,13 +60,13 @@ def agreements_of(save: int) -> tuple[str, ...]:
 
 
 class MissedSaveDetector:
-    """A thread that answers for this rank if it misses a save for which a peer waits.
+    """Thread that answers for this rank if it misses a save for which a peer waits.
 
     Args:
         comms: Group of the checkpointer's ranks.
         board: Key-value store with its own connection.
-        saves: Function that returns how many saves this rank began.
-        steps: Function that returns how many optimizer steps this rank made.
+        saves: Function that returns the number of saves that this rank began.
+        steps: Function that returns the number of optimizer steps that this rank made.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class MissedSaveDetector:
         self._thread = threading.Thread(target=self._run, name="missed-saves", daemon=True)
 
     def start(self) -> None:
-        """Start to check once per second."""
+        """Start a check once per second."""
         self._thread.start()
 
     def decline(self, reason: str) -> None:
         """End the thread, and answer for this rank in every later save of a peer.
 
         Args:
-            reason: subject and verb, for example ``it closed its checkpointer``.
+            reason: Subject and verb, for example ``it closed its checkpointer``.
         """
         self._end()
         with suppress(PeerFailed):
@@ -121,7 +121,7 @@ class MissedSaveDetector:
         """Return a context of a call that all ranks make, for example of ``save()``.
 
         Args:
-            save: number of the save that the call begins.
+            save: Number of the save that the call begins.
         """
         if save:
             self._called = (save, self._steps())
@@ -154,7 +154,7 @@ class MissedSaveDetector:
             decline_save(self._comms, missed, evidence)
 
     def _evidence(self, call: dict[str, Any], missed: int) -> str:
-        """Return why this rank cannot be on its way to a save; empty if it may be."""
+        """Return the reason why this rank cannot be about to save; empty if it may be."""
         ahead = self._steps() - int(call["steps"])
         if self._is_inside or int(call["save"]) < missed or ahead < 0:
             return ""
@@ -168,8 +168,8 @@ def blocked_in(frame: FrameType | None, peer: int) -> str:
     """Return the call in which a thread may need a peer: a backward pass or a collective.
 
     Args:
-        frame: the innermost frame of the thread.
-        peer: a rank. A collective of a group without this rank is left out.
+        frame: Innermost frame of the thread.
+        peer: Rank that must belong to the group of a collective.
     """
     for _ in range(_FRAMES_MAX):
         if frame is None:
@@ -186,7 +186,7 @@ def blocked_in(frame: FrameType | None, peer: int) -> str:
 
 
 def _ranks_of(frame: FrameType) -> Sequence[int]:
-    # A process that has such a frame has loaded it.
+    # A process with such a frame has already imported torch.distributed.
     import torch.distributed as dist
 
     return dist.get_process_group_ranks(frame.f_locals["group"])

@@ -47,9 +47,9 @@ class StartIdentity:
     training: int = 0
 
     def continues(self, earlier: StartIdentity) -> bool:
-        """Say whether this start is the same run as an earlier one.
+        """Return whether this start is the same run as an earlier one.
 
-        A SLURM job counts its requeues, so a second start by hand in one allocation is new.
+        SLURM counts the requeues of a job, so a second manual start in one allocation is a new run.
         """
         if self.training != earlier.training:
             return False
@@ -60,7 +60,7 @@ class StartIdentity:
         return not self.job.startswith(_SLURM) or self.requeues > earlier.requeues
 
     def is_related(self, earlier: StartIdentity) -> bool:
-        """Say whether both belong to one start of the command, or to one scheduler job."""
+        """Return whether both belong to one start of the command, or to one scheduler job."""
         is_same_start = bool(self.id) and self.id == earlier.id
         return is_same_start or (bool(self.job) and self.job == earlier.job)
 
@@ -130,7 +130,7 @@ def own_start(environ: Mapping[str, str]) -> StartIdentity:
     """
     if "TORCHELASTIC_RUN_ID" not in environ:
         return new_start(environ)
-    # Torch's name for a rendezvous without a name.
+    # torch uses "none" for a rendezvous without a name.
     name = environ["TORCHELASTIC_RUN_ID"]
     job, requeues = _job_of(environ, "" if name == "none" else name)
     launcher = f"torchrun/{socket.gethostname()}/{os.getppid()}/{_began_at(os.getppid())}"
@@ -145,7 +145,7 @@ def write_start(start: StartIdentity) -> dict[str, str]:
 def _job_of(environ: Mapping[str, str], rendezvous: str) -> tuple[str, int]:
     """Return the name of the job and its requeues.
 
-    The SLURM job goes first: a batch script may name each requeue's rendezvous anew.
+    A SLURM job takes precedence, because a batch script may rename the rendezvous at each requeue.
     """
     if given := environ.get(JOB, ""):
         return _bounded(JOB, given), 0
@@ -160,9 +160,9 @@ def _job_of(environ: Mapping[str, str], rendezvous: str) -> tuple[str, int]:
 
 
 def _pod_owner(environ: Mapping[str, str]) -> str:
-    """Return the name of the Kubernetes Job that owns this pod, as far as the pod's name tells.
+    """Return the name of the Kubernetes Job that owns this pod, as far as the pod's name shows it.
 
-    Only for what the pod runs by itself: a person may start commands in a pod as well.
+    Only commands that the pod itself starts count, because users may also start commands in a pod.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not _descends_from_init():
         return ""
@@ -171,7 +171,7 @@ def _pod_owner(environ: Mapping[str, str]) -> str:
 
 
 def _descends_from_init() -> bool:
-    """Say whether process 1 started this process; a command by ``kubectl exec`` has no parent."""
+    """Return whether process 1 started this process; `kubectl exec` commands have no parent."""
     process = os.getpid()
     while process > 1:
         process = _stat(process, 3)
@@ -179,7 +179,7 @@ def _descends_from_init() -> bool:
 
 
 def _began_at(process: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 if unknown."""
+    """Return the start time of a process, in clock ticks since boot; 0 if unknown."""
     return _stat(process, 21)
 
 
@@ -187,7 +187,7 @@ def _stat(process: int, field: int) -> int:
     """Return one number of ``/proc/PID/stat``, fields counted from 0; 0 if unknown."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-        # The command's name stands in brackets and may hold anything.
+        # The command's name is in brackets and may contain any characters.
         return int(text.rpartition(")")[2].split()[field - 2])
     except (OSError, ValueError, IndexError):
         return 0

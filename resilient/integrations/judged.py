@@ -38,8 +38,8 @@ def judge_checkpoint(path: str, *, trusts_pickle: bool = False) -> JudgedCheckpo
     """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
 
     Args:
-        path: path or URL.
-        trusts_pickle: whether the user had the trainer run the code that a pickle names.
+        path: Path or URL.
+        trusts_pickle: Whether the user lets the trainer run the code that a pickle names.
 
     Returns:
         None if nothing is there or no known tool wrote it: the trainer reports that error.

@@ -78,7 +78,7 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRef:
-    """A tensor whose bytes are elsewhere; ``offset`` and ``strides`` in elements."""
+    """A tensor whose bytes are outside the pickle; ``offset`` and ``strides`` in elements."""
 
     dtype: str
     shape: tuple[int, ...]

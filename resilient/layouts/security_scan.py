@@ -1,4 +1,4 @@
-"""Security scan of a checkpoint: content that can harm whoever loads or lists it.
+"""Security scan of a checkpoint: content that can harm a process or user that loads or lists it.
 
 The scan only reads; it runs and follows nothing. It looks for pickles that call code, links and
 names that lead out of the folder, and archives that expand hugely. It also finds headers and

@@ -202,7 +202,7 @@ class RngChangeDetector:
 
     Args:
         generators: Generators of the process.
-        said: Their state of just now.
+        said: Their current state.
         cpu: A copy of torch's state that no other code changes.
     """
 
@@ -255,7 +255,7 @@ def make_change_detector(
 
     Args:
         stateful: Any stateful.
-        said: Its state of just now.
+        said: Its current state.
         tensors: Tensors in that state, by name.
     """
     if isinstance(stateful, torch.nn.Module):

@@ -427,12 +427,12 @@ def matched_groups(
     position. If the checkpoint has none, the group keeps its own options.
 
     Args:
-        names: names of the parameters of each own group.
-        saved: groups whose ``params`` are names.
-        own: options of each own group.
+        names: Names of the parameters of each own group.
+        saved: Groups whose ``params`` are names.
+        own: Options of each own group.
 
     Raises:
-        ValueError: parameters were grouped in another way, with different options.
+        ValueError: Parameters were grouped in another way, with different options.
     """
     matched: list[dict[str, Any] | None] = [
         _group_of(list(own_names), saved) if own_names else None for own_names in names
@@ -452,7 +452,7 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
     """Return the saved group of some parameters, or the options that several groups share.
 
     Raises:
-        ValueError: the parameters are in several groups with different options.
+        ValueError: The parameters are in several groups with different options.
     """
     found = [group for group in saved if not set(names).isdisjoint(group["params"])]
     for group in found:

@@ -120,7 +120,7 @@ class FlatShard(torch.Tensor):
         raise NotImplementedError(f"{func} needs the whole tensor, of which a rank holds a part")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Say what is held."""
+        """Return the global shape and the range of elements in memory."""
         stop = self.start + self.memory.numel()
         return f"FlatShard(shape={tuple(self.shape)}, holds={self.start}:{stop})"
 

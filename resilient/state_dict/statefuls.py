@@ -398,7 +398,7 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a log as plain values.
 
     Raises:
-        UnsavableState: an entry is neither a number nor text, nor a dict or list of them.
+        UnsavableState: An entry is neither a number nor text, nor a dict or list of them.
     """
     plain = {name: plain_value(value) for name, value in logs.items()}
     for name, value in plain.items():

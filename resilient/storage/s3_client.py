@@ -96,9 +96,9 @@ def summed(body: memoryview) -> BodyChecksum:
 class ChecksumSupport:
     """Detection of a server's support for checksums: one body tests it, other bodies do not wait.
 
-    A test without an answer says nothing. But a proxy may answer an unknown checksum with an error
-    that looks like an outage. Therefore the body after such a test is signed, and after three such
-    tests all bodies are signed.
+    A test without an answer is inconclusive. But a proxy may answer an unknown checksum with an
+    error that looks like an outage. Therefore the body after such a test is signed, and after three
+    such tests all bodies are signed.
 
     Args:
         is_asked: False if only a signed SHA-256 is acceptable.

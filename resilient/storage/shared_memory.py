@@ -1,7 +1,7 @@
 """Shared memory folders (/dev/shm), mapped buffers and free host memory.
 
 One process owns each folder by the folder's lock. The kernel releases the lock when the owner dies
-for any reason. ``sweep`` therefore tells stale folders from live ones in any PID namespace.
+for any reason. ``sweep`` therefore distinguishes stale folders from live ones in any PID namespace.
 Python's multiprocessing.shared_memory is not used: its resource tracker unlinks segments when the
 process that mapped them dies (Python issue 82300).
 """

@@ -75,11 +75,11 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelStrategy:
-    """Groups of neighbouring ranks share each layer; DDP or FSDP2 works over the groups.
+    """Layers shared by groups of neighbouring ranks, with DDP or FSDP2 over the groups.
 
     Ranks of one group train on the same samples. Replicas over groups are FSDP2's with shards of
-    one rank. FSDP2 then reduces gradients as DDP does, and the placements tell a checkpoint each
-    rank's share.
+    one rank. FSDP2 then reduces gradients as DDP does, and the placements give each rank's share
+    for a checkpoint.
 
     Attributes:
         device: Device of this rank.

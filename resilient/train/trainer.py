@@ -1,4 +1,4 @@
-"""Trainer: construction, the training loop and the questions that scripts ask of a trainer.
+"""Trainer: construction, the training loop and query methods for scripts.
 
 ``AskingMethods`` holds methods that change nothing, ``TrainerBase`` adds everything but the loop.
 """

@@ -8,8 +8,8 @@ A daemon that does not answer is killed, so that it never continues with work th
 place. A suspended process would wake in the middle of such a save. It would overwrite the committed
 files and delete by an outdated plan.
 
-If the daemon is gone, the decision in the key-value store, or else the store itself, tells how the
-save ended.
+If the daemon is gone, the decision in the key-value store, or else the store itself, shows the
+result of the save.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ _ANSWER_SECONDS = 10.0
 
 
 class DaemonSaveExecutor:
-    """Hands jobs to the saver daemon of this host, or to ``fallback`` if a rank has none.
+    """Save executor that uses the saver daemon of this host, or ``fallback`` if a rank has none.
 
     Args:
         address: Address of the daemon.

@@ -21,7 +21,7 @@ class DaemonPromoter:
     """Promoter that lets the daemon finish its own saves, and promotes the others itself.
 
     Trainers also promote the saves that they persist without a daemon. A daemon that was bypassed
-    or is gone owes nothing.
+    or is gone has nothing to finish.
 
     Args:
         own: Promoter in this process.

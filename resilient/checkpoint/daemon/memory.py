@@ -238,7 +238,7 @@ class SharedBuffer:
 
 
 class SharedMemoryPool:
-    """Lends shared memory, at most ``host_bytes_max`` at once, and takes it back.
+    """Pool that lends shared memory, at most ``host_bytes_max`` at once.
 
     Args:
         folder: Folder of the shared files.

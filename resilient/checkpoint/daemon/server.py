@@ -57,7 +57,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 class SaverDaemon:
-    """Serves the ranks of one host.
+    """Server of the ranks of one host.
 
     Args:
         path: Path of the socket.

@@ -53,7 +53,7 @@ _SLICE_SECONDS = 0.5
 
 
 class RankSession:
-    """Answers one rank, request by request; used by the thread of its connection.
+    """Session of one rank, which answers its requests; used by the thread of its connection.
 
     Args:
         room: Shared memory of this host.
@@ -338,7 +338,7 @@ _TOPIC = "hold/land"
 
 
 class StepCacheSession(RankSession):
-    """Answers one rank that caches steps; used by the thread of its connection.
+    """Session of one rank that caches steps; used by the thread of its connection.
 
     Args:
         room: Shared memory of this host.

@@ -29,7 +29,7 @@ _PAGE = "page"
 
 
 class StepCacheClient:
-    """Records which slot of the daemon's memory holds which step whole. One thread at a time.
+    """Record of the step that each slot of the daemon's memory holds whole. One thread at a time.
 
     The daemon is asked only for memory. A step with the layout of the previous one needs no
     request, and so does not wait for the daemon.

@@ -404,7 +404,7 @@ class _Put(NamedTuple):
 
 
 class _Notes:
-    """Writes notes that changed: at their old place if they fit, else behind all others."""
+    """Writer of changed notes: at their old place if they fit, else behind all others."""
 
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve
@@ -454,7 +454,7 @@ class _Notes:
 
 
 class _Rows:
-    """Appends the rows of a segment that are not stored yet; restarts for another segment."""
+    """Writer of the rows of a segment that are not stored yet; restarts for another segment."""
 
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve

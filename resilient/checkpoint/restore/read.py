@@ -211,7 +211,7 @@ def _read(store: Store, manifest: Manifest, one: _Range) -> None:
 
 
 class _Proving:
-    """Verifies each chunk of a range against its digest, as its bytes arrive.
+    """Verification of each chunk of a range against its digest, as its bytes arrive.
 
     The bytes are digested while they are in the processor's cache, so small pieces are faster.
     """

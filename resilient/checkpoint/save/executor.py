@@ -119,7 +119,7 @@ class BudgetedFile:
 
 
 class SaveExecutor(Protocol):
-    """Takes at most one save job at a time and completes it."""
+    """Executor that takes at most one save job at a time and completes it."""
 
     took_seconds: float
     """Seconds from the beginning of the last job until it was durable, once ``wait`` returned."""

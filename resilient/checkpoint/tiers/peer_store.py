@@ -38,7 +38,7 @@ _REST_SECONDS = (1.0, 30.0)
 
 
 class PeerServer(TcpServer):
-    """Serves a near repository to other hosts, for reading only.
+    """Read-only server of a near repository for other hosts.
 
     Args:
         near: Repository to serve.

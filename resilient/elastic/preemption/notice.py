@@ -61,7 +61,7 @@ class NoticeSource(Protocol):
         """
 
     def acknowledge(self) -> None:
-        """Tell the source that all is saved and the host may be taken; a no-op for most sources.
+        """Report to the source that the host may be taken; a no-op for most sources.
 
         Raises:
             SourceLost: The source does not answer.

@@ -57,7 +57,7 @@ def parent(left: Node, right: Node, leaves: int) -> Node | None:
 
 
 class TreeAccumulator(Generic[T]):
-    """Joins values of nodes as they arrive, from left to right.
+    """Accumulator that joins values of nodes as they arrive, from left to right.
 
     Args:
         leaves: Number of leaves of the tree.
@@ -207,7 +207,7 @@ class TreeReduce:
 
     @property
     def ranks(self) -> int:
-        """How many sum together."""
+        """Number of ranks that sum together."""
         return len(self.plan.runs)
 
     def sum_up(
