@@ -1,1 +1,1 @@
-"""The command line `resilient`."""
+"""Command line `resilient`."""

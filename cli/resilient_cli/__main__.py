@@ -1,4 +1,4 @@
-"""``resilient``, and ``python -m resilient_cli``."""
+"""Entry point of ``resilient`` and ``python -m resilient_cli``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Listen for signals before anything takes time, then run the program."""
+    """Record early signals of ``train``, then run the program and return its exit code."""
     if "train" in sys.argv:
         from resilient_cli import process_exit
 

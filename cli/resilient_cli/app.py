@@ -1,18 +1,11 @@
-"""Typer app, global options, help formatting.
+"""The Typer application: global options, lazy commands, help layout and error output.
 
-How ``--help`` is set: no line is wider than the terminal, and no word is cut.
+Only :func:`main` turns errors into text and exit codes. A command is imported when it is called,
+so that ``--help`` and ``ckpt`` never import torch.
 
-Typer wants fifty columns at least and breaks words at hyphens, so that an option in an example
-cannot be copied. Where there is no room for two columns, what an option does stands below it.
-
-Hints that are seen once more: one that repeats what has just failed is no help (pure).
-
-The program `resilient`: its commands, its global options, its edge.
-
-Commands are imported when they are called, so that ``--help`` and ``ckpt`` never pay for torch.
-The edge, :func:`main`, is the one place where errors become text and exit codes.
-
-Which options of ``resilient train`` a command line gives, without carrying them out.
+Typer's own help needs at least 50 columns and breaks words at hyphens, so that an option in an
+example cannot be copied. The formatter here fits every line into the terminal and cuts no word. On
+a narrow terminal, the meaning of an option stands below the option.
 """
 
 from __future__ import annotations
@@ -62,20 +55,20 @@ _TERM_MAX = 30
 _GAP = 2
 _BELOW = 4
 
-# The base of what makes a help; it changed its home between releases of Typer.
+# Base class of help contexts. Its module differs between releases of Typer.
 _CONTEXT: Any = TyperGroup.context_class
 _FORMATTER: Any = _CONTEXT.formatter_class
 
 
 class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
-    """Sets a help for the terminal at hand."""
+    """Help formatter that fits the width of the terminal."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         columns = min(shutil.get_terminal_size().columns, _COLUMNS_MAX)
         super().__init__(width=max(columns - _MARGIN, 1))
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write how the command is called."""
+        """Write the usage line of a command."""
         first = f"{'Usage: ' if prefix is None else prefix}{prog} "
         fits = len(first) + 20 <= self.width
         indent = " " * (len(first) if fits else _BELOW)
@@ -93,7 +86,7 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
     def write_dl(
         self, rows: Sequence[tuple[str, str]], col_max: int = _TERM_MAX, col_spacing: int = _GAP
     ) -> None:
-        """Write terms and what they mean: beside them, or below where it is narrow."""
+        """Write terms and their meanings: side by side, or one below the other if it is narrow."""
         rows = list(rows)
         first = min(max((len(term) for term, _ in rows), default=0), col_max) + col_spacing
         is_narrow = self.width < _TWO_COLUMNS_MIN
@@ -112,13 +105,13 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
 
 
 class HelpContext(_CONTEXT):  # type: ignore[misc]  # it is one of two
-    """Knows how a help is set."""
+    """Parser context that formats help with :class:`HelpFormatter`."""
 
     formatter_class = HelpFormatter
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Folds between words, and behind the strokes of a choice."""
+    """Text wrapper that breaks lines between words and after each ``|`` of a choice."""
 
     wordsep_simple_re = re.compile(r"([\t\n ]+|(?<=\|))")
 
@@ -131,7 +124,7 @@ def _paragraphs(text: str, width: int, indent: str) -> Iterator[str]:
 
 
 def _folded(text: str, width: int, indent: str, more: int = 0) -> list[str]:
-    """Return a text as lines of a width; 0: as one."""
+    """Return the lines of a text at a width; a width of 0 gives one line."""
     if not width:
         return [indent + text]
     wrapper = _Wrapper(
@@ -148,23 +141,23 @@ _LISTING = ["resilient", "ckpt", "ls"]
 
 
 def drop_useless_hint(hint: str, given: Sequence[str], code: str) -> str:
-    """Return a hint, or another one where it is the very command that failed.
+    """Return the hint, or a better one if it repeats the command that failed.
 
     Args:
-        hint: what the error says.
-        given: the command line without the program.
-        code: of the error.
+        hint: Hint of the error.
+        given: Command line without the program name.
+        code: Code of the error.
     """
     try:
         words = shlex.split(hint)
     except ValueError:
         return hint
     said = [one for one in given if not one.startswith("-")]
-    # Nearly every error of a place says to list it; who just did wants to know what is wrong there.
+    # Most errors about a repository suggest `ckpt ls`. If that itself failed, doctor helps more.
     if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
         return f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _explained(code)
     if words[:3] == ["resilient", *said[:2]] and words[3:] and _are_options(words[3:]):
-        # The same command with something more: whatever else was typed stays as it was.
+        # The hint adds options to the same command: keep all other words that the user typed.
         more = words[3:]
         better = [*_without(given, more), *more]
         is_same = sorted(better) == sorted(given)
@@ -178,11 +171,11 @@ def _are_options(words: Sequence[str]) -> bool:
 
 
 def _without(given: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return a command line without these options and their values, which stand after it then.
+    """Return a command line without the given options and their values; the caller appends them.
 
     Args:
-        given: the command line.
-        options: what :func:`_are_options` says are some; a number is the value of what precedes it.
+        given: Command line.
+        options: Options that :func:`_are_options` accepts; a number belongs to the one before.
     """
     valued = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
     kept = []
@@ -214,23 +207,23 @@ stdout is only the answer; messages go to stderr. Exit codes are the same for al
 """
 
 
-# The base of what the parser raises; it changed its home between releases of Typer.
+# Base class of the parser's errors. Its module differs between releases of Typer.
 _PARSER_ERROR: type[Exception] = next(
     base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
 )
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are place holders until one of them is called.
+    """Group whose commands are placeholders until one of them is called.
 
     Attributes:
-        table: its commands by name.
+        table: Commands by name.
     """
 
     table: Mapping[str, LazyCommand]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Put the real command in the place holder's place."""
+        """Resolve the name and replace the placeholder with the real command."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name, self.table[name]) if name else None, rest
 
@@ -250,7 +243,7 @@ def load(name: str, lazy: LazyCommand) -> Any:
 
 
 def build() -> Any:
-    """Return the whole command, its parts not loaded yet."""
+    """Return the root command of the program; its commands are not imported yet."""
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
     settings = {"help_option_names": ["-h", "--help"]}
@@ -258,7 +251,7 @@ def build() -> Any:
 
 
 def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: Any) -> Any:
-    """Return a group of place holders."""
+    """Return a group of placeholders."""
     app = typer.Typer(
         name=name,
         cls=LazyGroup,
@@ -279,10 +272,10 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; errors become text here and nowhere else.
 
-    ``RESILIENT_EXIT_CODE_FILE`` names a file that gets the code too: a starter of several programs
-    may tell only one code of them all.
+    If ``RESILIENT_EXIT_CODE_FILE`` names a file, the code is also written to it. A launcher of
+    several processes, such as srun, may report only one code for all of them.
     """
-    # Programs that a script calls are others.
+    # A program that the training script starts must not write to the same file.
     told = os.environ.pop(EXIT_CODE_FILE, "")
     status = _main(arguments)
     if told:
@@ -307,7 +300,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
     except SystemExit as ended:
-        # So the parser leaves a pipe that nobody reads any more.
+        # The parser exits this way if the reader of the pipe has closed it.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         ignore_broken_pipe()
@@ -321,31 +314,31 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _nothing() -> None:
-    """Stand in for a command that is not loaded, and for what the group itself does."""
+    """Stand in for a command that is not imported yet, and for the callback of a group."""
 
 
 def _accept_global_options(command: Any) -> Any:
-    """Add the global options to a command and to all below it, so that they go anywhere.
+    """Add the global options to a command and all its subcommands, so that they can stand anywhere.
 
-    The same is with how their help is set.
+    The commands also get the help context of this module.
     """
     command.context_class = HelpContext
     taken = {option for parameter in command.params for option in parameter.opts}
     for parameter in _global_parameters():
-        # How patient a run is with its storage is said by its script.
+        # The training script sets the storage timeout of a run.
         is_of_others = command.name == "train" and parameter.name == "timeout"
         if taken.isdisjoint(parameter.opts) and not is_of_others:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
         for below in getattr(command, "commands", {}).values():
-            # Typer cuts what it takes from the docstring itself.
+            # Typer would truncate a short help that it takes from the docstring.
             below.short_help = below.short_help or (below.help or "").partition("\n\n")[0]
             _accept_global_options(below)
     return command
 
 
 def _global_parameters() -> list[Any]:
-    """Return new parameters that write to the context's `Output` and not to a function."""
+    """Return new parameters whose values go to the context's `Output`, not to a function."""
     options = typer.Typer(add_completion=False, rich_markup_mode=None)
     options.command()(_global_options)
     parameters: list[Any] = typer.main.get_command(options).params
@@ -374,7 +367,7 @@ def _global_options(  # noqa: PLR0913 - the global options
 
 
 def _remember(ctx: Any, parameter: Any, value: Any) -> None:
-    """Write a global option's value into the `Output` that the edge handed in."""
+    """Store the value of a global option in the `Output` of the root context."""
     output: Output = ctx.find_root().obj
     if parameter.name == "output_format" and value is not None:
         output.format = Format(value)
@@ -393,7 +386,7 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
 
 
 def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
-    """Report what the parser refused; it may have stopped before it met ``--json``."""
+    """Report a parser error; the parser may have stopped before it read ``--json``."""
     if type(error).__name__ == "NoArgsIsHelpError":
         put(error.ctx.get_help() + "\n", sys.stderr)
         return int(error.exit_code)
@@ -405,7 +398,7 @@ def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
     option = getattr(error, "option_name", None)
     lazy = COMMANDS.get(path.rpartition(" ")[2])
     if option and lazy and option in lazy.foreign:
-        # What is spelled alike has nothing to do with it.
+        # Replace the parser's suggestion: an option with a similar spelling is unrelated.
         message, hint = f"no option `{option}`: only torchrun has it", lazy.foreign[option]
     return _fail(error, output, error.exit_code, "RES-USAGE", message, hint)
 
@@ -420,21 +413,21 @@ def _fail(
 
 
 def _where_it_was(error: BaseException) -> str:
-    """Keep the traceback of what nobody foresaw, and say where."""
+    """Write the traceback of an unexpected error to a file and return a command that shows it."""
     text = redacted_text("".join(traceback.format_exception(error)))
     try:
         number, path = tempfile.mkstemp(prefix="resilient-", suffix=".log")
         os.close(number)
         Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
-        return ""  # --debug shows it
+        return ""  # --debug shows the traceback
     return f"cat {shell_quote(path)}"
 
 
 def parse_train_options(words: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options of ``resilient train`` that these words give, with their values.
+    """Return the options of ``resilient train`` that these words contain, with their values.
 
-    What the parser does not know is left to the command itself, which ends by it.
+    Unknown options raise no error here; the command itself rejects them when it runs.
     """
     from resilient_cli.command_tree import COMMANDS
 

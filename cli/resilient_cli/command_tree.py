@@ -1,4 +1,4 @@
-"""The commands of the program: where each lives, and what is said of it without importing it."""
+"""Table of the commands: the module of each and its help line, readable without an import of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives, and what ``--help`` says of it without importing it.
+    """Location and help line of a command that is imported when it is called.
 
     Attributes:
-        module: empty for a group that is nothing but its commands.
-        attribute: a function, or a group of Typer.
-        help: a line.
-        context_settings: of the parser.
-        foreign: options that users of torchrun try, and what to do instead.
-        commands: of a group, each imported when it is called.
+        module: Module of the command; empty for a group that only has commands.
+        attribute: Name of a function or of a Typer group.
+        help: One line of help.
+        context_settings: Settings of the parser.
+        foreign: Options that users of torchrun try, each with its replacement.
+        commands: Commands of a group, each imported when it is called.
     """
 
     module: str
@@ -108,7 +108,7 @@ COMMANDS = {
         # Options after the script belong to the script.
         {
             "allow_interspersed_args": False,
-            # torchrun knows both spellings of each option.
+            # torchrun accepts `-` and `_` in the name of each option.
             "token_normalize_func": lambda name: name.replace("_", "-"),
         },
         {

@@ -1,4 +1,4 @@
-"""Lengths of time and shares, as options spell them."""
+"""Durations and shares in the options of commands."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from resilient.clock import parse_length
 from resilient.errors import ConfigError, UsageError
 
 WITHIN_SECONDS: ContextVar[float] = ContextVar("WITHIN_SECONDS", default=60.0)
-"""How long storage may be asked again until it answers: the global option --timeout."""
+"""Deadline for retries of a storage request, in seconds: the global option --timeout."""
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%|(\d+)/(\d+)")
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds that an option's text says.
+    """Parse a duration, such as ``10m``, and return its seconds.
 
     Raises:
-        UsageError: it is no length.
+        UsageError: The text is no duration.
     """
     seconds = parse_length(text)
     if not seconds:
@@ -27,19 +27,19 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def parse_grace(text: str, option: str) -> float:
-    """Return the seconds that an option's text says, where 0 means none.
+    """Parse a duration and return its seconds; ``0`` means none.
 
     Raises:
-        UsageError: it is no length.
+        UsageError: The text is no duration.
     """
     return 0.0 if text.strip() == "0" else parse_duration(text, option)
 
 
 def parse_percentage(text: str, option: str) -> float:
-    """Return the share that ``5%`` or ``1/20`` says: more than 0, 1 at most.
+    """Parse a share, such as ``5%`` or ``1/20``, and return it: more than 0, at most 1.
 
     Raises:
-        UsageError: it is no share.
+        UsageError: The text is no share.
     """
     found = _SHARE.fullmatch(text.strip())
     share = 0.0
@@ -53,10 +53,10 @@ def parse_percentage(text: str, option: str) -> float:
 
 
 def number_of(text: str, option: str) -> int | None:
-    """Return the number that ``text`` says, None for ``unlimited``.
+    """Parse a number and return it; None for ``unlimited``.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: The text is neither a number nor ``unlimited``.
     """
     word = text.strip().lower()
     if word == "unlimited":

@@ -1,10 +1,7 @@
 """Checkpoints and runs of other tools on a command line.
 
-Looking at checkpoints that other tools wrote.
-
-Runs of other tools on a command line: which checkpoint a reference means there.
-
-Checkpoints of any tool by what a command line calls them.
+An argument may name a checkpoint of any tool, a folder in which another tool keeps several, or a
+repository of ours.
 """
 
 from __future__ import annotations
@@ -63,20 +60,21 @@ if TYPE_CHECKING:
 
 _SIBLINGS_MAX = 3
 _PLANNED_BYTES_MAX = 1 << 30
-"""Largest checkpoint whose repair `ckpt inspect` plans: a plan reads every byte."""
+"""Largest checkpoint for which `ckpt inspect` plans a repair, because a plan reads every byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignCheckpoint:
-    """What was found at a place.
+    """Checkpoint of another tool: contents, resumability and files.
 
     Attributes:
-        url: where, without secrets.
-        contents: what it holds.
-        verdict: whether training can go on from it.
-        listing: its files.
-        sibling: another one of the same run that training can go on from, where it was looked for.
-        read_bytes: what was read to prove it; None where only headers were looked at.
+        url: URL without secrets.
+        contents: Contents of the checkpoint.
+        verdict: Whether training can continue from it.
+        listing: Files of the checkpoint.
+        sibling: Another checkpoint of the run from which training can continue; empty if none was
+            found or looked for.
+        read_bytes: Bytes read for a verification; None if only headers were read.
     """
 
     url: str
@@ -93,10 +91,10 @@ class ForeignCheckpoint:
 
 
 def is_foreign(url: str) -> bool:
-    """Say whether something is at a place, and it is no repository of ours.
+    """Return whether a location holds something, and it is no repository of ours.
 
     Raises:
-        StoreError: the place could not be asked.
+        StoreError: The location could not be read.
     """
     if url.endswith((SAFE, *TORCH)):
         return True
@@ -108,15 +106,15 @@ def is_foreign(url: str) -> bool:
 
 
 def look_if_known(url: str | None, *, is_read: bool) -> ForeignCheckpoint | None:
-    """Return what another tool left at a place; None when nothing that is known did.
+    """Return the checkpoint of another tool at a location; None if no known tool wrote it.
 
     Args:
-        url: a path or a URL.
-        is_read: whether every byte is looked at, and not headers alone.
+        url: Path or URL.
+        is_read: Whether every byte is read, and not only headers.
 
     Raises:
-        UnknownLayout: it is a folder of checkpoints and none itself; the hint names one of them.
-        StoreError: it could not be read.
+        UnknownLayout: The location is only a folder of checkpoints; the hint names one of them.
+        StoreError: The location could not be read.
     """
     try:
         return inspect_foreign(url, is_read=is_read) if url and is_foreign(url) else None
@@ -127,15 +125,15 @@ def look_if_known(url: str | None, *, is_read: bool) -> ForeignCheckpoint | None
 
 
 def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | None:
-    """Return what is at a place, None when there is nothing.
+    """Return the checkpoint of another tool at a location; None if nothing is there.
 
     Args:
-        url: a path or a URL.
-        is_read: whether every byte is looked at, and not headers alone.
+        url: Path or URL.
+        is_read: Whether every byte is read, and not only headers.
 
     Raises:
-        UnknownLayout: it is no checkpoint.
-        StoreError: it could not be read.
+        UnknownLayout: The location holds no checkpoint.
+        StoreError: The location could not be read.
     """
     found = open_foreign(url)
     if found is None:
@@ -177,7 +175,7 @@ def _alternatives(
 
 
 def _outcome(url: str) -> Outcome:
-    """Return what `resilient ckpt repair` would make of a checkpoint."""
+    """Return the outcome that `resilient ckpt repair` would have for a checkpoint."""
     from resilient.layout_repair.plan import (
         plan_layout_repair,
     )  # it needs numpy, which listing does not
@@ -189,11 +187,11 @@ def _outcome(url: str) -> Outcome:
 
 
 def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
-    """Return the folder at a place, its files and what they hold; None when there is nothing.
+    """Return the folder at a location, its files and their contents; None if nothing is there.
 
     Raises:
-        UnknownLayout: it is no checkpoint.
-        StoreError: it could not be read.
+        UnknownLayout: The location holds no checkpoint.
+        StoreError: The location could not be read.
     """
     folder = open_folder(url, read_storage_options(os.environ))
     try:
@@ -251,7 +249,7 @@ def _sibling(url: str, *, is_read: bool) -> str:
 
 
 def _answer(path: str, *, is_read: bool) -> str:
-    """Return the judge's answer about another checkpoint; empty if it cannot be read."""
+    """Return the resumability of another checkpoint; empty if it cannot be read."""
     try:
         if is_read:
             from resilient.diff.verification import verify_folder
@@ -269,14 +267,14 @@ _SHOWN_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class ForeignRun:
-    """A folder in which another tool keeps its checkpoints.
+    """Folder in which another tool keeps its checkpoints.
 
     Attributes:
-        url: where, without secrets.
-        checkpoints: newest first; one at least.
-        pointers: what it says of them.
-        latest: the names of those that `latest` means, one of each run.
-        is_whole: whether all files were listed; else newer checkpoints may lack.
+        url: URL without secrets.
+        checkpoints: Checkpoints, newest first; at least one.
+        pointers: References of the run to its checkpoints.
+        latest: Names of the checkpoints that `latest` means, one per run.
+        is_whole: Whether all files were listed; if not, newer checkpoints may be missing.
     """
 
     url: str
@@ -287,11 +285,11 @@ class ForeignRun:
 
 
 def find_foreign_run(url: str) -> ForeignRun | None:
-    """Return the run of another tool at a place; None of what is none.
+    """Return the run of another tool at a location; None if there is no run.
 
     Raises:
-        RepositoryNotFound: it is a checkpoint itself.
-        StoreError: it could not be read.
+        RepositoryNotFound: The location is itself a checkpoint.
+        StoreError: The location could not be read.
     """
     there = _found_at(url) if is_foreign(url) else None
     if there is None:
@@ -299,7 +297,7 @@ def find_foreign_run(url: str) -> ForeignRun | None:
     folder, listing, found = there
     if found:
         pointers = pointed_at(folder, listing, found)
-        # Of a list that is cut only a tracker knows the latest: newer ones may lack.
+        # If the listing is cut, newer checkpoints may be missing: only a tracker knows the latest.
         newest = referred("latest", found, pointers.latest) if listing.is_whole else []
         latest = pointers.latest.union(one.name for one in newest)
         return ForeignRun(folder.url, found, pointers, latest, listing.is_whole)
@@ -312,15 +310,15 @@ def find_foreign_run(url: str) -> ForeignRun | None:
 
 
 def in_run(ref: str | None, url: str | None) -> str | None:
-    """Return the path of the checkpoint that a reference means in a run of another tool.
+    """Return the path of the checkpoint that a reference names in a run of another tool.
 
-    None where there is no such run, or nothing in it is asked for. It is for who found no
-    repository of ours there: those do not pay for it.
+    None if there is no such run, or if no reference is given. Call this only after the search for a
+    repository of ours has failed, so that users of our repositories do not pay for it.
 
     Raises:
-        NothingToResume: there is no such checkpoint in it.
-        UsageError: there are several, of several runs.
-        StoreError: it could not be read.
+        NothingToResume: The run has no such checkpoint.
+        UsageError: The reference names checkpoints of several runs, or the listing is cut.
+        StoreError: The location could not be read.
     """
     if not ref or not url or "://" in ref or not is_foreign(url):
         return None
@@ -357,7 +355,7 @@ def _found_at(url: str) -> tuple[Folder, DirectoryListing, list[RunCheckpoint]] 
     try:
         listing = folder.list()
     except KeyNotFound:
-        return None  # whoever looks for a repository there says so
+        return None  # the caller, which looks for a repository there, reports this
     if listing.is_file:
         return folder, listing, []
     return folder, listing, with_last(folder, listing, checkpoints_of(listing))
@@ -369,12 +367,13 @@ _REFERENCE = re.compile(r"latest(?:~\d+)?|step:\d+|best:.+|@.+")
 def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
     """Return the checkpoint that an argument means.
 
-    It is a path or a URL if it has a slash, ends like a file of weights, or no repository is
-    named: of a checkpoint of any tool, of one of ours, of a repository (its latest), or of a
-    repository with a reference behind a slash. Else it is a reference in the repository.
+    The argument is a path or a URL if it has a slash, ends like a file of weights, or no repository
+    is named. A path may name a checkpoint of any tool, a repository (its latest checkpoint), or a
+    repository with a reference after a slash. Every other argument is a reference in the
+    repository.
 
     Raises:
-        ResilientError: nothing is there, or it is no checkpoint.
+        ResilientError: Nothing is there, or it is no checkpoint.
     """
     if not _is_path(ref, place or repo):
         return _referred(ref, place or repo or "")
@@ -388,11 +387,11 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
 
 
 def require_whole(side: CheckpointView) -> None:
-    """Read every byte of a checkpoint once, and hold it against what its tool says of it.
+    """Read every byte of a checkpoint once, and verify it against what its tool recorded.
 
     Raises:
-        IntegrityError: something is damaged; the message names the first.
-        StoreError: it could not be read.
+        IntegrityError: Something is damaged; the message names the first finding.
+        StoreError: The checkpoint could not be read.
     """
     if side.layout == native.LAYOUT:
         place, _, name = side.url.rpartition("/")
@@ -415,7 +414,7 @@ def _is_path(ref: str, repository: str | None) -> bool:
 
 
 def _referred(ref: str, url: str) -> CheckpointView:
-    """Return what a reference means in a repository, or in a run of another tool."""
+    """Return the checkpoint that a reference names in a repository, or in a run of another tool."""
     try:
         return _ours(ref, url)
     except RepositoryNotFound:

@@ -1,4 +1,8 @@
-"""A training that another system starts: what that system decides, and what everybody would see."""
+"""Checks that ``k8s`` and ``slurm`` share before another system starts a training.
+
+They refuse options that the other system decides, and secrets that everyone who can see the job
+could read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ MEETING = (
     *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
     *("node_rank", "master_addr", "master_port", "local_addr"),
 )
-"""Options of ``train`` that say where agents meet, which follows from what is rendered."""
+"""Rendezvous options of ``train``; the rendered job sets them itself."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
@@ -27,7 +31,7 @@ _SECRET_OPTION = re.compile(
 )
 _TOKEN_OF_TEXT = re.compile(r".*(?:pad|eos|bos|unk|mask|sep|cls)[-_.]token", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w*)=([^\s;&]+)")
-# A signature in a URL opens what it is of: SAS of Azure, presigned URLs of S3 and of GCS.
+# A signature in a URL grants access: SAS of Azure, presigned URLs of S3 and of GCS.
 _SIGNED = re.compile(
     r"[?&](?:sig|signature|x-(?:amz|goog)-[\w-]+|[\w-]*(?:token|secret|passw)[\w-]*)=",
     re.IGNORECASE,
@@ -39,22 +43,22 @@ _BEARER = re.compile(r"\b(?:Bearer|Basic)\s+[^\s$`\"']")
 
 
 def is_variable(name: str) -> bool:
-    """Say whether a variable of the environment can be called so."""
+    """Return whether a text is a valid name of an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Say whether a variable sounds like a secret, or its value has one: in a URL, in JSON."""
+    """Return whether a variable looks like a secret, by its name or by a URL or JSON in it."""
     return bool(_SECRET.search(name) or _SECRET_IN_JSON.search(value)) or has_credentials(value)
 
 
 def has_credentials(text: str) -> bool:
-    """Say whether a URL in ``text`` has a user, a password or a signature in it."""
+    """Return whether a URL in ``text`` contains a user, a password or a signature."""
     return redact_userinfo(text) != text or _SIGNED.search(text) is not None
 
 
 def secret_option(words: Iterable[str]) -> str:
-    """Return the first option of a command that sounds like a secret with a value; else nothing."""
+    """Return the first option of a command whose name looks like a secret; empty if none does."""
     for word in words:
         name = word.partition("=")[0]
         if _SECRET_OPTION.fullmatch(name) and not _TOKEN_OF_TEXT.fullmatch(name):
@@ -63,9 +67,10 @@ def secret_option(words: Iterable[str]) -> str:
 
 
 def secret_assigned(line: str) -> str:
-    """Return the first variable that a line of shell sets to a secret itself; else nothing.
+    """Return the first variable that a shell line sets to a secret value; empty if there is none.
 
-    What is read from elsewhere when the line runs, as ``$(cat FILE)`` or ``$OTHER``, is none.
+    A value that the shell reads when the line runs, as ``$(cat FILE)`` or ``$OTHER``, is no secret.
+    For a ``Bearer`` or ``Basic`` header the result is ``Authorization``.
     """
     if _BEARER.search(line):
         return "Authorization"
@@ -76,14 +81,14 @@ def secret_assigned(line: str) -> str:
 
 
 def refuse_given(given: Collection[str], decided: Mapping[str, str]) -> None:
-    """Refuse options of ``train`` that whoever starts it decides.
+    """Refuse options of ``train`` that the starting system decides.
 
     Args:
-        given: names of options.
-        decided: what to do instead, by name.
+        given: Names of the options that the user gave.
+        decided: Replacement of each refused option, by its name.
 
     Raises:
-        ConfigError: with the option, and what to do instead.
+        ConfigError: An option is refused; the message names its replacement.
     """
     for name, instead in decided.items():
         if name in given:

@@ -1,11 +1,8 @@
-"""Is a writer alive.
+"""Liveness of the process that may write to a repository, from event files and this machine.
 
-Whether a process of this machine is still the one that somebody told of.
-
-Whether whoever may write to a repository lives: as far as its event files and this machine tell.
-
-A repository names a host and a moment, never a process. The launcher's events name one; its host
-knows whether it lives, and to others it is alive while it has told something just now.
+The events of an agent name its process, which its own host can check. For other hosts the agent is
+alive if its host wrote an event within the last minute. The newest generation record may also name
+a process.
 """
 
 from __future__ import annotations
@@ -32,18 +29,18 @@ if TYPE_CHECKING:
     from resilient.goodput.event_log import Agent, EventRecord
 
 _START_FIELD = 19
-"""Of /proc/PID/stat behind the name, from 0: when it began, in clock ticks since the boot."""
+"""Index of the start time (clock ticks since boot) in /proc/PID/stat, after the name."""
 _SLACK_MS = 60_000
-"""What told the time of a process's start and of an event may have been set meanwhile."""
+"""Tolerance for a wall clock that was set between the start of a process and its event."""
 _TICKS_MS = 1_000
-"""Both are seconds of one start of the machine, one of them in ticks: nothing can set them."""
+"""Tolerance if both times count from one boot, one of them in ticks: nobody can set them."""
 
 
 def is_agent_alive(agent: Agent) -> bool:
-    """Say whether a launcher that was told of on this machine runs still.
+    """Return whether an agent that started on this machine still runs.
 
-    Where its first word says at which start of the machine that was, the time of day, which may
-    have been set since, is not asked.
+    If its first event names the boot of the machine, the time of day is not used, because it may
+    have been set since then.
     """
     ours = boot_name()
     if not (agent.boot and ours):
@@ -54,14 +51,14 @@ def is_agent_alive(agent: Agent) -> bool:
 
 
 def is_alive(pid: int, told_ms: int) -> bool:
-    """Say whether a process runs that had begun when it told something.
+    """Return whether a process still runs that had started before it wrote an event.
 
-    Numbers of processes are used again: one that began later is another. Where there is no
-    /proc, the number is all there is.
+    Process ids are reused: a process that started later is another one. Without /proc, only the
+    process id is checked.
 
     Args:
-        pid: of this machine.
-        told_ms: when it said its first word, in milliseconds since 1970.
+        pid: Process id on this machine.
+        told_ms: Time of its first event, in milliseconds since 1970.
     """
     try:
         boot_ms = _boot_ms()
@@ -71,13 +68,13 @@ def is_alive(pid: int, told_ms: int) -> bool:
 
 
 def _runs_since(pid: int, latest_ms: int) -> bool:
-    """Say whether a process runs that began so long after the boot, or before."""
+    """Return whether a process runs that started at most ``latest_ms`` after the boot."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, but there
+        pass  # it exists, under another user
     try:
         state, began_ms = _stat(pid)
     except (OSError, ValueError, IndexError):
@@ -92,13 +89,16 @@ def _stat(pid: int) -> tuple[str, float]:
 
 
 def _boot_ms() -> int:
-    """Return when the machine was started, as it tells by its time of day now."""
+    """Return the time of the boot in milliseconds since 1970, by the present time of day."""
     lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     return 1000 * int(next(one.split()[1] for one in lines if one.startswith("btime ")))
 
 
 def _slept_ms() -> int:
-    """Return how long the machine was suspended: starts of processes count that, words do not."""
+    """Return how long the machine was suspended, in milliseconds.
+
+    The start time of a process includes the suspended time; ``Agent.since_boot_ms`` does not.
+    """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0
     return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()))
@@ -111,7 +111,7 @@ _ENDS = frozenset(
 
 
 class LivenessState(StrEnum):
-    """What is known of who may write."""
+    """Liveness of the process that may write."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -122,13 +122,13 @@ class LivenessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LivenessReport:
-    """What is known of the process that may write, and from where.
+    """Liveness of the process that may write, and the evidence.
 
     Attributes:
-        state: whether it lives.
-        why: how that is known.
-        agent: the launcher; None if no event names one.
-        told_ms: its last word, in milliseconds since 1970; 0 for none.
+        state: Liveness.
+        why: Evidence.
+        agent: Agent that owns the process; None if no event names one.
+        told_ms: Time of the last event, in milliseconds since 1970; 0 for none.
     """
 
     state: LivenessState
@@ -138,16 +138,16 @@ class LivenessReport:
 
 
 def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
-    """Return what is known of the process that belongs to the newest life.
+    """Return the liveness of the process that owns the newest generation.
 
     Args:
-        writer: the newest life.
-        records: of the event files of the run, by time; none if they are elsewhere.
-        now_ms: what time it is, in milliseconds since 1970.
+        writer: Newest generation.
+        records: Event records of the run, sorted by time; empty if they are elsewhere.
+        now_ms: Current time, in milliseconds since 1970.
     """
     known = agents(records)
     seen = [_of_agent(one, records, now_ms) for one in known]
-    # Whoever lives may claim a life at any moment, also if another wrote last.
+    # A live agent may claim a generation at any moment, even if another one wrote last.
     alive = [one for one in reversed(seen) if one.state is LivenessState.ALIVE]
     if proof := next(iter(alive), None) or _of_claim(writer, records):
         return proof
@@ -166,15 +166,15 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
 
 
 def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
-    """Say whether the launcher of a run died without a word, as far as is known here.
+    """Return whether the agent of a run died without an end event, as far as this machine knows.
 
     Args:
-        records: of the event files of the run, by time.
-        now_ms: what time it is, in milliseconds since 1970.
+        records: Event records of the run, sorted by time.
+        now_ms: Current time, in milliseconds since 1970.
     """
     seen = [_of_agent(one, records, now_ms) for one in agents(records)]
     states = [one.state for one in seen]
-    # In another namespace of processes it lives under another number, and goes on telling.
+    # An agent in another PID namespace has another pid here, and continues to write events.
     return (
         states[-1:] == [LivenessState.DEAD]
         and LivenessState.ALIVE not in states
@@ -183,10 +183,10 @@ def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
 
 
 def records_of(run: Path | None, place: str) -> list[EventRecord]:
-    """Return the records of a run: of the folder that was named, or of a repository's own.
+    """Return the event records of a run, from the given folder or from the repository itself.
 
     Raises:
-        RepositoryNotFound: the folder that was named holds no event file.
+        RepositoryNotFound: The given folder holds no event file.
     """
     if run is not None:
         return read_records([run])
@@ -216,7 +216,7 @@ def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> Live
 
 
 def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport | None:
-    """Return what the record of the newest life proves; None if it proves no living process."""
+    """Return the evidence of the newest generation record; None unless its process runs here."""
     record = writer.record
     if record is None or record.process is None or not is_alive_here(record):
         return None
@@ -226,7 +226,7 @@ def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport 
 
 
 def _of_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
-    """Say what the events of ranks tell that no launcher of ours began."""
+    """Return the liveness of ranks that no agent started, from their events."""
     if not records:
         return LivenessReport(
             LivenessState.UNKNOWN, "there are no event files here; --run FOLDER names them"
@@ -244,7 +244,7 @@ def _of_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
 
 
 def _may_have_claimed(agent: Agent, writer: Writer) -> bool:
-    """Say whether a life can be this launcher's, by host and time."""
+    """Return whether an agent can own the newest generation, by host and time."""
     if writer.record is None:
         return True
     if agent.host != writer.record.host:

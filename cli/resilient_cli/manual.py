@@ -1,15 +1,9 @@
-"""Error explanations, topics, JSON schemas (move the texts to package data).
+"""Explanations of error codes, help topics, and the JSON schemas of ``--json``.
 
-What each error id means, what is safe when it comes, and what to do next.
-
-The sentences of the error itself name the case at hand; these are the lines behind them.
-
-Pages that belong to no single command: what a reference is, what a store is, who is asked.
-
-The schemas of what ``--json`` writes: one file of JSON Schema for each command, and for errors.
-
-They are data of the package: a program that reads our output can be held against them, and so are
-our own tests. Nothing here loads a validator.
+The message of an error describes the case at hand; the explanation of its code describes the
+usual cause, what is safe and what to do next. A help topic belongs to no single command. The
+schemas are files of the package: one for each command, and one for errors. Programs can validate
+our output against them, and our tests do. This module loads no validator.
 """
 
 from __future__ import annotations
@@ -24,12 +18,12 @@ from resilient_cli.output import Table
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The longer answer to one ``RES-`` id.
+    """Explanation of one ``RES-`` code.
 
     Attributes:
-        cause: what usually brings it about.
-        safe: what was not touched or not lost.
-        remedies: what to do, the likeliest first; commands where there are any.
+        cause: Usual cause.
+        safe: Data that was not changed or not lost.
+        remedies: Next steps, the most likely first; commands where there are any.
     """
 
     cause: str
@@ -358,10 +352,10 @@ def schema_names() -> tuple[str, ...]:
 
 
 def schema_text(name: str) -> str:
-    """Return the JSON Schema (draft 2020-12) that :func:`schema_names` names.
+    """Return the text of the JSON Schema (draft 2020-12) with a name of :func:`schema_names`.
 
     Raises:
-        KeyError: no schema has this name.
+        KeyError: No schema has this name.
     """
     if name not in schema_names():
         raise KeyError(name)
@@ -369,6 +363,6 @@ def schema_text(name: str) -> str:
 
 
 def schema_document(name: str) -> dict[str, Any]:
-    """Return the same as a value."""
+    """Return the JSON Schema of this name as a value."""
     document: dict[str, Any] = json.loads(schema_text(name))
     return document

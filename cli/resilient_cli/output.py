@@ -1,18 +1,12 @@
-"""Tables, plain, JSON; safe stdout; progress.
+"""Output to stdout and stderr: tables, plain columns, JSON, errors and progress.
 
-Text to stdout and stderr, all of it through :func:`put`: a terminal obeys nothing of it.
+stdout carries only the answer; messages about the work go to stderr. Text goes through
+:func:`put`, which escapes everything that a terminal would obey. Names, messages and lines of
+servers may contain escape sequences, bells, carriage returns or characters that reverse the
+writing direction. Newlines pass, and so do the colours of this module. Colours are a few escape
+codes, so no styling library is loaded.
 
-What others wrote (names, messages, lines of servers) may hold escapes, bells, carriage returns and
-letters that turn the direction of those around them. They are spelled; newlines are meant, and so
-are the colours that :mod:`resilient_cli.output` puts in.
-
-Values to a table, to plain columns or to JSON; the only module that styles.
-
-stdout carries the answer and nothing else; whatever is said about the work goes to stderr. All text
-goes through :mod:`resilient_cli.output`, which spells what a terminal would obey.
-Terminal colours are three escape codes, so nothing heavier is loaded for them.
-
-How far something is that takes more than a second: a bar on a terminal, else a line at times.
+Progress appears after 1 s: a bar on a terminal, otherwise a line every 10 s.
 """
 
 from __future__ import annotations
@@ -44,12 +38,14 @@ _COLOR = re.compile(r"(\x1b\[(?:\d{1,2};?){1,2}m)")
 
 
 def put(text: str, stream: TextIO, *, is_painted: bool = False) -> None:
-    """Write a text to stdout or stderr; the one way for text that does not end as JSON of others.
+    """Write a text to stdout or stderr, with control characters escaped.
+
+    Everything goes through here, except an answer that another program must read unchanged.
 
     Args:
-        text: with the newlines that are meant.
-        stream: where to.
-        is_painted: whether the colours of this module may be in it, and are meant.
+        text: Text with its newlines.
+        stream: Target stream.
+        is_painted: Whether the text may contain colour codes of this module, which then pass.
     """
     parts = _COLOR.split(text) if is_painted else [text]
     stream.write(
@@ -58,28 +54,29 @@ def put(text: str, stream: TextIO, *, is_painted: bool = False) -> None:
 
 
 def say(line: str) -> None:
-    """Write a line about the work to stderr, without the secrets of URLs."""
+    """Write a message about the work to stderr, without the secrets of URLs."""
     put(f"{redact_secrets(line)}\n", sys.stderr)
     sys.stderr.flush()
 
 
 def redraw(line: str, stream: TextIO) -> None:
-    """Write over the line that a terminal shows."""
+    """Overwrite the current line of a terminal."""
     stream.write("\r" + escape_control_chars(line, ""))
     stream.flush()
 
 
 def clear_screen() -> None:
-    """Let what is shown next begin at the top of the terminal."""
+    """Clear the terminal; the next output starts at its top."""
     sys.stdout.write("\x1b[H\x1b[2J")
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Say of a stdout that takes no more what it is: a full disk, mostly.
+    """Turn a failed write to stdout, mostly because of a full disk, into a StoreError.
 
     Raises:
-        StoreError: of the kind that the system's error is; a pipe that nobody reads is none.
+        StoreError: The kind that matches the system's error.
+        BrokenPipeError: The reader has closed the pipe.
     """
     try:
         yield
@@ -94,39 +91,42 @@ def answering() -> Iterator[None]:
 
 
 def ignore_broken_pipe() -> None:
-    """Write to nowhere from here on: whoever read has enough, and what was done stays done."""
+    """Redirect stdout to the null device after the reader has closed the pipe.
+
+    The command goes on: its work stays valid without a reader.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def write_nowhere_if_closed() -> None:
-    """Give a process that was started without stdout or stderr (``>&-``) one that takes all."""
+    """Replace a stdout or stderr that was closed at the start (``>&-``) with the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def use_utf8_streams(*streams: TextIO) -> None:
-    """Let streams write what their encoding has not as escapes: a name must not end a command."""
+    """Let streams escape characters that their encoding lacks: a name must not end a command."""
     for stream in streams:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return how many columns a terminal has; 0 for what is none, where lines may be long."""
+    """Return the columns of a terminal; 0 for other streams, where lines may be long."""
     return shutil.get_terminal_size().columns if stream.isatty() else 0
 
 
 _GAP = "  "
 _LAST_MIN = 20
-"""Columns that a last column must have left to be folded, and not its row to be stacked."""
+"""Smallest width to which a last column is wrapped; with less room, rows are stacked."""
 _KIBI = 1024
 _STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
 _STYLES |= {"danger": "31;1", "note": "2"}
 
 
 class Format(StrEnum):
-    """What the answer is for: eyes, other Unix tools, or programs."""
+    """Format of the answer: for people, for Unix tools, or for programs."""
 
     HUMAN = "human"
     PLAIN = "plain"
@@ -135,15 +135,15 @@ class Format(StrEnum):
 
 @dataclass(slots=True)
 class Output:
-    """How the answer is wanted; the global options fill it in as they are met.
+    """Output settings, which the global options fill in as the parser meets them.
 
     Attributes:
-        format: for whom.
-        quiet: only ids.
-        debug: tracebacks too.
-        color: unless conventions forbid it.
-        asks: whether a question may be asked.
-        agrees: whether the answer to a question is yes without asking.
+        format: Format of the answer.
+        quiet: Whether only ids are printed.
+        debug: Whether tracebacks are printed.
+        color: Whether colours are allowed; the environment and the terminal may still forbid them.
+        asks: Whether the command may ask a question.
+        agrees: Whether the answer to a question is yes without asking.
     """
 
     format: Format = Format.HUMAN
@@ -156,7 +156,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under column names. A cell that is a word of a state gets that state's colour."""
+    """Rows under column names; a cell that is a state word gets the colour of that state."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -171,16 +171,16 @@ class KeyValues:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command found out, once, for every format.
+    """Result of a command, for every format.
 
     Attributes:
-        command: dotted name, for example ``ckpt.ls``; part of the schema's name.
-        kind: the JSON document's ``type``.
-        document: the JSON document's other fields.
-        blocks: the same for people, in order; texts are left out of plain columns.
-        ids: what ``-q`` prints, one per line.
-        is_verbatim: whether another program reads it, so that not a character may be masked;
-            whoever made it refused what is secret.
+        command: Dotted name, for example ``ckpt.ls``; part of the schema's name.
+        kind: ``type`` of the JSON document.
+        document: Other fields of the JSON document.
+        blocks: The same content for people, in order; plain output omits its texts.
+        ids: Lines that ``-q`` prints.
+        is_verbatim: Whether another program reads the answer, so that no character may be masked.
+            The command has refused secrets before.
     """
 
     command: str
@@ -196,7 +196,7 @@ def show(answer: CommandResult, output: Output) -> None:
     if not answer.is_verbatim:
         answer = _cleared(answer)
     if output.quiet:
-        # Each is one line, whatever others called it; a text that is the whole answer may be more.
+        # An id is one line, even if its name has line breaks. A whole answer of text may have more.
         is_text = answer.ids == answer.blocks
         lines: Iterable[str] = (
             answer.ids if is_text else (escape_control_chars(one, "\t") for one in answer.ids)
@@ -227,7 +227,7 @@ def _put(line: str, *, as_it_is: bool, is_painted: bool) -> None:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    # All else that a terminal obeys JSON escapes by itself.
+    # JSON itself escapes all other control characters.
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
@@ -253,7 +253,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
 
     Args:
         fields: ``exit``, ``code``, ``message`` and ``hint``.
-        output: the wanted format.
+        output: Output settings.
     """
     clean = redact_json(fields)
     if output.format is Format.JSON:
@@ -261,7 +261,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         put(_json({**head, **clean}) + "\n", sys.stderr)
         return
     word = _paint("error:", colored=_colored(output, sys.stderr))
-    # More lines of a message stand farther in than a hint: none can look like one.
+    # Further lines of a message are indented more than a hint, so that none looks like a hint.
     message = escape_control_chars(clean["message"]).replace("\n", "\n    ")
     put(f"{word} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
     if clean["hint"]:
@@ -269,7 +269,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
 
 
 def human_size(size_bytes: int) -> str:
-    """Return a size for people: ``512 B``, ``4.9 GiB``."""
+    """Format a size for people: ``512 B``, ``4.9 GiB``."""
     if size_bytes < _KIBI:
         return f"{size_bytes} B"
     size = float(size_bytes)
@@ -282,7 +282,7 @@ def human_size(size_bytes: int) -> str:
 
 
 def human_age(seconds: float) -> str:
-    """Return an age for people in its largest whole unit: ``5s``, ``14m``, ``3h``, ``12d``."""
+    """Format an age for people in its largest whole unit: ``5s``, ``14m``, ``3h``, ``12d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
@@ -290,7 +290,7 @@ def human_age(seconds: float) -> str:
 
 
 def age_seconds(then: str, now: str) -> float | None:
-    """Return the seconds between two ISO 8601 times, None when one cannot be read."""
+    """Return the seconds between two ISO 8601 times; None if one cannot be parsed."""
     try:
         return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()
     except (TypeError, ValueError):
@@ -298,7 +298,7 @@ def age_seconds(then: str, now: str) -> float | None:
 
 
 def _plain_lines(blocks: Sequence[Table | KeyValues | str]) -> Iterator[str]:
-    """Yield tab-separated lines, a blank one between blocks; texts are for people only."""
+    """Yield tab-separated lines, with a blank line between blocks; texts are for people only."""
     shown = [block for block in blocks if not isinstance(block, str)]
     for number, block in enumerate(shown):
         if number:
@@ -310,12 +310,12 @@ def _plain_lines(blocks: Sequence[Table | KeyValues | str]) -> Iterator[str]:
 def _human_lines(
     blocks: Sequence[Table | KeyValues | str], *, colored: bool, width: int = 0
 ) -> Iterator[str]:
-    """Yield the lines of all blocks, a blank one before each table but the first.
+    """Yield the lines of all blocks, with a blank line before each table except at the start.
 
     Args:
-        blocks: of an answer.
-        colored: whether words of a state get their colours.
-        width: columns of the terminal; 0 for as many as are wanted.
+        blocks: Blocks of an answer.
+        colored: Whether state words get their colours.
+        width: Columns of the terminal; 0 for no limit.
     """
     shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
     for number, block in enumerate(shown):
@@ -339,7 +339,7 @@ def _human_lines(
 def _aligned(
     rows: Sequence[Sequence[str]], widths: Sequence[int], *, colored: bool
 ) -> Iterator[str]:
-    """Yield rows with every column but the last padded to its widest cell."""
+    """Yield rows in which every column but the last is padded to its widest cell."""
     for row in rows:
         padded = (
             _paint(cell, colored=colored) + " " * (width - len(cell))
@@ -351,7 +351,7 @@ def _aligned(
 def _wrapped(
     rows: Sequence[Sequence[str]], widths: Sequence[int], room: int, *, colored: bool
 ) -> Iterator[str]:
-    """Yield rows whose last column goes on below itself; what can be copied is never cut."""
+    """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
     for *head, last in rows:
         first, *more = _folded(last, room)
         yield from _aligned([[*head, first]], [*widths[:-1], 0], colored=colored)
@@ -360,7 +360,7 @@ def _wrapped(
 
 
 def _stacked(rows: Sequence[Sequence[str]], width: int, *, colored: bool) -> Iterator[str]:
-    """Yield each row as a list of its own: a terminal that is too narrow for the columns."""
+    """Yield each row as a list of names and values, for a terminal too narrow for the columns."""
     names, *values = rows
     widest = max(map(len, names))
     for number, row in enumerate(values):
@@ -377,7 +377,7 @@ def _folded(text: str, room: int) -> list[str]:
 
 
 def _printable(cell: str) -> str:
-    """Return a cell that cannot move the cursor; names come from files that others wrote."""
+    """Return a cell that cannot move the cursor; names come from files of other programs."""
     return escape_control_chars(cell, "")
 
 
@@ -387,7 +387,7 @@ def _paint(word: str, *, colored: bool) -> str:
 
 
 def _colored(output: Output, stream: TextIO) -> bool:
-    """Say whether colours are welcome; the conventions of no-color.org and clig.dev."""
+    """Return whether to use colours, by the conventions of no-color.org and clig.dev."""
     if not output.color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
@@ -399,12 +399,12 @@ _WIDTH = 20
 
 
 class _Line:
-    """A line on stderr: taken back on a terminal, one after the other elsewhere.
+    """Status line on stderr: redrawn on a terminal, printed again and again elsewhere.
 
     Args:
-        what: what is done, one word.
-        clock: what time it is.
-        stream: where to; stderr.
+        what: Activity, one word.
+        clock: Source of the time.
+        stream: Target stream; stderr by default.
     """
 
     def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
@@ -422,19 +422,19 @@ class _Line:
             self._stream.flush()
 
     def _clear(self) -> None:
-        """Take the line away; it is no part of the answer."""
+        """Erase the line, which is no part of the answer."""
         if self._shown and self._is_terminal:
             redraw(" " * len(self._shown), self._stream)
             redraw("", self._stream)
 
 
 class Progress(_Line):
-    """Says how many bytes are done; nothing in the first second.
+    """Progress in bytes; silent in the first second.
 
     Args:
-        what: what is done, one word.
-        clock: what time it is.
-        stream: where to; stderr.
+        what: Activity, one word.
+        clock: Source of the time.
+        stream: Target stream; stderr by default.
     """
 
     def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
@@ -445,11 +445,11 @@ class Progress(_Line):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         self._clear()
 
     def __call__(self, done: int, of: int) -> None:
-        """Take note that ``done`` of ``of`` bytes are done."""
+        """Report that ``done`` of ``of`` bytes are done."""
         now = self._clock.monotonic_seconds()
         if now < self._next:
             return
@@ -459,7 +459,7 @@ class Progress(_Line):
             filled = "#" * round(_WIDTH * share)
             line = f"{self._what} [{filled:<{_WIDTH}}] {sizes}"
             columns = columns_of(self._stream)
-            # A line that goes on below itself cannot be taken back.
+            # A line that wraps cannot be redrawn.
             is_short = len(line) < columns or not columns
             self._show(line if is_short else f"{self._what} {100 * share:.0f} %")
         else:
@@ -468,12 +468,12 @@ class Progress(_Line):
 
 
 class Waiting(_Line):
-    """Says for how long something goes on whose end nobody knows; nothing in the first second.
+    """Elapsed time of an activity without a known end; silent in the first second.
 
     Args:
-        what: what is done, one word.
-        clock: what time it is.
-        stream: where to; stderr.
+        what: Activity, one word.
+        clock: Source of the time.
+        stream: Target stream; stderr by default.
     """
 
     def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
@@ -482,12 +482,12 @@ class Waiting(_Line):
         self._thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to tell, from a thread of its own."""
+        """Start the thread that reports."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tell no more, whatever the end is."""
+        """Stop reporting, however the block ends."""
         self._is_over.set()
         self._thread.join()
         self._clear()

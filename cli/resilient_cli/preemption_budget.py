@@ -1,13 +1,9 @@
-"""Does a save fit into the notice.
+"""Time budget of a save within a preemption notice.
 
-One thing that was looked at, and what was found.
+``p95 of a save + p95 of its promotion + 5 s <= --grace < termination grace <= notice``
 
-Whether a save fits into the notice of a preemption: one inequality, and who breaks it.
-
-``p95 of a save + what promotes it + 5 s <= --grace < termination grace <= notice``
-
-Each side must leave room for the one before: the trainers save within ``--grace``, the agent ends
-before its container or job is killed, and that happens before the machine is gone.
+Each side leaves room for the one before. The trainers save within ``--grace``. The agent ends
+before its container or job is killed, and the kill comes before the machine is gone.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ OK, WARNING = "ok", "warning"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one look found.
+    """Result of one check.
 
     Attributes:
-        name: of what was looked at.
-        is_ok: whether it is as training needs it.
-        found: what it is.
-        hint: what to do about it; empty if nothing.
+        name: Name of the check.
+        is_ok: Whether the result meets the needs of a training.
+        found: Measured values.
+        hint: Command or instruction if something is wrong; empty if not needed.
     """
 
     name: str
@@ -53,20 +49,20 @@ class Check:
 
 MARGIN_SECONDS = 5.0
 NOTICE_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "gke": 15.0, "slurm": 30.0}
-"""What is announced at least; SLURM's KillWait, and what GKE leaves pods of a spot node."""
+"""Shortest notice in seconds; for SLURM its KillWait, for GKE the time left to a spot pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionBudget:
-    """The terms of the inequality, in seconds; None for what nobody knows.
+    """Terms of the inequality, in seconds; None for an unknown term.
 
     Attributes:
         save_seconds: p95 of a save until it is committed.
-        tail_seconds: p95 of a promotion from a near repository, 0 without one.
+        tail_seconds: p95 of a promotion from a near repository; 0 without one.
         grace_seconds: ``--grace`` of ``resilient train``.
-        termination_seconds: what a container or a job is given after SIGTERM.
-        notice_seconds: what the cloud or the scheduler announces.
-        source: where the first two come from.
+        termination_seconds: Time from SIGTERM to SIGKILL for a container or a job.
+        notice_seconds: Notice that the cloud or the scheduler gives.
+        source: Origin of the first two terms.
     """
 
     save_seconds: float | None
@@ -79,7 +75,7 @@ class PreemptionBudget:
 
 @dataclass(slots=True)
 class SaveTimes:
-    """What saves and promotions took, in seconds."""
+    """Durations of saves and promotions, in seconds."""
 
     saves: list[float] = field(default_factory=list)
     promotions: list[float] = field(default_factory=list)
@@ -91,14 +87,14 @@ def budget_of(
     termination_seconds: float | None,
     notice_seconds: float | None,
 ) -> PreemptionBudget:
-    """Return the terms with what saves and promotions took at most in 95 of 100 cases."""
+    """Return the budget with the p95 of the measured saves and promotions."""
     save, tail = p95(took.saves), p95(took.promotions) or 0.0
     source = f"p95 of {len(took.saves)} saves"
     return PreemptionBudget(save, tail, grace_seconds, termination_seconds, notice_seconds, source)
 
 
 def needed_grace(took: SaveTimes) -> float:
-    """Return the least ``--grace`` that a save and its promotion fit into, in whole seconds.
+    """Return the smallest ``--grace`` for a save and its promotion, in whole seconds.
 
     0 if no save is known.
     """
@@ -110,7 +106,7 @@ def require(budget: PreemptionBudget) -> None:
     """Refuse a budget that does not hold.
 
     Raises:
-        ConfigError: the first comparison that fails, with its numbers.
+        ConfigError: A comparison fails; the message has the numbers of the first one.
     """
     for check in judge(budget):
         if not check.is_ok:
@@ -118,7 +114,7 @@ def require(budget: PreemptionBudget) -> None:
 
 
 def judge(budget: PreemptionBudget) -> list[Check]:
-    """Return one check for each of the three comparisons that can be made."""
+    """Return one check for each of the three comparisons whose terms are known."""
     grace, termination, notice = (
         budget.grace_seconds,
         budget.termination_seconds,
@@ -150,17 +146,17 @@ def judge(budget: PreemptionBudget) -> list[Check]:
 
 
 def _hint_for(budget: PreemptionBudget, termination_seconds: float) -> str:
-    """Return what to type where the grace is not below what is given after SIGTERM."""
+    """Return the command to run if the grace is not below the termination grace."""
     needed_seconds = max(1, math.ceil(_needed_seconds(budget)))
     if needed_seconds < termination_seconds:
         return f"resilient train --grace {max(needed_seconds, termination_seconds / 2):g}"
-    # No grace fits: more must be given after SIGTERM.
+    # No grace fits: the termination grace must be longer.
     most = 2 * needed_seconds
     return f"resilient doctor --grace {needed_seconds:d} --termination-grace {most:d}"
 
 
 def _needed_seconds(budget: PreemptionBudget) -> float:
-    """Return the least grace that a save fits into; 0 if no save is known."""
+    """Return the smallest grace for a save and its promotion; 0 if no save is known."""
     if budget.save_seconds is None:
         return 0.0
     return budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
@@ -183,12 +179,12 @@ def _judge_save(budget: PreemptionBudget) -> Check:
 
 
 def read_events(folder: Path) -> SaveTimes:
-    """Return the durations of a run's saves, read from its event files.
+    """Read the durations of a run's saves and promotions from its event files.
 
     Raises:
-        RepositoryNotFound: the folder holds no event file.
-        OSError: a file cannot be read.
-        StoreDenied: a file leads out of the folder, or is no plain file.
+        RepositoryNotFound: The folder holds no event file.
+        OSError: A file cannot be read.
+        StoreDenied: A file leads out of the folder, or is no regular file.
     """
     took = SaveTimes()
     for path in event_files(folder):
@@ -206,5 +202,5 @@ def _seconds(value: Any) -> float:
 
 
 def p95(values: list[float]) -> float | None:
-    """Return the least of ``values`` that 95 of 100 do not exceed; None of none."""
+    """Return the 95th percentile (nearest rank); None for no values."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None

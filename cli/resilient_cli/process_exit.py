@@ -1,12 +1,9 @@
-"""Early signals; keep the decided exit code.
+"""Early signals of ``resilient train``, and the exit code of a process with leftover threads.
 
-Signals that come while `resilient train` is still importing: remembered, and heard later.
-
-Python itself needs some hundredths of a second before this is loaded, and the rest of the program
-some tenths: until then SIGTERM would end it as if it were any program. Nothing is imported here
-but what the interpreter has anyway.
-
-The end of the process, whose exit code must stay the one that was decided.
+Python needs some hundredths of a second before this module loads, and the rest of the program
+some tenths. Until then SIGTERM would end the program at once. Signals are therefore recorded from
+the first moment and handled later. To load early, this module imports only what the
+interpreter has anyway.
 """
 
 from __future__ import annotations
@@ -24,17 +21,17 @@ if TYPE_CHECKING:
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 WITH_VALUES = frozenset({"--format", "--timeout"})
-"""Global options whose value is a word of its own, and no command."""
+"""Global options whose value is a separate word, which must not be taken for the command."""
 
 heard: list[int] = []
-"""The signals that came, in their order; whoever takes over hears them as well."""
+"""Recorded signals, in order; the agent or :func:`stop_listening` handles them later."""
 _before: dict[int, Any] = {}
 
 
 def record_early_signals(arguments: Sequence[str]) -> None:
-    """Remember signals from here on if ``arguments`` say ``train``.
+    """Record signals from now on if ``arguments`` call ``train``.
 
-    What is ignored (nohup) stays ignored. Main thread only.
+    Ignored signals (nohup) stay ignored. Main thread only.
     """
     if command_of(arguments) != "train":
         return
@@ -46,7 +43,7 @@ def record_early_signals(arguments: Sequence[str]) -> None:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return the command that is called, empty if none is."""
+    """Return the name of the called command; empty if there is none."""
     is_value = False
     for word in arguments:
         if not is_value and not word.startswith("-"):
@@ -56,7 +53,7 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def stop_listening() -> None:
-    """Let signals do what they did before, those too that have come meanwhile."""
+    """Restore the previous handlers, and raise the recorded signals again."""
     for number, handler in _before.items():
         signal.signal(number, handler)
     _before.clear()
@@ -69,20 +66,19 @@ def _remember(number: int, _frame: object) -> None:
 
 
 class ExitGuard:
-    """Ends the process before the interpreter takes itself down, where threads are left.
+    """Exit hook that ends the process before the interpreter shuts down, if threads are left.
 
-    A thread that nobody waits for may be in the code of a library, asking a host that does not
-    answer. When it comes back while the interpreter goes down, the thread is ended there and then;
-    C++ and Rust take that for an error and abort, and whoever started this process sees SIGABRT
-    where the work was done.
+    Such a thread may wait inside a library for a host that does not answer. If the library returns
+    during the shutdown, the interpreter ends the thread at once. C++ and Rust take that for an
+    error and abort. The parent process then sees SIGABRT although the work was done.
 
     Attributes:
-        status: the exit code; None when the process ends in another way, which stays as it is.
+        status: Exit code; None if the process ends in another way, which then stays unchanged.
     """
 
     def __init__(self) -> None:
         self.status: int | None = None
-        # The first that is registered runs last: what others clean up is clean by then.
+        # The hook registered first runs last, after the cleanup of all others.
         atexit.register(self._leave)
 
     def _leave(self) -> None:

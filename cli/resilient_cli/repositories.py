@@ -1,11 +1,7 @@
-"""Repositories and references on a command line; completion.
+"""Repositories and references on a command line, and the completion of references.
 
-What a shell offers for a reference: checkpoints, tags and words that fit what was typed.
-
-Only the names of objects are read, never a manifest, and a store that does not answer within
-two seconds offers nothing: who presses Tab waits for it.
-
-Which repository and which checkpoint a command line means.
+Completion reads only the names of objects, never a manifest. The user waits for it at the Tab key,
+so a store that does not answer within 2 s completes nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +38,14 @@ LOOK_SECONDS = 2.0
 
 
 def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the references that begin with ``incomplete``, each with a word on what it is.
+    """Return the references that begin with ``incomplete``, each with a description.
 
-    The repository is that of ``--repo``, of a REPO that stands before, or of RESILIENT_REPO.
+    The repository is that of ``--repo``, of a REPO before the reference, or of RESILIENT_REPO.
     """
     url = ctx.params.get("repo") or ctx.params.get("place") or os.environ.get("RESILIENT_REPO")
     if not url:
         return []
-    # A shell shows whatever is written while it completes: a store that fails offers nothing.
+    # The shell would show an error among the completions, so a store that fails offers none.
     with suppress(ResilientError):
         options = read_storage_options(os.environ)
         store = open_store(url, within_seconds=LOOK_SECONDS, storage_options=options)
@@ -58,7 +54,7 @@ def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def references(store: Store) -> list[tuple[str, str]]:
-    """Return every short name of a checkpoint in a repository, the newest first."""
+    """Return every short name of a checkpoint in a repository, newest first, with a description."""
     found = committed(store)
     if not found:
         return []
@@ -89,13 +85,13 @@ Repo = Annotated[
 
 
 def output_of(ctx: typer.Context) -> Output:
-    """Return how the answer is wanted."""
+    """Return the output settings of a command."""
     output: Output = ctx.find_root().obj
     return output
 
 
 def is_somebody_there(output: Output) -> bool:
-    """Say whether a question would be seen and could be answered."""
+    """Return whether a user would see a question and could answer it."""
     return (
         sys.stdin.isatty()
         and sys.stderr.isatty()
@@ -109,14 +105,15 @@ def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool
     """Open the repository that the argument, the option or the environment names.
 
     Args:
-        place: the argument.
-        repo: the option.
-        reads_unsigned: also hand out unsigned checkpoints where ``RESILIENT_REQUIRE_SIGNATURE``
-            is set; for commands that maintain a repository or look for what is wrong with it.
+        place: Argument of the command.
+        repo: Option of the command; its default comes from RESILIENT_REPO.
+        reads_unsigned: Whether to return unsigned checkpoints even if
+            ``RESILIENT_REQUIRE_SIGNATURE`` is set. For commands that maintain or diagnose a
+            repository.
 
     Raises:
-        ConfigError: a signature is required and there is no key.
-        UsageError: none of them names a repository.
+        ConfigError: A signature is required and there is no key.
+        UsageError: No repository is named.
     """
     url = place or repo
     if not url:
@@ -130,13 +127,13 @@ def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool
 
 
 def signing_of(*, is_required: bool) -> SigningPolicy:
-    """Return the key of the environment, and whether a signature is required.
+    """Return the signing key of the environment, and whether a signature is required.
 
     Args:
         is_required: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
 
     Raises:
-        ConfigError: a signature is required and there is no key, or it cannot be read.
+        ConfigError: A signature is required and there is no key, or the key cannot be read.
     """
     return read_signing(os.environ, require_signature=is_required)
 
@@ -144,9 +141,10 @@ def signing_of(*, is_required: bool) -> SigningPolicy:
 def ref_and_place(
     ref: str | None, place: str | None, repo: str | None
 ) -> tuple[str | None, str | None]:
-    """Tell what a lone argument means: a path, or anything when no repository is known yet.
+    """Return the reference and the repository that the arguments mean.
 
-    The path of a checkpoint of ours names the checkpoint and the repository that it lies in.
+    A lone argument is a location if it has a slash, or if no repository is known yet. The path of
+    one of our checkpoints names both the checkpoint and its repository.
     """
     if ref and not place and ("/" in ref or not repo):
         folder, slash, name = ref.rstrip("/").rpartition("/")
@@ -156,15 +154,15 @@ def ref_and_place(
 
 
 def local_path(path: Path, option: str, instead: str) -> Path:
-    """Return where a command writes on this machine; ``file:`` may stand in front.
+    """Return the local path that a command writes to, without a leading ``file:``.
 
     Args:
-        path: what was given; it lost a slash if it was a URL.
-        option: what it was given as.
-        instead: a command that writes to a path.
+        path: Path of the option; if it was a URL, it has lost one slash.
+        option: Name of the option.
+        instead: Command that writes to a path, for the hint.
 
     Raises:
-        UsageError: it is a URL, which would become a folder that is called ``s3:``.
+        UsageError: The path is a URL, which would become a folder with the name ``s3:``.
     """
     match = re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE)
     if match is None:
@@ -178,10 +176,10 @@ def local_path(path: Path, option: str, instead: str) -> Path:
 
 
 def committed_of(store: Store) -> list[CheckpointId]:
-    """Return the committed checkpoints of what must be a repository.
+    """Return the committed checkpoints of a location that must be a repository.
 
     Raises:
-        RepositoryNotFound: no run ever began here.
+        RepositoryNotFound: No run ever started there.
     """
     found = committed(store)
     if not found and not list_numbers(store) and not lineage(store).skipped:

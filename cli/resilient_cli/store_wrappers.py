@@ -1,9 +1,4 @@
-"""Counting / listing Store wrappers.
-
-Stores for reading: one answers ``stat`` from listings, one tells how much was read.
-
-A Store and a Folder for reading that say how much was read of them.
-"""
+"""Stores and folders that cache a listing or report how much was read."""
 
 from __future__ import annotations
 
@@ -20,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class CachedListingStore:
-    """Another store, listed once.
+    """Store that answers ``stat`` from one listing.
 
-    A key that the listing does not have is asked of the store, so what was written since then
-    is found. A key that was deleted since then still looks present.
+    A key that is not in the listing is looked up in the store, so newer objects are found. A key
+    that was deleted after the listing still looks present.
 
     Args:
-        inner: the store itself.
-        prefixes: what to list.
+        inner: Wrapped store.
+        prefixes: Prefixes to list.
     """
 
     def __init__(self, inner: Store, *prefixes: str) -> None:
@@ -51,29 +46,29 @@ class CachedListingStore:
         return self._inner.get(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a piece of the object."""
+        """Return a range of the object."""
         return self._inner.get_range(key, start, length)
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
-        """List anew."""
+        """List the wrapped store again."""
         return self._inner.list(prefix)
 
     def delete(self, key: str) -> None:
-        """Remove the object."""
+        """Delete the object."""
         self._entries.pop(key, None)
         self._inner.delete(key)
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return the object's entry, from the listing if it was there."""
+        """Return the entry of the object, from the listing if it is there."""
         return self._entries.get(key) or self._inner.stat(key)
 
 
 class CountingStore(CachedListingStore):
-    """Another store, which tells how many bytes were read of it so far; of any thread.
+    """Store that reports the bytes read so far; any thread may read.
 
     Args:
-        inner: the store itself.
-        told: called after each read; what it raises ends the reading.
+        inner: Wrapped store.
+        told: Callback with the total after each read; an exception that it raises ends the read.
     """
 
     def __init__(self, inner: Store, told: Callable[[int], None]) -> None:
@@ -87,7 +82,7 @@ class CountingStore(CachedListingStore):
         return self._heard(super().get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a piece of the object."""
+        """Return a range of the object."""
         return self._heard(super().get_range(key, start, length))
 
     def _heard(self, data: bytes) -> bytes:
@@ -99,12 +94,12 @@ class CountingStore(CachedListingStore):
 
 
 class ProgressStore(CachedListingStore):
-    """Another store, whose reader is told.
+    """Store that reports the progress of its reader.
 
     Args:
-        inner: the store itself.
-        told: called with bytes read and bytes that will be.
-        of_bytes: how many will be; more when more is read.
+        inner: Wrapped store.
+        told: Callback with the bytes read and the bytes expected.
+        of_bytes: Bytes expected; if more are read, the callback gets the larger number.
     """
 
     def __init__(self, inner: Store, told: Told, of_bytes: int) -> None:
@@ -116,7 +111,7 @@ class ProgressStore(CachedListingStore):
         return self._tell(super().get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a piece of the object."""
+        """Return a range of the object."""
         return self._tell(super().get_range(key, start, length))
 
     def _tell(self, data: bytes) -> bytes:
@@ -126,12 +121,12 @@ class ProgressStore(CachedListingStore):
 
 
 class ProgressFolder:
-    """Another folder, whose reader is told.
+    """Folder that reports the progress of its reader.
 
     Args:
-        inner: the folder itself.
-        told: called with bytes read and bytes that are there.
-        of_bytes: how many those are, if it is not listed.
+        inner: Wrapped folder.
+        told: Callback with the bytes read and the bytes of the folder.
+        of_bytes: Bytes of the folder, if :meth:`list` is not called.
     """
 
     def __init__(self, inner: Folder, told: Told, of_bytes: int = 0) -> None:
@@ -142,11 +137,11 @@ class ProgressFolder:
 
     @property
     def seen_bytes(self) -> int:
-        """How many bytes were read, each counted once."""
+        """Bytes that were read, each counted once."""
         return sum(end - start for spans in self._seen.values() for start, end in spans)
 
     def list(self) -> DirectoryListing:
-        """Return what is there now."""
+        """List the folder again, and expect the bytes of all its files."""
         found = self._inner.list()
         self._of_bytes = sum(found.sizes.values())
         return found
@@ -161,7 +156,7 @@ class ProgressFolder:
 
 
 def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Return spans with one more, those that meet it joined with it."""
+    """Return the spans with one more, merged with those that touch it."""
     apart = [one for one in spans if one[1] < start or one[0] > end]
     met = [one for one in spans if one[1] >= start and one[0] <= end]
     met.append((start, end))

@@ -1,10 +1,7 @@
-"""Manifest + findings of checkpoints.
+"""Manifests and findings of checkpoints, for the commands that judge them.
 
-What is known of checkpoints: manifest and findings, as one value each.
-
-``ckpt verify --sample --max-duration``: checkpoints, some of whose bytes were read.
-
-Whether training can go on from a checkpoint of ours, and what to run next.
+Also partial verification (``ckpt verify --sample --max-duration``), and whether training can
+resume from one of our checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class VerifyLevel(StrEnum):
-    """How closely to look."""
+    """Depth of a verification."""
 
     QUICK = "quick"
     FULL = "full"
@@ -48,7 +45,7 @@ class VerifyLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One checkpoint; without a manifest when this release cannot read it."""
+    """Manifest and findings of one checkpoint; no manifest if this release cannot read it."""
 
     checkpoint: CheckpointId
     manifest: Manifest | None
@@ -56,26 +53,26 @@ class Survey:
 
     @property
     def damaged(self) -> bool:
-        """Whether something that was committed is not there any more."""
+        """Whether committed data is missing or changed."""
         return any(one.severity == "damaged" for one in self.findings)
 
     @property
     def intact(self) -> bool:
-        """Whether resume can take it, as far as the level looked."""
+        """Whether a resume can use the checkpoint, as far as the level verified it."""
         return self.manifest is not None and not self.damaged
 
     @property
     def state(self) -> str:
-        """The word for it."""
+        """State word of the checkpoint."""
         if self.damaged:
             return "DAMAGED"
         return "warning" if self.findings else "ok"
 
     @property
     def absent_ranks(self) -> tuple[int, ...]:
-        """The ranks of which no file is here, if all files of the others are whole; else none.
+        """Ranks without any file here, if all files of the other ranks are whole; else empty.
 
-        So looks what one host holds of a near tier, whose rest is on the other hosts.
+        The part of a near tier on one host looks like this; the rest is on the other hosts.
         """
         if self.manifest is None or not self.damaged:
             return ()
@@ -89,7 +86,7 @@ class Survey:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the manifest speaks of, 0 without one."""
+        """Bytes of all files in the manifest; 0 without one."""
         return self.manifest.size_bytes if self.manifest else 0
 
 
@@ -99,7 +96,7 @@ def survey(
     level: VerifyLevel,
     signing: SigningPolicy = UNSIGNED,
 ) -> list[Survey]:
-    """Examine checkpoints; one that is rotated away meanwhile is left out, not called damaged."""
+    """Examine checkpoints; leave out those that garbage collection deletes meanwhile."""
     found = []
     for checkpoint in checkpoints:
         with suppress(KeyNotFound):
@@ -110,15 +107,15 @@ def survey(
 def examine(
     store: Store, checkpoint: CheckpointId, level: VerifyLevel, signing: SigningPolicy = UNSIGNED
 ) -> Survey:
-    """Return what is known of one checkpoint; damage is a value here, not an error.
+    """Verify one checkpoint and return its findings; damage is a value here, not an error.
 
     Raises:
-        KeyNotFound: it has no manifest, or lost it to rotation while it was read.
+        KeyNotFound: The checkpoint has no manifest, or garbage collection deleted it meanwhile.
     """
     findings = tuple(verify(store, checkpoint, level.value, signing))
     if any(one.file == MANIFEST for one in findings):
         return Survey(checkpoint, None, findings)
-    # Rotation deletes the manifest first, so files that are gone count only while it is there.
+    # Garbage collection deletes the manifest first. Missing files count only while it is there.
     return Survey(checkpoint, read_manifest(store, checkpoint), findings)
 
 
@@ -128,13 +125,15 @@ def first_intact(
     level: VerifyLevel,
     signing: SigningPolicy = UNSIGNED,
 ) -> CheckpointId | None:
-    """Return where training would resume; reads further candidates only until one is intact.
+    """Return the checkpoint from which training would resume.
+
+    Other candidates are read only until one is intact.
 
     Args:
-        store: the repository.
-        known: checkpoints that were examined, and whether each is intact.
-        level: how closely to look at others.
-        signing: whether only what is signed counts, and by which key.
+        store: Repository.
+        known: Examined checkpoints, and whether each is intact.
+        level: Depth of the verification of other candidates.
+        signing: Whether a signature is required, and its key.
     """
     states = dict(known)
     for candidate in lineage(store).candidates:
@@ -148,7 +147,7 @@ def first_intact(
 
 
 def tags_of(store: Store) -> dict[str, CheckpointId | None]:
-    """Return what each tag names, None for a damaged one."""
+    """Return the checkpoint that each tag names; None for a damaged tag."""
     found: dict[str, CheckpointId | None] = {}
     for name in list_tags(store):
         with suppress(KeyNotFound):
@@ -161,11 +160,11 @@ def tags_of(store: Store) -> dict[str, CheckpointId | None]:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """How much to read.
+    """Requested extent of a partial verification.
 
     Attributes:
-        share: of all chunks.
-        seconds: for how long at most; 0 for as long as it takes.
+        share: Share of all chunks.
+        seconds: Time limit; 0 for none.
     """
 
     share: float = 1.0
@@ -173,15 +172,15 @@ class SampleRequest:
 
     @property
     def is_some(self) -> bool:
-        """Whether not all is to be read."""
+        """Whether the request leaves something out."""
         return self.share < 1 or self.seconds > 0
 
     @classmethod
     def of(cls, sample: str, max_duration: str, level: VerifyLevel) -> Self:
-        """Return what the options say.
+        """Parse the options of ``ckpt verify``.
 
         Raises:
-            UsageError: they are no share and no length, or the level does not read part of a file.
+            UsageError: A text is no share or no duration, or the level cannot read part of a file.
         """
         if (sample or max_duration) and level is not VerifyLevel.FULL:
             raise UsageError(
@@ -196,13 +195,13 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What was read.
+    """Result of a partial verification.
 
     Attributes:
-        wish: how much was to be.
-        sample: what was.
-        surveys: the checkpoints, with what was found in it.
-        is_over: the time was, before everything was read that had been chosen.
+        wish: Requested extent.
+        sample: Chunks that were read, with their findings.
+        surveys: Checkpoints, with the findings of the sample.
+        is_over: Whether the time limit ended the reading before all chosen chunks were read.
     """
 
     wish: SampleRequest
@@ -211,7 +210,7 @@ class SampleResult:
     is_over: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return how much was read."""
+        """Return the extent of the sample as a JSON value."""
         return {
             "share": self.wish.share,
             "chunks": self.sample.chunks,
@@ -222,12 +221,12 @@ class SampleResult:
 
 
 def read_some(store: Store, surveys: Sequence[Survey], wish: SampleRequest) -> SampleResult:
-    """Read some of the bytes of checkpoints whose presence and sizes were looked at.
+    """Read part of the bytes of checkpoints whose files were checked for presence and size.
 
     Args:
-        store: the repository.
-        surveys: the checkpoints; those without a manifest have nothing to read.
-        wish: how much.
+        store: Repository.
+        surveys: Checkpoints; those without a manifest are not read.
+        wish: Requested extent.
     """
     clock = SystemClock()
     until = clock.monotonic_seconds() + wish.seconds
@@ -246,14 +245,14 @@ def read_some(store: Store, surveys: Sequence[Survey], wish: SampleRequest) -> S
 
 
 def _with(one: Survey, sample: VerifySample) -> Survey:
-    """Add what was found in the bytes; a file that is short or missing was told of already."""
+    """Add the findings of the sample, except for files that already have a finding."""
     known = {finding.file for finding in one.findings}
     new = [it for it in sample.findings.get(one.checkpoint, ()) if it.file not in known]
     return replace(one, findings=(*one.findings, *new))
 
 
 _OF_A_TRAINER = "trainer_state"
-# What a Trainer goes on without when it is not there, with one as new in its place.
+# Parts that a Trainer replaces by new ones if a checkpoint lacks them, and what is lost then.
 _LOSSES = {
     "optimizer": "the optimizer's state",
     "scheduler": "the schedule",
@@ -264,12 +263,12 @@ _NAMED_MAX = 4
 
 
 def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumability:
-    """Return the verdict of a checkpoint.
+    """Return whether training can resume from one of our checkpoints, and the next command.
 
     Args:
-        store: the repository.
-        manifest: its table of contents.
-        found: what is known of its files.
+        store: Repository.
+        manifest: Manifest of the checkpoint.
+        found: Findings about its files.
     """
     checkpoint = manifest.checkpoint
     wrong = [one for one in found.findings if one.severity == "damaged"]
@@ -283,10 +282,13 @@ def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumabili
 
 
 def _losses(manifest: Manifest) -> tuple[str, ...]:
-    """Return what a Trainer's checkpoint lacks; another loop's holds what it was given."""
+    """Return the states that a Trainer's checkpoint lacks; empty for other training loops.
+
+    The checkpoint of another loop holds exactly the states that the loop passed in.
+    """
     names = {one.name for one in manifest.parts}
     if _OF_A_TRAINER not in names:
         return ()
-    # Each rank has random numbers of its own, and a part that is named after it.
+    # Each rank has its own random state, in a part whose name ends in the rank.
     there = names | {name.rpartition("_")[0] for name in names}
     return tuple(said for name, said in _LOSSES.items() if name not in there)
