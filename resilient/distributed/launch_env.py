@@ -264,7 +264,7 @@ def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool 
 
 
 def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
-    """Tell the agent the folder of this worker's events.
+    """Report the folder of this worker's events to the agent.
 
     Args:
         launch: Start of this worker.

@@ -146,7 +146,7 @@ def is_single_process(backend: str) -> None:
 
 
 def _leave_process_group() -> None:
-    """Let gloo's threads finish while the interpreter still lives.
+    """Let gloo's threads finish while the interpreter still runs.
 
     A worker thread drops the last collective's tensors a moment after it woke the caller, and
     needs the interpreter for that. Without the interpreter, the thread aborts the process (torch

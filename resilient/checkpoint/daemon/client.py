@@ -468,7 +468,7 @@ class DaemonSaveExecutor:
         return True
 
     def _settle(self, desk: CheckpointContext) -> dict[str, Any]:
-        """Say hello, wait for older saves, and return the address of the key-value store."""
+        """Introduce the rank, wait for older saves, and return the key-value store's address."""
         talk = self._talk = DaemonConnection(self.address.path, self.address.left_seconds)
         self._process = DaemonProcess(talk.peer_pid)
         hello = hello_message(self.address, desk)

@@ -94,7 +94,7 @@ class Watcher:
             source.close()
 
     def acknowledge(self) -> None:
-        """Tell the source that requested the stop that all is saved."""
+        """Report to the source that requested the stop that all is saved."""
         for source in self._heard:
             try:
                 source.acknowledge()

@@ -63,7 +63,7 @@ class TrackerOpened(Event):
     since: int
 
     def message(self) -> str:
-        """Say which run, and from where."""
+        """Return the message with the run and the step from which it is drawn."""
         where = f" from step {self.since}" if self.since else ""
         return f"{self.tracker} draws run {self.run_id}{where}"
 
