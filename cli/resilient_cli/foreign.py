@@ -86,7 +86,7 @@ class ForeignCheckpoint:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a resume stops or loses a state that its tool had saved."""
+        """Whether a resume fails, or loses a state that the tool had saved."""
         return self.verdict.answer == "no" or is_costly(self.contents.problems)
 
 

@@ -1,1 +1,1 @@
-"""A run as manifests of Kubernetes: what was asked for, the pods, what holds them, the text."""
+"""Runs on Kubernetes: specification, manifests, and access to a cluster through kubectl."""

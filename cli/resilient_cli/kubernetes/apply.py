@@ -1,4 +1,4 @@
-"""To make or change the objects of a run in a cluster, tried out before, and to delete them."""
+"""Creation, change and deletion of a run's objects in a cluster, with a dry run first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _APPLY = ("apply", "--server-side", "--field-manager=resilient", "-f", "-", "-o", "json")
 _GET = ("get", "-f", "-", "--ignore-not-found", "-o", "json")
-# What a server writes itself at each change.
+# Fields that the server itself writes at each change.
 _BOOKKEEPING = ("managedFields", "resourceVersion", "generation", "uid", "creationTimestamp")
 _OWN = ("serviceaccounts", "services", "networkpolicies.networking.k8s.io")
 _RUNTIME = "trainingruntimes.trainer.kubeflow.org"
@@ -30,7 +30,7 @@ _HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that is different: its path, and its values as JSON; empty for none."""
+    """Changed field: its path, and its values as JSON; an empty text stands for no value."""
 
     path: str
     before: str
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """What becomes of an object: ``created``, ``changed``, ``unchanged`` or ``deleted``."""
+    """Change of an object: ``created``, ``changed``, ``unchanged`` or ``deleted``."""
 
     kind: str
     name: str
@@ -48,16 +48,18 @@ class ObjectChange:
 
     @property
     def object(self) -> str:
-        """As kubectl names it."""
+        """Name of the object, as kubectl writes it."""
         return f"{self.kind.lower()}/{self.name}"
 
 
 def plan(cluster: Cluster, made: Sequence[Object]) -> tuple[list[ObjectChange], list[Object]]:
-    """Return what applying objects would do, and what to apply; the cluster tries it.
+    """Return the changes that applying objects would make, and the objects to apply.
+
+    The cluster finds out with a dry run.
 
     Raises:
-        ConfigError: the cluster refuses one of them, with its words.
-        ClusterConflict: somebody else set a field to another value.
+        ConfigError: The cluster refuses an object; the message quotes the cluster.
+        ClusterConflict: Another tool set a field to another value.
     """
     before = _by_name(_ask(cluster, made, *_GET))
     wanted = [_as_queued(one, before.get(_key(one))) for one in made]
@@ -66,15 +68,15 @@ def plan(cluster: Cluster, made: Sequence[Object]) -> tuple[list[ObjectChange], 
 
 
 def carry_out(cluster: Cluster, wanted: Sequence[Object]) -> None:
-    """Apply objects that :func:`plan` has shown to be accepted."""
+    """Apply objects that the dry run of :func:`plan` has accepted."""
     _ask(cluster, wanted, *_APPLY)
 
 
 def find_all(cluster: Cluster, name: str) -> list[Object]:
-    """Return the objects that a run was applied as, what holds its pods first.
+    """Return the objects that were applied for a run; the holder of its pods comes first.
 
     Raises:
-        NotRunning: there is none.
+        NotRunning: The cluster has no such object.
     """
     holders = resources(cluster)
     runtimes = [_RUNTIME] if any("trainer." in one for one in holders) else []
@@ -89,9 +91,9 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
 
 
 def delete(cluster: Cluster, found: Sequence[Object]) -> None:
-    """Delete objects; their pods get SIGTERM, save, and go within their grace.
+    """Delete objects. Their pods get SIGTERM, save, and end within their grace period.
 
-    One that is gone already is what was wanted.
+    An object that is already deleted is no error.
     """
     options = ("--ignore-not-found", "--wait=false", "--cascade=background", "-o", "name")
     ask(cluster, "delete", "-f", "-", *options, given=_listed(found), is_json=False)
@@ -112,7 +114,7 @@ def _ask(cluster: Cluster, wanted: Sequence[Object], *asked: str) -> Any:
 
 
 def _as_queued(made: Object, before: Object | None) -> Object:
-    """Leave to Kueue whether what is there already is suspended."""
+    """Keep the suspension of an object that exists, because Kueue controls it."""
     if before is None or QUEUE not in made["metadata"].get("labels", {}):
         return made
     suspend = before["spec"].get("suspend", False)
@@ -120,7 +122,7 @@ def _as_queued(made: Object, before: Object | None) -> Object:
 
 
 def _listed(made: Sequence[Object]) -> str:
-    # A stream of documents: of a List kubectl cannot look up whether a dry run is known.
+    # A stream of documents: for a List, kubectl cannot look up whether a dry run is supported.
     return "\n---\n".join(map(json.dumps, made))
 
 
@@ -166,7 +168,7 @@ def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
 
 
 def _numbered(value: Sequence[Any], other: Sequence[Any]) -> Mapping[str, Any]:
-    """Return a list by the names of its entries where all have one, else by their places."""
+    """Return a list as a mapping: by the names of its entries if all have one, else by position."""
     named = all(isinstance(one, dict) and "name" in one for one in (*value, *other))
     return {one["name"] if named else str(nth): one for nth, one in enumerate(value)}
 

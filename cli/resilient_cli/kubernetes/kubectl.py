@@ -1,4 +1,4 @@
-"""The talk with a cluster: the user's own kubectl is asked, and its JSON is read."""
+"""Client of a cluster: it runs the user's own kubectl and parses the JSON output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from resilient.errors import (
 _SECONDS = 120.0
 _REQUEST = "--request-timeout=30s"
 _REASON = re.compile(r"Error from server \(([A-Za-z]+)\)")
-# Lines of its own log, which say the same before the error does.
+# Lines of kubectl's own log, which repeat the error before it is printed.
 _LOGGED = re.compile(r"[EWI][0-9]{4} ")
 _DENIED = ("Forbidden", "Unauthorized")
 _SILENT = ("InternalError", "ServiceUnavailable", "Timeout", "ServerTimeout", "TooManyRequests")
@@ -30,7 +30,7 @@ _CUT = (
     *("Unable to connect", "connection to the server", "connection refused", "reset by peer"),
     *("unexpected EOF", ": EOF", "TLS handshake", "i/o timeout", "connection lost"),
     *("no such host", "deadline exceeded", "no route to host", "broken pipe"),
-    # Only what the cluster listed is asked for: kubectl heard half of its discovery.
+    # We request only resources that the cluster listed, so kubectl's discovery was cut short.
     "the server doesn't have a resource type",
 )
 
@@ -42,7 +42,7 @@ _INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Which cluster and namespace, as kubectl names them; empty for what it would choose."""
+    """Cluster and namespace in the terms of kubectl; an empty text stands for kubectl's default."""
 
     context: str = ""
     namespace: str = ""
@@ -50,7 +50,7 @@ class Cluster:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the options that say so, to kubectl and to our own commands."""
+        """Options that select the cluster, for kubectl and for our own commands."""
         named = {
             "--context": self.context,
             "--namespace": self.namespace,
@@ -59,15 +59,15 @@ class Cluster:
         return tuple(f"{option}={text}" for option, text in named.items() if text)
 
     def spell(self, *words: str) -> str:
-        """Return a command line that speaks to the same cluster."""
+        """Return a command line with the options of this cluster."""
         return shlex.join([*words, *self.options])
 
 
 def command(cluster: Cluster, *arguments: str) -> list[str]:
-    """Return the words that call kubectl.
+    """Return the command line of a kubectl call.
 
     Raises:
-        ConfigError: there is none on the PATH.
+        ConfigError: kubectl is not on the PATH.
     """
     path = shutil.which("kubectl")
     if path is None:
@@ -76,14 +76,14 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
 
 
 def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True) -> Any:
-    """Call kubectl and return the JSON that it answers; None if it says nothing, or no JSON.
+    """Call kubectl and return its JSON output; None if there is no output, or it is no JSON.
 
     Raises:
-        ConfigError: there is no kubectl, or what was asked cannot be, with its words.
-        NotRunning: what was asked for is not there.
-        ClusterDenied: the cluster does not know who asks, or does not allow it.
-        ClusterConflict: somebody else's field would have been changed.
-        ClusterUnavailable: nobody answers, or the cluster asks to come back.
+        ConfigError: kubectl is missing, or it refused the request; the message quotes kubectl.
+        NotRunning: The requested object does not exist.
+        ClusterDenied: The cluster does not know the user, or denies the request.
+        ClusterConflict: The request would change a field of another tool.
+        ClusterUnavailable: The cluster does not answer, or asks for a later retry.
     """
     called = command(cluster, *arguments, _REQUEST)
     try:
@@ -98,7 +98,7 @@ def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True
 
 
 def items(document: Any) -> list[dict[str, Any]]:
-    """Return the objects of an answer: none, one, or a list of them."""
+    """Return the objects of an answer, which holds none, one, or a list."""
     if document is None:
         return []
     found: list[dict[str, Any]] = (
@@ -108,7 +108,7 @@ def items(document: Any) -> list[dict[str, Any]]:
 
 
 def refusal(cluster: Cluster, said: str) -> ResilientError:
-    """Return the error that kubectl's words on stderr stand for."""
+    """Return the error that the stderr of kubectl stands for."""
     lines = [line for line in said.splitlines() if line.strip() and not _LOGGED.match(line)]
     text = (
         " ".join(" ".join(dict.fromkeys(lines or said.splitlines()[-1:])).split())

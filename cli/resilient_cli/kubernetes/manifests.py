@@ -1,10 +1,8 @@
-"""Manifests as YAML.
+"""Manifests of a run as Kubernetes objects and as YAML.
 
-The pod of a run: one template, whatever holds it. ``k8s/base`` says why each part is there.
-
-A run to the objects that Kubernetes is asked to make; pure, so that tests hold it.
-
-Objects to YAML: blocks of keys and lists; texts that are not plain are quoted as in JSON.
+All flavors share one pod template; ``k8s/base`` gives the reason for each of its parts. The
+functions are pure, so that tests can compare their results. The YAML has blocks of keys and lists.
+Texts that are not plain are quoted as in JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ METRICS_PORT = 9464
 USER = 10001
 PART_OF = "app.kubernetes.io/name"
 _RUN = "app.kubernetes.io/instance"
-# Another Job of the same name never meets what is left of this one.
+# The id of this Job: a later Job of the same name never meets pods that are left of this one.
 _UID = "batch.kubernetes.io/controller-uid"
 _NODES: Mapping[Spot, tuple[dict[str, str], list[dict[str, str]]]] = {
     Spot.NONE: ({}, []),
@@ -43,7 +41,7 @@ _NODES: Mapping[Spot, tuple[dict[str, str], list[dict[str, str]]]] = {
         [{"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot"}],
     ),
 }
-# On GKE the end of a node is no earlier told than by SIGTERM.
+# On GKE, SIGTERM is the first notice of a node's end.
 _NOTICES = {Spot.NONE: "off", Spot.AWS: "aws", Spot.GKE: "off", Spot.AKS: "azure"}
 _WRITABLE = {
     "HOME": "/scratch",
@@ -56,12 +54,12 @@ _WRITABLE = {
 
 
 def labels(run: KubeRun) -> dict[str, str]:
-    """Return what all objects of a run have in common."""
+    """Return the labels that all objects of a run share."""
     return {PART_OF: "resilient-train", _RUN: run.name}
 
 
 def selector(name: str = "") -> str:
-    """Return the selector of what a run is made of; of all runs without a name."""
+    """Return the label selector of a run; without a name, that of all runs."""
     all_of_them = f"{PART_OF}=resilient-train"
     return f"{all_of_them},{_RUN}={name}" if name else all_of_them
 
@@ -70,10 +68,10 @@ def template(run: KubeRun, container: str, first: str, *, restarts: bool = False
     """Return the template of a run's pods.
 
     Args:
-        run: what was asked for.
-        container: its name; controllers know it by one.
-        first: name of the pod that serves the rendezvous.
-        restarts: whether the controller says what is restarted.
+        run: Specification of the run.
+        container: Name of the container, by which controllers find it.
+        first: Host name of the pod that serves the rendezvous.
+        restarts: Whether the controller sets the restart policy.
     """
     selector, tolerations = _NODES[run.spot]
     wanted = [{**one, "effect": "NoSchedule"} for one in tolerations]
@@ -108,7 +106,7 @@ def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[s
         "name": name,
         "image": run.image,
         "command": ["resilient", "train"],
-        # What a script writes beside itself has a place; that of the image cannot be written.
+        # Scripts may write to their working directory; the file system of the image is read-only.
         "workingDir": "/scratch",
         "args": [*_options(run, first), *(word.replace("$(", "$$(") for word in run.command)],
         "env": _environment(run, _RUN if restarts else _UID),
@@ -142,11 +140,11 @@ def _options(run: KubeRun, first: str) -> list[str]:
         f"--rdzv-endpoint={first}:{PORT}",
         "--rdzv-id=$(RUN_ID)",
         f"--metrics-port={METRICS_PORT}",
-        # Every interface: the probe asks from the node.
+        # Listen on every interface: the probe connects from the node.
         "--metrics-host=0.0.0.0",
     ]
     if "rdzv_conf" not in run.given:
-        # Nodes may be hard to get: who has one waits for the others, and fails no pod by that.
+        # Nodes may be scarce: pods that have a node wait for the others instead of failing.
         own.append(f"--rdzv-conf=join_timeout={run.times.deadline}")
     if "grace" not in run.given:
         own.append(f"--grace={run.times.grace:g}")
@@ -169,7 +167,7 @@ def _environment(run: KubeRun, identity: str) -> list[dict[str, Any]]:
         for name, path in zip(TOLD, paths, strict=True)
     ]
     fixed = {**_WRITABLE, "PYTHONUNBUFFERED": "1", **dict(run.environment)}
-    # `$(` in a value would be looked up.
+    # Kubernetes would expand `$(` in a value.
     return [*told, *({"name": k, "value": v.replace("$(", "$$(")} for k, v in fixed.items())]
 
 
@@ -200,7 +198,7 @@ _JOB_SETS = 3
 
 
 def manifests(run: KubeRun, flavor: Flavor) -> list[dict[str, Any]]:
-    """Return all objects of a run, in the order in which they are to be made."""
+    """Return all objects of a run, in the order of their creation."""
     holders = {
         Flavor.JOB: _job,
         Flavor.KUEUE: _job,
@@ -245,7 +243,7 @@ def _network(run: KubeRun) -> dict[str, Any]:
         {"to": [anywhere], "ports": [{"port": 443, "protocol": "TCP"}]},
     ]
     if run.spot in (Spot.AWS, Spot.AKS):
-        # Where the notice comes from.
+        # The metadata service, which gives the preemption notice.
         egress.append(rule(["169.254.169.254/32"], [80]))
     egress += run.identity.egress
     egress += [rule([network], [port]) for network, port in run.egress]
@@ -282,7 +280,7 @@ def _job_spec(run: KubeRun, container: str, first: str) -> dict[str, Any]:
         "completionMode": "Indexed",
         "completions": run.pods_max,
         "parallelism": run.pods_max,
-        # When one pod fails the others may follow it.
+        # If one pod fails, the others may fail with it.
         "backoffLimit": run.failures_max * run.pods_max,
         "podReplacementPolicy": "Failed",
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
@@ -292,12 +290,12 @@ def _job_spec(run: KubeRun, container: str, first: str) -> dict[str, Any]:
 
 
 def _full(run: KubeRun, pod: str) -> str:
-    """Return the whole name of a pod, which it finds in its own /etc/hosts."""
+    """Return the full host name of a pod, which the pod itself finds in its own /etc/hosts."""
     return f"{pod}.{run.name}.$(POD_NAMESPACE).svc.cluster.local"
 
 
 def _sets(run: KubeRun, container: str, part: str) -> dict[str, Any]:
-    """Return what a JobSet and a runtime of Trainer have in common."""
+    """Return the fields that a JobSet and a TrainingRuntime share."""
     permanent = {
         "name": "permanent",
         "action": "FailJobSet",
@@ -333,11 +331,11 @@ def _trainjob(run: KubeRun) -> list[dict[str, Any]]:
 
 def _pytorchjob(run: KubeRun) -> list[dict[str, Any]]:
     pods = template(run, "pytorch", f"{run.name}-worker-0", restarts=True)
-    # The operator gives every pod a name and a Service of its own.
+    # The operator gives each pod its own name and Service.
     del pods["spec"]["subdomain"]
     worker = {"replicas": run.pods_max, "restartPolicy": "OnFailure", "template": pods}
     policy = {
-        # It counts preemptions too.
+        # The limit counts preemptions too.
         "backoffLimit": 100,
         "activeDeadlineSeconds": run.times.deadline,
         "ttlSecondsAfterFinished": _DAY_SECONDS,
@@ -349,12 +347,12 @@ def _pytorchjob(run: KubeRun) -> list[dict[str, Any]]:
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _UNWRITTEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-# What YAML 1.1 takes for something else than a text.
+# Words that YAML 1.1 does not take for a text.
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def to_yaml(documents: list[dict[str, Any]]) -> str:
-    """Return the documents, each after the mark of a beginning."""
+    """Return the documents as YAML, each after a line ``---``."""
     return "".join(f"---\n{''.join(_block(one, 0))}" for one in documents)
 
 
@@ -385,5 +383,5 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     text = json.dumps(value, ensure_ascii=False)
-    # JSON leaves these as they are, and YAML does not take them so.
+    # JSON leaves these characters unescaped, and YAML does not accept them.
     return _UNWRITTEN.sub(lambda one: f"\\u{ord(one[0]):04x}", text)

@@ -1,4 +1,4 @@
-"""The options that say what a run is, once for all commands that need the whole of it."""
+"""Command-line options that specify a run on Kubernetes, shared by several commands."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ Events = Annotated[
 
 
 def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options of a run; it is called with ``run`` and ``flavor`` instead.
+    """Give a command the options of a run; the command gets ``run`` and ``flavor`` instead.
 
     Args:
-        command: its first parameters are ``ctx``, ``run`` and ``flavor``; others are its own
-            options.
+        command: Command whose first parameters are ``ctx``, ``run`` and ``flavor``; its other
+            parameters are its own options.
     """
     asked = list(inspect.signature(read_run, eval_str=True).parameters.values())
     own = list(inspect.signature(command, eval_str=True).parameters.values())
@@ -126,11 +126,11 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
     deadline: Deadline = 168.0,
     events: Events = None,
 ) -> KubeRun:
-    """Return the run that options ask for, once all of them were checked.
+    """Check all options of a run, and return the run that they specify.
 
     Raises:
-        UsageError: no training is given.
-        ConfigError: an option is not what an API server takes, or a save does not fit.
+        UsageError: No training command is given.
+        ConfigError: An API server would refuse an option, or a save does not fit into the notice.
     """
     resources = Resources(cpu, memory, shm, disk, gpus)
     asked = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
@@ -155,7 +155,7 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Names as they were given."""
+    """Names, as the user gave them."""
 
     name: str
     namespace: str
@@ -168,7 +168,7 @@ class _Asked:
 def _check(
     words: tuple[str, ...], asked: _Asked, flavor: Flavor, resources: Resources
 ) -> dict[str, Any]:
-    """Return the options that the command gives, once all was held against what there can be."""
+    """Check the options, and return the options of ``train`` that the command contains."""
     if words[:1] != ("train",) or not words[1:]:
         raise UsageError("k8s needs a training to run", hint=_EXAMPLE)
     check_image(asked.image)

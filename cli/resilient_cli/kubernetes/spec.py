@@ -1,8 +1,6 @@
-"""KubeRun.
+"""Specification of a run on Kubernetes, checked against the rules of an API server.
 
-What the pods of a run may reach besides each other, and who they are there.
-
-What is asked of Kubernetes, held against what an API server takes.
+It includes the networks that pods may reach besides each other, and their cloud identity.
 """
 
 from __future__ import annotations
@@ -38,17 +36,17 @@ _HAND_OUT = {
     "eks": (("169.254.170.23/32",), (80,)),
     "gke": (("169.254.169.252/32", "169.254.169.254/32"), (80, 988)),
 }
-"""Where credentials come from, if not from a file that a webhook mounts."""
+"""Networks and ports that serve credentials, for kinds without a file that a webhook mounts."""
 _KINDS = "eks, irsa=ROLE_ARN, gke=SERVICE_ACCOUNT or azure=CLIENT_ID"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the pods are for the cloud; nobody by default.
+    """Cloud identity of the pods; none by default.
 
     Attributes:
         kind: ``eks`` (Pod Identity), ``irsa``, ``gke``, ``azure`` (Workload ID), or empty.
-        value: the role, service account or client; Pod Identity associates it by itself.
+        value: Role, service account or client; empty for Pod Identity, which associates it itself.
     """
 
     kind: str = ""
@@ -56,17 +54,17 @@ class Identity:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """What the ServiceAccount says."""
+        """Annotations of the ServiceAccount."""
         return {_ANNOTATIONS[self.kind]: self.value} if self.value else {}
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the pods say besides."""
+        """Additional labels of the pods."""
         return {"azure.workload.identity/use": "true"} if self.kind == "azure" else {}
 
     @property
     def egress(self) -> list[dict[str, Any]]:
-        """The rules by which they reach what hands out credentials."""
+        """Egress rules for the service that hands out credentials."""
         blocks, ports = _HAND_OUT.get(self.kind, ((), ()))
         return [rule(blocks, ports)] if blocks else []
 
@@ -75,10 +73,10 @@ NOBODY = Identity()
 
 
 def parse_identity(text: str) -> Identity:
-    """Return the identity that ``--identity`` names.
+    """Parse ``--identity``.
 
     Raises:
-        ConfigError: there is none of that kind, or it misses its name.
+        ConfigError: The kind is unknown, or its value is missing, not allowed or has blanks.
     """
     kind, _, value = text.partition("=")
     if text and (kind not in {"eks", *_ANNOTATIONS} or (kind == "eks") is bool(value)):
@@ -89,10 +87,10 @@ def parse_identity(text: str) -> Identity:
 
 
 def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Return the networks and ports of ``--egress CIDR:PORT``.
+    """Parse the networks and ports of ``--egress CIDR:PORT``.
 
     Raises:
-        ConfigError: one is neither.
+        ConfigError: An entry is not CIDR:PORT.
     """
     found = []
     for text in given:
@@ -109,7 +107,7 @@ def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def rule(blocks: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
-    """Return the rule of a NetworkPolicy that opens TCP ports of some networks."""
+    """Return a rule of a NetworkPolicy that opens TCP ports of some networks."""
     return {
         "to": [{"ipBlock": {"cidr": one}} for one in blocks],
         "ports": [{"port": one, "protocol": "TCP"} for one in ports],
@@ -117,7 +115,7 @@ def rule(blocks: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
 
 
 class Flavor(StrEnum):
-    """What holds the pods."""
+    """Kind of object that holds the pods."""
 
     JOB = "job"
     JOBSET = "jobset"
@@ -127,7 +125,7 @@ class Flavor(StrEnum):
 
 
 class Spot(StrEnum):
-    """Whose spot nodes; none for nodes that stay."""
+    """Provider of the spot nodes; ``none`` for other nodes."""
 
     NONE = "none"
     AWS = "aws"
@@ -137,12 +135,12 @@ class Spot(StrEnum):
 
 _GRACE_SECONDS = 25.0
 _NOTICE = {Spot.AWS: "aws", Spot.GKE: "gke", Spot.AKS: "azure"}
-# Names of pods end in a number, and a Job of another flavor adds the name of its part.
+# A name must be short: pods add a number, and a Job of another flavor adds the name of its part.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
-"""Variables whose values only the pod knows."""
-# As the grammar of github.com/distribution/reference.
+"""Variables whose values Kubernetes sets in each pod."""
+# The grammar of github.com/distribution/reference.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*"
@@ -169,7 +167,7 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a pod has; requests are limits, and shared memory is part of the memory."""
+    """Resources of a pod; requests equal limits, and shared memory is part of the memory."""
 
     cpu: str = "4"
     memory: str = "16Gi"
@@ -180,7 +178,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class PodTimes:
-    """Seconds: until the workers are killed, until the pod is, and all of the run's."""
+    """Seconds until the workers are killed, until the pod is killed, and until the run ends."""
 
     grace: float = _GRACE_SECONDS
     termination: int = 30
@@ -189,26 +187,26 @@ class PodTimes:
 
 @dataclass(frozen=True, slots=True)
 class KubeRun:
-    """A run, as Kubernetes is asked for it; everything in it has been checked.
+    """Checked specification of a run on Kubernetes.
 
     Attributes:
-        name: of all that is made.
-        image: of the container.
-        command: the words after ``resilient train``.
-        pods_min: fewest that train.
-        pods_max: how many are asked for.
-        namespace: where; empty for that of whoever applies it.
-        resources: of each pod.
-        times: how long what may take.
-        spot: whose spot nodes.
-        failures_max: starts that may fail, preemptions not counted.
-        environment: names and values.
-        secrets: names of Secrets whose entries are variables.
-        claim: a PersistentVolumeClaim at ``/checkpoints``.
-        queue: of Kueue.
-        given: options of ``train`` that the command gives itself.
-        identity: who the pods are for the cloud.
-        egress: networks and ports that they may reach besides port 443 everywhere.
+        name: Name of all objects.
+        image: Image of the container.
+        command: Words after ``resilient train``.
+        pods_min: Fewest pods that train.
+        pods_max: Requested pods.
+        namespace: Namespace; empty for that of the user who applies the manifests.
+        resources: Resources of each pod.
+        times: Time limits.
+        spot: Provider of the spot nodes.
+        failures_max: Largest number of failed starts; preemptions do not count.
+        environment: Names and values of variables.
+        secrets: Names of Secrets whose entries become variables.
+        claim: PersistentVolumeClaim that is mounted at ``/checkpoints``.
+        queue: Queue of Kueue.
+        given: Options of ``train`` that the command itself contains.
+        identity: Cloud identity of the pods.
+        egress: Networks and ports that pods may reach, besides port 443 everywhere.
     """
 
     name: str
@@ -231,10 +229,10 @@ class KubeRun:
 
 
 def check_names(named: Mapping[str, str]) -> None:
-    """Hold names of objects against what an API server takes; empty ones are left out.
+    """Check names of objects against the rules of an API server; empty names are skipped.
 
     Raises:
-        ConfigError: one is no name, with the option.
+        ConfigError: A name is invalid; the message names its option.
     """
     for option, text in named.items():
         pattern = _NAME if option == "--name" else _SUBDOMAIN
@@ -246,10 +244,10 @@ def check_names(named: Mapping[str, str]) -> None:
 
 
 def check_image(image: str) -> None:
-    """Refuse what is no image.
+    """Check the reference of an image.
 
     Raises:
-        ConfigError: it is not what a registry could have.
+        ConfigError: No registry can have such an image.
     """
     if not _IMAGE.fullmatch(image):
         shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
@@ -261,10 +259,10 @@ def check_image(image: str) -> None:
 
 
 def check_resources(asked: Resources) -> None:
-    """Hold quantities against how Kubernetes writes them.
+    """Check that quantities have the notation of Kubernetes.
 
     Raises:
-        ConfigError: one is none, or shared memory does not fit into the memory.
+        ConfigError: A quantity is invalid, or shared memory takes all of the memory.
     """
     texts = {"--cpu": asked.cpu, "--memory": asked.memory, "--shm": asked.shm, "--disk": asked.disk}
     for option, text in texts.items():
@@ -278,10 +276,10 @@ def check_resources(asked: Resources) -> None:
 
 
 def parse_pods(text: str) -> tuple[int, int]:
-    """Return the fewest and the most pods of ``N`` or ``MIN:MAX``.
+    """Parse ``N`` or ``MIN:MAX``, and return the fewest and the most pods.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: The text is neither, or MAX is less than MIN.
     """
     found = _PODS.fullmatch(text)
     if not found:
@@ -293,10 +291,10 @@ def parse_pods(text: str) -> tuple[int, int]:
 
 
 def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return names and values of ``NAME=VALUE``; a manifest is no place for secrets.
+    """Parse ``NAME=VALUE`` entries; a manifest is no place for secrets.
 
     Raises:
-        ConfigError: a name is none, has no value, stands twice, or is that of a secret.
+        ConfigError: A name is invalid, reserved or repeated, has no value, or is that of a secret.
     """
     found: dict[str, str] = {}
     for text in given:
@@ -315,14 +313,14 @@ def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
-    """Refuse what the manifests decide, and what would be told to everybody.
+    """Refuse options that the manifests set, and secrets that the Job would show.
 
     Args:
-        command: the words after ``train``.
-        given: names of the options of ``train`` among them.
+        command: Words after ``train``.
+        given: Names of the options of ``train`` among them.
 
     Raises:
-        ConfigError: with the option, and what to do instead.
+        ConfigError: An option is refused; the message names its replacement.
     """
     refuse_given(set(given), _OURS)
     for word in command:
@@ -344,16 +342,16 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
 def fit_times(
     given: float | None, took: preemption_budget.SaveTimes, spot: Spot, deadline_seconds: int
 ) -> PodTimes:
-    """Return a grace that a save fits into, and the pod's, which fits the notice.
+    """Return a grace that a save fits into, and a grace of the pod that fits into the notice.
 
     Args:
-        given: ``--grace`` of the command, if it says one.
-        took: what saves and promotions took, if that is known.
-        spot: whose notice.
-        deadline_seconds: of the run.
+        given: ``--grace`` of the command, in seconds; None if it has none.
+        took: Durations of saves and promotions, if they are known.
+        spot: Provider whose notice applies.
+        deadline_seconds: Deadline of the run.
 
     Raises:
-        ConfigError: a save does not fit, with the numbers.
+        ConfigError: A save does not fit; the message has the numbers.
     """
     notice = preemption_budget.NOTICE_SECONDS[_NOTICE[spot]] if spot in _NOTICE else None
     room = (

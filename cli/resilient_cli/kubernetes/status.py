@@ -1,4 +1,4 @@
-"""What a cluster's objects say of a run: its state, its pods by index, its exit code."""
+"""State of a run from the objects of a cluster: its pods by index, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _DONE = ("Complete", "Completed", "Succeeded")
 _FLAVORS = {"Job": Flavor.JOB, "JobSet": Flavor.JOBSET, "TrainJob": Flavor.TRAINJOB}
 _FLAVORS["PyTorchJob"] = Flavor.PYTORCHJOB
 ENDED = ("complete", "failed", "suspended")
-"""States that nothing but a person, or a controller of theirs, changes."""
+"""States that only a user, or a controller of the user, changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A pod of a run.
+    """State of a pod of a run.
 
     Attributes:
-        name: of the pod.
-        index: of the run; 0 where nothing says it.
-        phase: ``Pending``, ``Running``, ..., or why its container waits.
-        node: where it is or was; empty before it has one.
-        restarts: of its container, in this pod.
-        exit_code: of its container's last end; None before the first.
-        ended_at: when that was.
-        disrupted: whether the cluster took it away.
-        created_at: when it was made.
-        container: name of the one that trains.
+        name: Name of the pod.
+        index: Index in the run; 0 if no label gives it.
+        phase: ``Pending``, ``Running``, ..., or the reason why its container waits.
+        node: Node of the pod; empty before it has one.
+        restarts: Restarts of its container in this pod.
+        exit_code: Exit code of its container's last end; None before the first end.
+        ended_at: Time of that end.
+        disrupted: Whether the cluster took the pod away.
+        created_at: Creation time of the pod.
+        container: Name of the container that trains.
     """
 
     name: str
@@ -56,18 +56,18 @@ class PodState:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether it ended by a preemption, which counts nothing."""
+        """Whether a preemption ended the pod; preemptions do not count."""
         return self.disrupted or self.exit_code == REQUEUE
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended by a failure, which is counted."""
+        """Whether a failure ended the pod; failures count."""
         return bool(self.exit_code) and not self.was_preempted
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """A warning of the cluster about an object of a run."""
+    """Warning of the cluster about an object of a run."""
 
     last_at: str
     about: str
@@ -78,21 +78,21 @@ class ClusterEvent:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run in a cluster.
+    """State of a run in a cluster.
 
     Attributes:
-        name: of the run.
-        namespace: where it is.
-        flavor: what holds the pods.
+        name: Name of the run.
+        namespace: Namespace of the run.
+        flavor: Kind of object that holds the pods.
         state: ``pending``, ``queued``, ``running``, ``suspended``, ``complete`` or ``failed``.
-        reason: why, in the controller's word; empty for none.
-        message: the same in a sentence.
-        queue: of Kueue; empty without.
-        admission: what Kueue says: ``admitted``, ``pending`` or ``evicted``; empty without.
-        repository: of the checkpoints, if the command names it.
+        reason: Reason, in the controller's word; empty for none.
+        message: The same reason in a sentence.
+        queue: Queue of Kueue; empty without Kueue.
+        admission: State in Kueue: ``admitted``, ``pending`` or ``evicted``; empty without Kueue.
+        repository: Repository of the checkpoints, if the command names it.
         claims: PersistentVolumeClaims that the pods mount.
-        pods: all that are there, by index, the newest of an index last.
-        events: warnings, the newest last.
+        pods: Existing pods by index, the newest of an index last.
+        events: Warnings, newest last.
     """
 
     name: str
@@ -110,15 +110,16 @@ class RunState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes by itself."""
+        """Whether the run has reached a state that it does not leave by itself."""
         return self.state in ENDED
 
     @property
     def exit_code(self) -> int | None:
-        """What the run ended with, by our table; None while it goes on.
+        """Exit code of the run by our table; None while it runs.
 
-        A failure has the code after which another start would end the same way, if a pod says
-        one, else the last that counted. A suspended run is a preempted one.
+        A failed run has the code of a pod after which another start would end the same way. If no
+        pod has such a code, it is the code of the last failure that counted. A suspended run counts
+        as preempted.
         """
         if self.state == "complete":
             return 0
@@ -129,7 +130,7 @@ class RunState:
         ended = sorted((one for one in self.pods if one.exit_code), key=lambda one: one.ended_at)
         counted = [one for one in ended if one.has_failed]
         fatal = [one for one in counted if one.exit_code in PERMANENT]
-        # Whoever outlives --deadline did not fail: its last pods say whether they saved.
+        # A run that exceeds --deadline did not fail: its last pods show whether they saved.
         chosen = ended if self.reason == "DeadlineExceeded" else fatal or counted or ended
         return chosen[-1].exit_code if chosen else 1
 
@@ -141,13 +142,13 @@ class RunState:
 def state_of(
     holder: Object, pods: Sequence[Object], workload: Object | None, events: Sequence[Object]
 ) -> RunState:
-    """Return what objects say of a run.
+    """Return the state of a run from its objects.
 
     Args:
-        holder: the Job, JobSet, TrainJob or PyTorchJob.
-        pods: all of the run.
-        workload: Kueue's, if there is one.
-        events: warnings of the namespace.
+        holder: Job, JobSet, TrainJob or PyTorchJob.
+        pods: All pods of the run.
+        workload: Workload of Kueue, if there is one.
+        events: Warnings of the namespace.
     """
     metadata = holder["metadata"]
     queue = metadata.get("labels", {}).get(QUEUE, "")
@@ -207,7 +208,7 @@ def _judge(
     suspended = _condition(holder, "Suspended")
     spec = holder.get("spec", {})
     if suspended or spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
-        # In a queue that is how a run waits, and it goes on by itself.
+        # A run that waits in a queue is suspended too, and Kueue starts it.
         return "queued" if admission else "suspended", suspended or {}
     if any(one.phase == "Running" for one in pods):
         return "running", {}
@@ -228,7 +229,7 @@ def _admission(workload: Object | None) -> str:
 
 
 def repository_of(made: Any) -> str:
-    """Return the repository that a command somewhere in an object names; empty for none."""
+    """Return the repository that a command anywhere in an object names; empty for none."""
     words = (made.get("args") or []) if isinstance(made, dict) else []
     for number, word in enumerate(words):
         if word in ("--repo", "-r"):
@@ -240,7 +241,7 @@ def repository_of(made: Any) -> str:
 
 
 def claims_of(value: Any) -> list[str]:
-    """Return the names of PersistentVolumeClaims somewhere in an object."""
+    """Return the names of the PersistentVolumeClaims anywhere in an object."""
     if isinstance(value, list):
         return [name for one in value for name in claims_of(one)]
     if not isinstance(value, dict):

@@ -1,8 +1,6 @@
-"""Wait, logs.
+"""State, end and logs of a run in a cluster.
 
-To look at a run in a cluster, and to wait for its end.
-
-To read what pods print: once, or to the end, through preemptions and lost connections.
+Logs are read once, or followed until the run ends, through preemptions and lost connections.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ HOLDERS = {
     Flavor.TRAINJOB: ("trainer.kubeflow.org", "trainjobs"),
     Flavor.PYTORCHJOB: ("kubeflow.org", "pytorchjobs"),
 }
-"""Group and name of the resource that holds a run's pods; Kueue's is a Job."""
+"""Group and name of the resource that holds a run's pods; for Kueue it is a Job."""
 _POLL_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0
 
 
 def resources(cluster: Cluster) -> list[str]:
-    """Return the resources that may hold a run and that the cluster knows."""
+    """Return the resources of a cluster that can hold a run."""
     groups = {one["name"]: one for one in ask(cluster, "get", "--raw", "/apis")["groups"]}
     return [
         f"{name}.{group}"
@@ -55,7 +53,7 @@ def resources(cluster: Cluster) -> list[str]:
 
 
 def find(cluster: Cluster, name: str, kinds: list[str]) -> list[dict[str, Any]]:
-    """Return a run's objects of these kinds."""
+    """Return a run's objects of the given kinds."""
     asked = ("get", ",".join(kinds), "-l", selector(name), "-o", "json")
     return items(ask(cluster, *asked))
 
@@ -63,22 +61,22 @@ def find(cluster: Cluster, name: str, kinds: list[str]) -> list[dict[str, Any]]:
 def get_run(
     cluster: Cluster, name: str, kinds: list[str] | None = None, *, has_events: bool = False
 ) -> RunState:
-    """Return what a cluster says of a run.
+    """Return the state of a run in a cluster.
 
     Args:
-        cluster: where.
-        name: of the run.
-        kinds: what may hold it, if that was asked before.
-        has_events: whether warnings are asked for too.
+        cluster: Cluster and namespace.
+        name: Name of the run.
+        kinds: Resources that can hold the run, if they are known already.
+        has_events: Whether to read warnings too.
 
     Raises:
-        NotRunning: it knows none of that name.
-        ConfigError: it knows two, of different flavors.
-        ClusterUnavailable: it does not answer.
+        NotRunning: The cluster has no run of that name.
+        ConfigError: The cluster has two runs of that name, of different flavors.
+        ClusterUnavailable: The cluster does not answer.
     """
     found = find(cluster, name, [*(kinds or resources(cluster)), "pods"])
     pods = [one for one in found if one["kind"] == "Pod"]
-    # What another object made, such as the JobSet of a TrainJob, is that one's business.
+    # Skip objects that another object owns, such as the JobSet of a TrainJob.
     holders = [
         one for one in found if one["kind"] != "Pod" and not one["metadata"].get("ownerReferences")
     ]
@@ -104,19 +102,19 @@ def get_run(
 def wait(
     cluster: Cluster, name: str, within: float, clock: Clock, tell: Callable[[str], None]
 ) -> RunState:
-    """Look until a run has ended or is suspended; a cluster that is silent is asked again.
+    """Poll until a run has ended or is suspended; a cluster that does not answer is polled again.
 
     Args:
-        cluster: where.
-        name: of the run.
-        within: seconds; 0 for as long as it takes.
-        clock: what time it is.
-        tell: is called with a line when the cluster is silent, and when the state changes.
+        cluster: Cluster and namespace.
+        name: Name of the run.
+        within: Deadline in seconds; 0 for none.
+        clock: Source of the time.
+        tell: Callback with a line when the cluster does not answer, and when the state changes.
 
     Raises:
-        DeadlineExceeded: it goes on after ``within``.
-        ClusterUnavailable: nothing was heard of the cluster for ten minutes.
-        NotRunning: there is no such run, or not any more.
+        DeadlineExceeded: The run has not ended within the deadline.
+        ClusterUnavailable: The cluster has not answered for 10 min.
+        NotRunning: The run does not exist, or was deleted meanwhile.
     """
     began = heard = clock.monotonic_seconds()
     said, kinds = "", list[str]()
@@ -144,7 +142,7 @@ def wait(
 def _try(
     cluster: Cluster, name: str, kinds: list[str]
 ) -> tuple[RunState | None, str, ClusterUnavailable | None]:
-    """Return a run with its state, or why it could not be asked for."""
+    """Return a run with its state, or the error if the cluster does not answer."""
     try:
         kinds[:] = kinds or resources(cluster)
         found = get_run(cluster, name, kinds)
@@ -154,7 +152,7 @@ def _try(
 
 
 def _served(cluster: Cluster, group: dict[str, Any]) -> set[str]:
-    """Return the resources of a group: one that is there may serve others, such as MPIJobs."""
+    """Return the resources of a group; a group may exist with other resources, such as MPIJobs."""
     paths = [f"/apis/{one['groupVersion']}" for one in group["versions"]]
     listed = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
     return {one["name"] for resources in listed for one in resources}
@@ -174,12 +172,12 @@ _NOT_YET = ("Pending", "ContainerCreating", "PodInitializing")
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted.
+    """Selection of log lines.
 
     Attributes:
-        index: of the pod; None for all.
-        previous: whether of the pod, or of the container, before the newest.
-        tail: only the last so many of each pod; -1 for all.
+        index: Index of the pod; None for all.
+        previous: Whether to read the pod, or the container, before the newest one.
+        tail: Number of last lines of each pod; -1 for all.
     """
 
     index: int | None = None
@@ -189,7 +187,7 @@ class LogQuery:
 
 @dataclass(frozen=True, slots=True)
 class PodLogLine:
-    """A line that a pod printed, and when; colours and what a bar overwrote are left out."""
+    """Line that a pod printed, and its time; without colours and overwritten text."""
 
     index: int
     pod: str
@@ -198,11 +196,11 @@ class PodLogLine:
 
 
 def read(cluster: Cluster, run: RunState, asked: LogQuery) -> Iterator[PodLogLine]:
-    """Yield the lines that are there, pod after pod.
+    """Yield the lines that exist, pod after pod.
 
     Raises:
-        NotRunning: there is no such pod.
-        ClusterUnavailable: the cluster does not answer, or not to the end.
+        NotRunning: The run has no such pod.
+        ClusterUnavailable: The cluster does not answer, or the connection breaks.
     """
     chosen = _chosen(run, asked)
     if not chosen:
@@ -219,11 +217,11 @@ def read(cluster: Cluster, run: RunState, asked: LogQuery) -> Iterator[PodLogLin
 def follow(
     cluster: Cluster, name: str, asked: LogQuery, clock: Clock, emit: Callable[[PodLogLine], None]
 ) -> None:
-    """Hand on lines as they come until the run has ended, from the pods of replacements too.
+    """Emit lines as they come until the run has ended, also from replacement pods.
 
     Raises:
-        UsageError: what is previous does not go on.
-        NotRunning: there is no such run.
+        UsageError: The lines of a previous pod cannot be followed.
+        NotRunning: The run does not exist.
     """
     if asked.previous:
         raise UsageError("--previous and --follow exclude each other")
@@ -249,7 +247,7 @@ def follow(
 
 
 class _Stream:
-    """What one pod prints; can be read on from where a connection was lost."""
+    """Log of one pod; reading can continue after a lost connection."""
 
     def __init__(self, cluster: Cluster, pod: PodState, tail: int) -> None:
         self._cluster, self._pod, self._tail = cluster, pod, tail
@@ -259,7 +257,7 @@ class _Stream:
         self.is_read = False
 
     def lines(self, *more: str) -> Iterator[PodLogLine]:
-        """Yield the lines behind those that were read before."""
+        """Yield the lines after those that were read before."""
         since = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
         which = (self._pod.name, "-c", self._pod.container)
         called = command(self._cluster, "logs", *which, "--timestamps", *since, *more)
@@ -270,7 +268,7 @@ class _Stream:
             before = self._last
             for raw in cast("IO[bytes]", process.stdout):
                 time, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
-                # A time in the request has no fractions, so some lines come again.
+                # The time in the request has no fractions of a second, so some lines come again.
                 if time > before:
                     self._last = time
                     yield PodLogLine(self._pod.index, self._pod.name, time, _clean(text))
@@ -279,14 +277,14 @@ class _Stream:
             raise refusal(self._cluster, said)
 
     def go_on(self, lines: SimpleQueue[PodLogLine], *, has_ended: bool) -> None:
-        """Read in the background, again if the connection was lost before the end."""
+        """Read in a background thread; start again if the connection was lost before the end."""
         if self.is_read or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self._pump, args=(lines, has_ended), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End kubectl."""
+        """Terminate kubectl and wait for the thread."""
         if self._process is not None:
             self._process.terminate()
         if self._thread is not None:
@@ -298,7 +296,7 @@ class _Stream:
                 lines.put(one)
         except (ClusterUnavailable, NotRunning):
             return
-        # A stream that ends while its pod runs may have been cut.
+        # If a stream ends while its pod runs, its connection may be lost.
         self.is_read = has_ended
 
 
@@ -318,7 +316,7 @@ def _chosen(run: RunState, asked: LogQuery) -> list[tuple[PodState, tuple[str, .
 
 
 def _begun(run: RunState, asked: LogQuery) -> list[PodState]:
-    """Return the pods that print or have printed; the older ones of an index end by themselves."""
+    """Return the pods that print or have printed; the older pods of an index end by themselves."""
     return [
         one
         for one in run.pods
@@ -330,7 +328,7 @@ def _begun(run: RunState, asked: LogQuery) -> list[PodState]:
 def _hand_on(
     lines: SimpleQueue[PodLogLine], emit: Callable[[PodLogLine], None], clock: Clock, within: float
 ) -> None:
-    """Hand on what is there, and what comes within so many seconds."""
+    """Emit the lines that are queued, and those that come within so many seconds."""
     until = clock.monotonic_seconds() + within
     while True:
         try:

@@ -1,1 +1,1 @@
-"""A run as a job of SLURM: what was asked for, the batch script, and the talk with SLURM."""
+"""Runs as jobs of SLURM: specification, batch script, and a client of SLURM's programs."""

@@ -1,4 +1,4 @@
-"""The talk with SLURM: its own programs are asked, and their answers are read."""
+"""Client of SLURM: it runs SLURM's own programs and parses their output."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _SILENT = ("Unable to contact slurm", "Connection refused", "Socket timed out")
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What SLURM says of a job, or of one task of an array.
+    """State of a job, or of one task of an array, in SLURM.
 
     Attributes:
-        job: its number; ``ARRAY_TASK`` for a task.
-        name: of the job.
+        job: Number of the job; ``ARRAY_TASK`` for a task.
+        name: Name of the job.
         state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED``, ...
-        reason: why it waits, or why it ended.
-        starts: how often it was started again.
-        nodes: where it runs or ran.
-        exit_code: of its last start; None while it runs or waits.
-        ends_at: when its time is over, as SLURM writes it.
-        log: the file that its starts append to.
+        reason: Reason why the job waits, or why it ended.
+        starts: Number of restarts.
+        nodes: Nodes of the job.
+        exit_code: Exit code of its last start; None while it runs or waits.
+        ends_at: End of its time, as SLURM writes it.
+        log: File to which its starts append.
     """
 
     job: str
@@ -43,10 +43,10 @@ class JobState:
 
 
 def check_job(job: str) -> str:
-    """Return a job's number if it is one.
+    """Return the number of a job unchanged if it is valid.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The text is no job number.
     """
     if not _JOB.fullmatch(job):
         raise ConfigError(f"{job!r} is no job of SLURM: 123, or 123_4 for a task of an array")
@@ -54,21 +54,21 @@ def check_job(job: str) -> str:
 
 
 def submit(script: str) -> str:
-    """Hand a script to ``sbatch`` and return the job's number.
+    """Submit a script with ``sbatch`` and return the number of the job.
 
     Raises:
-        ConfigError: there is no sbatch, or SLURM refused the job.
+        ConfigError: sbatch is missing, or SLURM refused the job.
         DeadlineExceeded: SLURM does not answer.
     """
     return _ask("sbatch", "--parsable", given=script).strip().partition(";")[0]
 
 
 def query_jobs(job: str) -> list[JobState]:
-    """Return what SLURM says of a job: one state, or one for each task of an array.
+    """Return the state of a job, or of each task of an array.
 
     Raises:
-        NotRunning: SLURM does not know it, or not any more.
-        ConfigError: there is no scontrol.
+        NotRunning: SLURM does not know the job, or no longer knows it.
+        ConfigError: scontrol is missing.
         DeadlineExceeded: SLURM does not answer.
     """
     try:
@@ -84,7 +84,7 @@ def query_jobs(job: str) -> list[JobState]:
 
 
 def parse(line: str) -> JobState:
-    """Return the state that a line of ``scontrol show job -o`` tells."""
+    """Parse a line of ``scontrol show job -o``."""
     told = dict(_FIELD.findall(line))
     task = told.get("ArrayTaskId", "")
     job = f"{told['ArrayJobId']}_{task}" if task.isdecimal() else told.get("JobId", "")

@@ -1,8 +1,6 @@
-"""SlurmJob -> batch script.
+"""Checked specification of a SLURM job, and its batch script.
 
-What is asked of SLURM, held against what SLURM and a batch script can take.
-
-A job to the text of its batch script; nothing else is looked at, so it can be held in tests.
+The script depends on nothing but the specification, so that tests can compare it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TASK = "{task}"
-"""In a word of the command: the number of the task of an array."""
+"""Placeholder in a word of the command for the number of an array's task."""
 
 _WORDS = {
     "--name": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "letters, digits, dots, dashes"),
@@ -48,12 +46,12 @@ _NODES = re.compile(r"([1-9][0-9]*)(?:[-:]([1-9][0-9]*))?")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 EARLY_SECONDS = 60
-"""SLURM may send the signal before the end of the time this much earlier than asked."""
+"""SLURM may send the signal before the time limit this much earlier than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmPlacement:
-    """Whose machines, and which; empty for what SLURM chooses."""
+    """Machines of a job and their owner; an empty value leaves the choice to SLURM."""
 
     partition: str = ""
     account: str = ""
@@ -66,22 +64,22 @@ class SlurmPlacement:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A run, as SLURM is asked for it; everything in it has been checked.
+    """Checked specification of a run as a job of SLURM.
 
     Attributes:
-        name: of the job, and of its log.
-        command: the words after ``resilient train``.
-        nodes_min: fewest nodes that SLURM may start it on.
-        nodes_max: most nodes.
-        time: the limit, as SLURM writes it; empty for the partition's.
-        place: where it runs.
-        logs: folder of its log and of its record of failures.
+        name: Name of the job and of its log.
+        command: Words after ``resilient train``.
+        nodes_min: Fewest nodes on which SLURM may start the job.
+        nodes_max: Most nodes.
+        time: Time limit, as SLURM writes it; empty for that of the partition.
+        place: Machines of the job.
+        logs: Folder of its log and of its record of failures.
         grace_seconds: ``--grace`` of ``resilient train``.
-        says_grace: whether the command gives it already.
-        lead_seconds: how long before the end of its time SLURM signals.
-        environment: names with their values; None takes what sbatch's caller has.
-        setup: lines that the batch script begins with.
-        failures_max: starts that may fail until it is left alone.
+        says_grace: Whether the command contains ``--grace`` itself.
+        lead_seconds: Seconds before the time limit at which SLURM signals.
+        environment: Names and values of variables; None takes the value of sbatch's caller.
+        setup: First lines of the batch script.
+        failures_max: Number of failed starts after which the job is not requeued.
     """
 
     name: str
@@ -100,10 +98,10 @@ class SlurmJob:
 
 
 def check_words(given: Mapping[str, str]) -> None:
-    """Hold options against what a line of ``#SBATCH`` can take.
+    """Check options against the syntax of a ``#SBATCH`` line.
 
     Raises:
-        ConfigError: one has something else in it, and could end the line or the option.
+        ConfigError: An option has other characters, which could end the line or the option.
     """
     for option, text in given.items():
         pattern, wanted = _WORDS[option]
@@ -112,10 +110,10 @@ def check_words(given: Mapping[str, str]) -> None:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Return the fewest and the most nodes of ``N``, ``MIN-MAX`` or ``MIN:MAX``.
+    """Parse ``N``, ``MIN-MAX`` or ``MIN:MAX``, and return the fewest and the most nodes.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: The text is none of them, or MAX is less than MIN.
     """
     found = _NODES.fullmatch(text)
     if not found:
@@ -128,10 +126,10 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_time(text: str) -> int:
-    """Return the seconds of a time as SLURM writes it: ``90``, ``4:00:00``, ``1-12``.
+    """Parse a time as SLURM writes it, ``90``, ``4:00:00`` or ``1-12``, and return its seconds.
 
     Raises:
-        ConfigError: it is no such time, or no time at all.
+        ConfigError: The text is no such time, or 0.
     """
     found = _TIME.fullmatch(text)
     if not found:
@@ -151,10 +149,10 @@ def parse_time(text: str) -> int:
 
 
 def check_time(text: str, lead_seconds: int) -> None:
-    """Leave room for training before the run leaves because its time is nearly over.
+    """Check that a time limit leaves room for training before SLURM signals its end.
 
     Raises:
-        ConfigError: it would leave at once, be requeued, and do so for ever.
+        ConfigError: The run would leave at once and be requeued again and again.
     """
     if text and parse_time(text) <= lead_seconds + EARLY_SECONDS:
         raise ConfigError(
@@ -165,10 +163,10 @@ def check_time(text: str, lead_seconds: int) -> None:
 
 
 def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
-    """Return names and values of ``NAME=VALUE`` and ``NAME``; a script is no place for secrets.
+    """Parse ``NAME=VALUE`` and ``NAME`` entries; a script is no place for secrets.
 
     Raises:
-        ConfigError: a name is none, stands twice, or is that of a secret with its value.
+        ConfigError: A name is invalid or repeated, or a value is secret or has several lines.
     """
     found: dict[str, str | None] = {}
     for text in given:
@@ -189,15 +187,15 @@ def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], .
 
 
 def check_command(command: tuple[str, ...], given: set[str], array: str) -> None:
-    """Refuse what SLURM decides, what would be told to everybody, and tasks that share a place.
+    """Refuse options that SLURM decides, secrets, and array tasks that share a repository.
 
     Args:
-        command: the words after ``train``.
-        given: names of the options of ``train`` among them.
-        array: as given to ``--array``.
+        command: Words after ``train``.
+        given: Names of the options of ``train`` among them.
+        array: Value of ``--array``.
 
     Raises:
-        ConfigError: with the option, and what to do instead.
+        ConfigError: The command is refused; the message says what to do instead.
     """
     refuse_given(given, _OURS)
     for word in command:
@@ -286,7 +284,7 @@ rm -f "$codes".*
 
 
 def render(job: SlurmJob) -> str:
-    """Return the batch script of a job, ending with a line break."""
+    """Return the batch script of a job, which ends with a line break."""
     parts = [
         "#!/bin/bash\n",
         *(f"#SBATCH {one}\n" for one in _directives(job)),
@@ -314,7 +312,7 @@ def _directives(job: SlurmJob) -> list[str]:
         "account": place.account,
         "qos": place.qos,
         "nodes": nodes,
-        # Of a range SLURM would give the fewest nodes that so many tasks fit on.
+        # For a range, this option makes SLURM give the fewest nodes that so many tasks fit on.
         "ntasks-per-node": "" if is_elastic else "1",
         "gpus-per-node": place.gpus,
         "cpus-per-task": str(place.cpus or ""),
@@ -325,7 +323,7 @@ def _directives(job: SlurmJob) -> list[str]:
         "open-mode": "append",
     }
     given = [f"--{name}={value}" for name, value in asked.items() if value]
-    # With fewer nodes than it began with, a run of elastic size goes on.
+    # A run of elastic size continues with fewer nodes than it started with.
     return [*given, "--requeue", *(["--no-kill"] if is_elastic else [])]
 
 
@@ -339,7 +337,7 @@ def _variable(name: str, value: str | None) -> str:
 
 
 def _agents(job: SlurmJob) -> str:
-    """Return the lines that start one agent per node, in the background."""
+    """Return the lines that start one agent per node in the background."""
     own = [] if job.says_grace else [f"--grace {job.grace_seconds:g}"]
     lines = []
     if job.nodes_max > 1:
@@ -347,18 +345,18 @@ def _agents(job: SlurmJob) -> str:
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n',
             "port=$((20000 + SLURM_JOB_ID % 10000))\n",
         ]
-        # Nodes that SLURM did not give are not waited for.
+        # The agents must not wait for nodes that SLURM did not give.
         own.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')
         own.append('--rdzv-endpoint "$head:$port"')
     own.append('--rdzv-id "$run"')
     program = "resilient train"
     if job.nodes_min < job.nodes_max:
-        # srun tells the code of a node that died, and the first agent that of the run.
+        # srun reports the code of a node that died; the first agent writes the code of the run.
         lines.append('codes=$(mktemp -u "${TMPDIR:-/tmp}/resilient-$run-XXXXXX")\n')
         named = f'export {EXIT_CODE_FILE}="$0.$SLURM_PROCID"'
         program = f"""bash -c '{named}; exec resilient train "$@"' "$codes\""""
     cpus = f"--cpus-per-task={job.place.cpus} " if job.place.cpus else ""
-    # The job's own --no-kill keeps its nodes; without the step's, SLURM kills the agents on them.
+    # --no-kill of the job keeps its nodes; without that of the step, SLURM kills their agents.
     is_elastic = job.nodes_min < job.nodes_max
     stays = "--no-kill --ntasks-per-node=1 " if is_elastic else ""
     words = " ".join(map(_quote, job.command))
@@ -366,7 +364,7 @@ def _agents(job: SlurmJob) -> str:
         [
             "\n",
             *lines,
-            # An agent that leaves first hurries nobody: the others may still be saving.
+            # An agent that leaves first must not end the others, which may still be saving.
             f"srun {cpus}{stays}--kill-on-bad-exit=0 --wait=0 \\\n",
             f"  {program} {' '.join(own)} \\\n",
             f"  {words} &\n",
@@ -376,7 +374,7 @@ def _agents(job: SlurmJob) -> str:
 
 
 def _quote(word: str) -> str:
-    """Return a word for the shell, with the number of the task where it is asked for."""
+    """Return a word for the shell; the placeholder becomes the number of the task."""
     if TASK not in word:
         return shlex.quote(word)
     texts = [shlex.quote(one) if one else "" for one in word.split(TASK)]

@@ -1,1 +1,1 @@
-"""Views."""
+"""Results of commands that several modules render."""

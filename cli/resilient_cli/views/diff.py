@@ -1,4 +1,4 @@
-"""The answer of ``ckpt diff``."""
+"""Result of ``ckpt diff``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PARTS = (MODEL, OPTIMIZER, OTHER)
 
 
 def render_diff(found: Comparison, *, every: bool, page: str = "") -> CommandResult:
-    """Return the answer of ``ckpt diff``.
+    """Return the result of ``ckpt diff``.
 
     Args:
-        found: what was found.
-        every: whether all that differs is listed, and not the most different alone.
-        page: where the page was written to; empty if none was.
+        found: Comparison of the two checkpoints.
+        every: Whether all differences are listed, and not only the largest.
+        page: Path of the HTML page; empty if none was written.
     """
     ids = tuple(one.name for one in found.tensors if one.is_equal is not True)
     blocks: list[Table | KeyValues | str] = [_about(found)]
@@ -64,7 +64,7 @@ def render_diff(found: Comparison, *, every: bool, page: str = "") -> CommandRes
 def _listed(
     columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int | None, what: str
 ) -> Iterator[Table | str]:
-    """Yield a table of the first rows, and how many more there are."""
+    """Yield a table of the first rows, and the number of the rows that are left out."""
     if rows:
         yield Table(columns, tuple(rows[:most]))
     if most is not None and len(rows) > most:
@@ -72,18 +72,18 @@ def _listed(
 
 
 def _vectors(found: Comparison, part: str) -> list[TensorChange]:
-    """Return the tensors of a part, but for what an optimizer counts its updates with."""
+    """Return the tensors of a part, without the update counters of an optimizer."""
     return [one for one in found.tensors if one.part == part and not is_counter(one)]
 
 
 def is_counter(one: TensorChange) -> bool:
-    """Say whether it is what an optimizer counts its updates of a parameter with."""
+    """Return whether a tensor counts an optimizer's updates of one parameter."""
     elements = one.measures.elements if one.measures else 0
     return one.part == OPTIMIZER and one.name.endswith(".step") and elements == 1
 
 
 def updates(found: Comparison) -> str:
-    """Return the updates that the parameters saw; they are told once, not for each of them."""
+    """Return the update counts of the parameters; equal counts are listed once."""
     norms = [one.measures.norms for one in found.tensors if one.measures and is_counter(one)]
     told = [_both(f"{one:.10g}", f"{other:.10g}") for one, other in dict.fromkeys(norms)]
     rest = len(told) - _NAMES_MAX
@@ -125,12 +125,12 @@ def _number(value: int | None) -> str:
 
 
 def rates(side: CheckpointView) -> str:
-    """Return the learning rates that a side goes on with."""
+    """Return the learning rates with which a checkpoint continues."""
     return ", ".join(f"{one:.6g}" for one in dict.fromkeys(side.rates)) or NONE
 
 
 def _randoms(found: Sequence[RandomChange]) -> str:
-    """Return what became of the generators; ranks that fared alike are told together."""
+    """Return the changes of the random generators; ranks with the same change are grouped."""
     told: dict[str, list[int]] = {}
     for one in found:
         told.setdefault(f"{one.kind} {fate(one)}", []).append(one.rank)
@@ -147,7 +147,7 @@ def _randoms(found: Sequence[RandomChange]) -> str:
 
 
 def fate(one: RandomChange) -> str:
-    """Return what became of a generator."""
+    """Return the change of a random generator."""
     if one.is_in != "both":
         return f"only in {one.is_in}"
     if one.same:
@@ -170,7 +170,7 @@ def _counted(found: Comparison, section: str) -> str:
 
 
 def summed(found: Comparison, part: str) -> str:
-    """Return how many tensors of a part differ, and how far; empty where there are none."""
+    """Return how many tensors of a part differ, and by how much; empty if the part has none."""
     mine = _vectors(found, part)
     if not mine:
         return ""
@@ -206,14 +206,18 @@ def _row(change: TensorChange) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """Return a share; neither nothing nor all of it is ever rounded to."""
+    """Format a share; a share is never rounded to 0 % or 100 %."""
     if 0 < share < _LEAST or 1 - _LEAST < share < 1:
         return "<0.1 %" if share < _LEAST else ">99.9 %"
     return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{100 * share:.1f} %"
 
 
 def relative(found: Measures) -> str:
-    """Return the relative change; what is finite says little where something else came or went."""
+    """Format the relative change of a tensor.
+
+    The result is ``NaN`` or ``inf`` if the number of NaN or infinite elements changed, because the
+    change of the other elements then says little.
+    """
     if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
         return "NaN" if found.nans[0] != found.nans[1] else "inf"
     if found.relative is None:
@@ -237,7 +241,7 @@ def _short(value: Any) -> str:
 
 
 def verdict(found: Comparison) -> str:
-    """Return the last word: whether they differ, and in what."""
+    """Return the last line: whether the checkpoints differ, and in what."""
     if not found.differs:
         same = sum(found.same_fields.values())
         return (

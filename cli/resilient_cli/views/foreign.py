@@ -1,10 +1,6 @@
-"""Foreign checkpoints.
+"""Results of ``ckpt inspect``, ``ckpt verify`` and ``ckpt ls`` for checkpoints of other tools.
 
-The line that says whether training can go on, the same for everybody's checkpoints.
-
-The answer of ``ckpt inspect`` about a checkpoint that another tool wrote.
-
-The answer of ``ckpt ls`` about a run of another tool.
+Also the line on resumability, which is the same for checkpoints of every tool.
 """
 
 from __future__ import annotations
@@ -30,23 +26,23 @@ _ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
 
 
 def conclusion(verdict: Resumability) -> KeyValues:
-    """Return the line for people, and what to run next if something helps."""
+    """Return the line on resumability, and the next command if one helps."""
     said = _ANSWERS[verdict.answer] + "; ".join(verdict.why)
     after = (("next", verdict.command),) if verdict.command else ()
     return KeyValues((("resumable", said), *after))
 
 
 def resumable(verdict: Resumability) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return the resumability as a JSON value."""
     return {"answer": verdict.answer, "why": list(verdict.why), "command": verdict.command}
 
 
 _NAMED_MAX = 4
-"""Places of one kind of help that are named."""
+"""Largest number of places that are named for one fix."""
 
 
 def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
-    """Return the answer of ``ckpt inspect`` about a foreign checkpoint."""
+    """Return the result of ``ckpt inspect`` for a checkpoint of another tool."""
     contents = looked.contents
     parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
     parts = [one for one in parts if one["tensors"]]
@@ -85,7 +81,7 @@ def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult
 
 
 def proved(looked: ForeignCheckpoint) -> CommandResult:
-    """Return the answer of ``ckpt verify`` about a foreign checkpoint."""
+    """Return the result of ``ckpt verify`` for a checkpoint of another tool."""
     found = looked_at(looked, with_tensors=False)
     size_bytes = sum(looked.listing.sizes.values())
     read = f"Read {human_size(looked.read_bytes or 0)} of {human_size(size_bytes)}."
@@ -136,7 +132,7 @@ def _problem(looked: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
 
 
 def _fixes(looked: ForeignCheckpoint) -> Iterator[str]:
-    """Yield what helps, each once; what is to be run next is told as that."""
+    """Yield each fix once, except the one that is shown as the next command."""
     places: dict[str, list[str]] = {}
     for one in looked.contents.problems:
         places.setdefault(remedy(one, looked.url, looked.sibling), []).append(one.place)
@@ -250,12 +246,12 @@ _CUT = "There are more files than were listed, so newer checkpoints may lack her
 
 
 def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> CommandResult:
-    """Return the answer of ``ckpt ls`` about a folder of foreign checkpoints.
+    """Return the result of ``ckpt ls`` for a folder of checkpoints of another tool.
 
     Args:
-        run: all of them.
-        shown: those that were asked for.
-        now: ISO 8601, for ages.
+        run: Run with all its checkpoints.
+        shown: Checkpoints to show.
+        now: Current time for ages, ISO 8601.
     """
     found, place = run.checkpoints, run.url.rstrip("/")
     size_bytes = sum(one.size_bytes for one in found)
@@ -300,22 +296,22 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         *(f"`{one}` names `{tag}`, which is not there." for one, tag in run.pointers.stale.items()),
         f"Whether one can be gone on from: resilient ckpt inspect latest {shell_quote(place)}",
     )
-    # A name may have a slash, and with one it would be a path: so it is the whole of it.
+    # A name with a slash would be taken for a path, so each id is the whole path.
     ids = tuple(f"{place}/{one.name}" for one in shown)
     return CommandResult("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
 
 
 def _changed(one: RunCheckpoint) -> str | None:
-    """Return when the last file of a checkpoint was written, None where nobody tells.
+    """Return when the last file of a checkpoint was written; None if it is unknown.
 
-    Anybody can set it to what no calendar knows.
+    A user can set a file time beyond any calendar, which counts as unknown.
     """
     is_told = one.changed is not None and 0 <= one.changed < _YEAR_10000_SECONDS
     return moment(int(1000 * (one.changed or 0))) if is_told else None
 
 
 def _notes(run: ForeignRun, one: RunCheckpoint) -> list[str]:
-    """Return what the run says of a checkpoint."""
+    """Return the marks of a checkpoint in its run."""
     named = (("latest", run.latest), ("best", run.pointers.best))
     kinds = (("unfinished", one.is_unfinished), ("repaired", one.is_repaired))
     return [

@@ -1,8 +1,6 @@
-"""Report and status tables.
+"""Results of ``report`` and ``status``.
 
-The answers of ``report`` and ``status`` where a run kept no events: what its repository says.
-
-The answer of ``report``.
+For a run without events, the results come from its repository.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ KEEPS = "resilient train --events FOLDER SCRIPT"
 
 
 def reporting_stored(found: Listing, page: str) -> CommandResult:
-    """Return the answer of ``report`` about a repository.
+    """Return the result of ``report`` for a repository without events.
 
     Args:
-        found: what it holds.
-        page: where the page was written to; empty if none was.
+        found: Contents of the repository.
+        page: Path of the HTML page; empty if none was written.
     """
     began, ended = span_of(found)
     lives = [_life(found, one) for one in found.generations]
@@ -69,11 +67,11 @@ def reporting_stored(found: Listing, page: str) -> CommandResult:
 
 
 def standing_stored(found: Listing, now: str) -> CommandResult:
-    """Return the answer of ``status`` about a repository.
+    """Return the result of ``status`` for a repository without events.
 
     Args:
-        found: what it holds.
-        now: ISO 8601, for ages.
+        found: Contents of the repository.
+        now: Current time for ages, ISO 8601.
     """
     began, ended = span_of(found)
     newest = _newest(found)
@@ -116,7 +114,7 @@ def _row(one: dict[str, Any], life: Generation) -> tuple[str, ...]:
 
 
 def span_of(found: Listing) -> tuple[str, str]:
-    """Return the first and the last moment that a repository tells of, ISO 8601."""
+    """Return the first and the last time recorded in a repository, ISO 8601; empty if none is."""
     told = sorted(_moments(found))
     return (told[0], told[-1]) if told else ("", "")
 
@@ -134,7 +132,7 @@ def _milliseconds(began: str, ended: str) -> int:
 
 
 def _newest(found: Listing) -> Survey | None:
-    """Return what a resume would take, or else the newest that there is."""
+    """Return the checkpoint that a resume would use, otherwise the newest one."""
     intact = (one for one in found.surveys if one.checkpoint == found.resume)
     return next(intact, next(iter(found.surveys), None))
 
@@ -162,11 +160,11 @@ def _life(found: Listing, life: Generation) -> dict[str, Any]:
 
 
 def reporting(found: GoodputReport, page: str) -> CommandResult:
-    """Return the answer of ``report``.
+    """Return the result of ``report``.
 
     Args:
-        found: the account of the run.
-        page: where the page was written to; empty if none was.
+        found: Goodput report of the run.
+        page: Path of the HTML page; empty if none was written.
     """
     spent = {kind.value: length for kind, length in found.spent_ms.items()}
     rows = tuple(
@@ -262,6 +260,6 @@ def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[st
 
 
 def moment(at_ms: int) -> str:
-    """Return a moment as ISO 8601 in UTC."""
+    """Format a time, given in milliseconds since 1970, as ISO 8601 in UTC."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

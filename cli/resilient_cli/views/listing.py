@@ -1,4 +1,4 @@
-"""The answer of ``ckpt ls``."""
+"""Result of ``ckpt ls``."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Everything that ``ckpt ls`` found.
+    """Contents of a repository for ``ckpt ls``.
 
     Attributes:
-        url: the repository.
-        surveys: the checkpoints, newest first.
-        lineage: what resume may use.
-        generations: the lives of the run, rising.
-        tags: what each tag names, None for a damaged one.
-        trash: what was pruned and can be brought back.
+        url: URL of the repository.
+        surveys: Checkpoints, newest first.
+        lineage: Checkpoints that a resume may use.
+        generations: Generations of the run, ascending.
+        tags: Checkpoint that each tag names; None for a damaged tag.
+        trash: Pruned checkpoints that can be restored.
     """
 
     url: str
@@ -41,13 +41,13 @@ class Listing:
 
     @property
     def resume(self) -> CheckpointId | None:
-        """The first checkpoint of the line of descent in which nothing wrong was seen."""
+        """First checkpoint of the line of descent in which no damage was found."""
         intact = {one.checkpoint for one in self.surveys if one.intact}
         return next((one for one in self.lineage.candidates if one in intact), None)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all checkpoints together; what several need counts once."""
+        """Bytes of all checkpoints together; a file that several checkpoints share counts once."""
         files = {
             one.manifest.key(file.name): file.size_bytes
             for one in self.surveys
@@ -62,23 +62,23 @@ class Listing:
 
     @property
     def idle_tags(self) -> list[str]:
-        """Tags that name nothing: damaged ones, and those whose checkpoint is gone."""
+        """Tags that name nothing: damaged tags, and tags of deleted checkpoints."""
         there = {one.checkpoint for one in self.surveys}
         return [name for name, named in self.tags.items() if named not in there]
 
     def state(self, survey: Survey) -> str:
-        """Return the word for a checkpoint's state; damage outranks being abandoned."""
+        """Return the state word of a checkpoint; damage takes precedence over ``abandoned``."""
         abandoned = survey.checkpoint not in self.lineage.candidates
         return "abandoned" if abandoned and survey.intact else survey.state
 
 
 def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) -> CommandResult:
-    """Return the answer of ``ckpt ls``.
+    """Return the result of ``ckpt ls``.
 
     Args:
-        found: everything.
-        now: for ages.
-        wanted: the checkpoints to show; None for all.
+        found: Contents of the repository.
+        now: Current time for ages, ISO 8601.
+        wanted: Checkpoints to show; None for all.
     """
     shown = found.surveys if wanted is None else wanted
     document = {
@@ -177,7 +177,7 @@ def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
 
 
 def note(found: Listing, survey: Survey) -> str:
-    """Return what is to be said of a checkpoint: its damage, or else its tags."""
+    """Return the note on a checkpoint: its first finding, otherwise its tags."""
     if not survey.findings:
         return ", ".join(f"tag {name}" for name in found.tags_on(survey.checkpoint))
     first, *others = survey.findings
@@ -185,7 +185,7 @@ def note(found: Listing, survey: Survey) -> str:
 
 
 def closing(found: Listing) -> str:
-    """Return how much there is, and what a resume would take."""
+    """Return the total size, and the checkpoint that a resume would use."""
     total = f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
     if found.resume:
         return f"{total} Training would resume from {found.resume}."

@@ -1,4 +1,4 @@
-"""Words that several views share."""
+"""Text formatting that several views share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MINUTE, _SHORT = 59.95, 9.995
 
 
 def count(number: int, noun: str, several: str = "") -> str:
-    """Return ``1 file``, ``2 files``; ``several`` is a plural that is not the noun with an s."""
+    """Format a count: ``1 file``, ``2 files``; ``several`` is an irregular plural."""
     return f"{number} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def duration(length_ms: float | None) -> str:
-    """Return a length for people: ``0.25 s``, ``42.1 s``, ``3m 05s``, ``2h 14m``, ``3d 04h``."""
+    """Format a duration: ``0.25 s``, ``42.1 s``, ``3m 05s``, ``3d 04h``; a dash for None."""
     if length_ms is None:
         return NONE
     seconds = length_ms / 1000
@@ -37,17 +37,17 @@ def duration(length_ms: float | None) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a share for people: ``81.2 %``."""
+    """Format a share: ``81.2 %``; a dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else NONE
 
 
 def folder(checkpoint: CheckpointId | None) -> str | None:
-    """Return a checkpoint's folder, None for none, as JSON wants it."""
+    """Return the folder of a checkpoint as a JSON value; None for no checkpoint."""
     return checkpoint.folder if checkpoint else None
 
 
 def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
-    """Return what a checkpoint may be that lacks every file of some ranks and of no other."""
+    """Return a note on a checkpoint that lacks every file of some ranks and no other file."""
     named = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
     return (
         f"note: of {checkpoint} every file of {named} is missing and all others are whole. One "
@@ -56,23 +56,23 @@ def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
 
 
 def age(then: str, now: str) -> str:
-    """Return the age of a moment for people, a dash when it cannot be read."""
+    """Format the age of a moment; a dash if it cannot be parsed."""
     seconds = age_seconds(then, now)
     return NONE if seconds is None else human_age(seconds)
 
 
 def inline(values: Mapping[str, Any]) -> str:
-    """Return a mapping on one line."""
+    """Format a mapping on one line."""
     return ", ".join(f"{name} {plain(value)}" for name, value in values.items()) or NONE
 
 
 def plain(value: Any) -> str:
-    """Return a JSON value for people: strings without their quotes."""
+    """Format a JSON value; strings lose their quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def json_number(value: Any) -> Any:
-    """Return a value that JSON can say; what is no finite number, or nothing of JSON's, as text."""
+    """Return a value that JSON can hold; other values, such as infinite numbers, become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, list | tuple):
