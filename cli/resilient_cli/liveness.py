@@ -33,7 +33,7 @@ _START_FIELD = 19
 _SLACK_MS = 60_000
 """Tolerance for a wall clock that was set between the start of a process and its event."""
 _TICKS_MS = 1_000
-"""Tolerance if both times count from one boot, one of them in ticks: nobody can set them."""
+"""Tolerance if both times count from one boot, one of them in ticks; neither can be set."""
 
 
 def is_agent_alive(agent: Agent) -> bool:

@@ -2,8 +2,8 @@
 
 Python needs some hundredths of a second before this module loads, and the rest of the program
 some tenths. Until then SIGTERM would end the program at once. Signals are therefore recorded from
-the first moment and handled later. To load early, this module imports only what the
-interpreter has anyway.
+the first moment and handled later. To load early, this module imports only a few modules of the
+standard library.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
 
 
 def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True) -> Any:
-    """Call kubectl and return its JSON output; None if there is no output, or it is no JSON.
+    """Call kubectl and return its JSON output; None without output, or if ``is_json`` is false.
 
     Raises:
         ConfigError: kubectl is missing, or it refused the request; the message quotes kubectl.
