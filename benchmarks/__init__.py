@@ -1,1 +1,4 @@
-"""Side by side with peers, in one run; ratios travel between machines, times do not."""
+"""Benchmarks against peers, side by side in one run.
+
+Ratios are comparable between machines; times are not.
+"""

@@ -1,13 +1,12 @@
 """Time per optimizer step with canonical reduction, against our Trainer with DDP's own all-reduce.
 
-Everybody trains the same model on the same micro-batches (four to a step) with as many passes per
-rank, gloo on the CPU, one thread per rank: a perceptron of four layers whose gradients are
-16 MiB, with AdamW and clipping. A turn starts the ranks of one contender as forks, and its figure
-is the median time of a step on rank 0, warm-up left out. `canonical` leaves all ranks with the
-whole gradient as DDP does; `sharded` has each rank step its share (`shard_optimizer_state`). One
-rank is measured too: there DDP is not in the way, and canonical reduction adds micro-batches up
-in a tree instead of a chain. With more ranks than cores the figures are those of a machine that
-shares them.
+All train the same model on the same micro-batches (four per step), with the same number of passes
+per rank, gloo on the CPU and one thread per rank. The model is a perceptron of four layers with
+16 MiB of gradients, AdamW and clipping. A turn starts the ranks of one contender as forks, and its
+figure is the median time of a step on rank 0 without warm-up. `canonical` gives all ranks the whole
+gradient, as DDP does. In `sharded` each rank steps its share (`shard_optimizer_state`). One rank is
+measured too: there DDP is not involved, and canonical reduction adds micro-batches in a tree
+instead of a chain. With more ranks than cores, the figures are those of a machine that shares them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Model(nn.Module):
-    """Layers of one width; returns its loss first."""
+    """Model of layers of one width; returns its loss first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Model(nn.Module):
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
-    """Enough samples for all steps, all the same."""
+    """Samples for all steps, all the same."""
 
     def __init__(self) -> None:
         self.one = {"inputs": torch.ones(WIDTH), "labels": torch.zeros(WIDTH)}
@@ -75,13 +74,13 @@ class Samples(Dataset[dict[str, torch.Tensor]]):
 
 
 class Watch(resilient.TrainerCallback):
-    """Notes when steps end."""
+    """Callback that records the end of each step."""
 
     def __init__(self) -> None:
         self.at_seconds: list[float] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self.at_seconds.append(time.perf_counter())
 
 

@@ -1,9 +1,10 @@
 """CPU seconds until a command of `resilient` has answered, against Python, torchrun and accelerate.
 
-Measured per call: user and system time of the child process as the kernel counts it, which a
-busy machine hardly changes. `ckpt ls` lists ten committed checkpoints in a local folder.
-`verify` proves every byte of a checkpoint of 343 MiB on one core, `raw` reads as many on one core,
-in one stream into memory that was touched before: `cold` from disk, `warm` from page cache.
+The figure of a call is the user and system time of the child process, as the kernel counts it. A
+busy machine hardly changes this time. `ckpt ls` lists ten committed checkpoints in a local folder.
+`verify` verifies every byte of a checkpoint of 343 MiB on one core. `raw` reads as many bytes on
+one core, in one stream, into memory that was touched before. `cold` reads from disk, `warm` from
+the page cache.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def run(rounds: int) -> Report:
                 sys.executable, "-m", "accelerate.commands.accelerate_cli", "--help",
             ]  # fmt: skip
         contenders = {name: partial(cpu_seconds, command) for name, command in commands.items()}
-        # Once unmeasured: byte code and the page cache are warm for everybody.
+        # Call each command once unmeasured, so that byte code and page cache are warm for all.
         take_turns(contenders, 1)
         found = take_turns(contenders, rounds)
     peers = [name for name in ("python", "torchrun", "accelerate") if name in commands]
@@ -66,7 +67,7 @@ def run(rounds: int) -> Report:
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """Return the user and system time of a child that must succeed."""
+    """Return the user and system time of a child process that must succeed."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         text = child.stderr.read() if child.stderr else b""
         _, status, usage = os.wait4(child.pid, 0)
@@ -76,7 +77,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def _write_repository(folder: str) -> None:
-    """Commit small checkpoints; the size of their files does not matter to a listing."""
+    """Commit small checkpoints; a listing does not depend on the size of their files."""
     store = open_store(str(Path(folder)))
     life = claim(store, None, cause="start", clock=SystemClock())
     for step in range(1, CHECKPOINTS + 1):

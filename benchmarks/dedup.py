@@ -1,11 +1,11 @@
 """Bytes that a save adds to the repository when most weights are frozen, against a full save.
 
-One process, local disk, real training of adapters beside frozen linear layers (as LoRA does) with
-AdamW. `frozen_save_bytes_over_full` is the size on disk that each save after the first adds,
-manifest included, over that of the first. Of the state's bytes, adapters and their moments are 1%.
-The same with 1% of the parameters (so 3% of the bytes, for AdamW keeps two moments of each), with
-nothing frozen, and what others add who save the same state. `MEGAPARAMS` in the environment sets
-the frozen parameters, 25 million by default.
+One process trains adapters beside frozen linear layers (as LoRA does) with AdamW, on a local disk.
+`frozen_save_bytes_over_full` is the disk space that each save after the first adds, manifest
+included, over that of the first. Adapters and their moments are 1% of the bytes of the state. One
+variant trains 1% of the parameters, which are 3% of the bytes, because AdamW keeps two moments of
+each. Another variant freezes nothing. Peers save the same state. `MEGAPARAMS` in the environment
+sets the frozen parameters, 25 million by default.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONE_PERCENT_OF_PARAMETERS = 6
 
 
 class Adapted(nn.Module):
-    """A linear layer that is frozen, and a narrow one beside it that is not."""
+    """Frozen linear layer with a narrow trained layer beside it."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -53,17 +53,17 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, width, bias=False) if rank else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of both ways."""
+        """Return the sum of both layers."""
         out: torch.Tensor = self.base(x)
         return out + self.up(self.down(x)) if self.down and self.up else out
 
 
 class Training:
-    """A model, its AdamW, and steps on noise.
+    """Model with AdamW, trained on noise.
 
     Args:
-        layers: linear layers of `WIDTH` squared.
-        rank: of the adapters; 0 trains everything.
+        layers: Number of linear layers of `WIDTH` squared.
+        rank: Rank of the adapters; 0 trains everything.
     """
 
     def __init__(self, layers: int, rank: int) -> None:
@@ -73,13 +73,13 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-3)
 
     def step(self) -> None:
-        """Change what is trained."""
+        """Make one training step."""
         self.optimizer.zero_grad()
         self.model(torch.randn(1, WIDTH)).square().mean().backward()
         self.optimizer.step()
 
     def share(self) -> float:
-        """Return the part of the state's bytes that training changes."""
+        """Return the share of the state's bytes that training changes."""
         held = sum(one.nbytes for one in self.model.state_dict().values())
         trained = sum(one.nbytes for one in self.trained)
         return 3 * trained / (held + 2 * trained)
@@ -116,7 +116,7 @@ def run(rounds: int) -> Report:
 def grow(
     folder: Path, training: Training, save: Callable[[int], object], rounds: int
 ) -> tuple[list[int], list[float]]:
-    """Return what each save added to the folder in bytes, and how long it took to be durable."""
+    """Return the bytes that each save added to the folder, and the seconds until it was durable."""
     added, seconds = [], []
     before = 0
     for number in range(1, rounds + 2):
@@ -131,7 +131,7 @@ def grow(
 
 
 def ours(folder: Path, training: Training) -> Callable[[int], object]:
-    """Save with a Checkpointer that keeps everything."""
+    """Return a function that saves with our engine, which keeps all checkpoints."""
     url = str(folder / "run")
     checkpointer = open_engine(url, emit=Emitter(SystemClock()))
     named = NamedOptimizer(training.model, training.optimizer)
@@ -146,10 +146,10 @@ def ours(folder: Path, training: Training) -> Callable[[int], object]:
 
 
 def prove(url: str) -> None:
-    """Read back every byte of the newest checkpoint; a small save must be a whole one.
+    """Verify every byte of the newest checkpoint, because a small save must also be complete.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: The checkpoint is damaged.
     """
     store = open_store(url)
     newest = committed(store)[0]
@@ -158,7 +158,7 @@ def prove(url: str) -> None:
 
 
 def torch_save(folder: Path, training: Training) -> Callable[[int], object]:
-    """``torch.save`` of model and optimizer, synced."""
+    """Return a function that saves model and optimizer with ``torch.save``, and syncs the file."""
 
     def save(number: int) -> None:
         with (folder / f"{number}.pt").open("wb") as file:
@@ -170,7 +170,7 @@ def torch_save(folder: Path, training: Training) -> Callable[[int], object]:
 
 
 def dcp_save(folder: Path, training: Training) -> Callable[[int], object]:
-    """torch.distributed.checkpoint."""
+    """Return a function that saves with torch.distributed.checkpoint."""
 
     def save(number: int) -> None:
         state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}

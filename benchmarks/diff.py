@@ -1,9 +1,9 @@
 """Memory that `resilient ckpt diff` takes for two checkpoints of 10 GB, and the time.
 
-Two weights files, 100 tensors each, whose bytes differ in one tensor; the disk has all of them.
-`memory_over_500_mb` is the most memory that the process held; `diff_over_reading` its time over
-that of a plain sequential read of both files, each after the page cache was told to forget them.
-`GIGABYTES` in the environment sets the size of each side.
+Each side is a file of 100 tensors on disk, and the files differ in one tensor. `memory_over_500_mb`
+is the peak memory of the process. `diff_over_reading` is its time over that of a plain sequential
+read of both files. The page cache is dropped before each of the two. `GIGABYTES` in the
+environment sets the size of each side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TENSORS = 100
 COLUMNS = 1024
 MEMORY_BYTES_MAX = 500_000_000
 _READ_BYTES = 8 << 20
-# What the child prints last: its own peak, in KiB, as Linux counts it.
+# The child prints its own peak last, in KiB as Linux counts it.
 _CHILD = """
 import resource, sys
 from resilient_cli.app import main
@@ -36,7 +36,7 @@ raise SystemExit(code)
 
 
 def run(rounds: int) -> Report:
-    """Compare two files, so many times."""
+    """Compare two files ``rounds`` times."""
     size_bytes = int(float(os.environ.get("GIGABYTES", "10")) * 1e9)
     with tempfile.TemporaryDirectory(dir=".") as folder:
         sides = [Path(folder) / name / "model.safetensors" for name in ("before", "after")]
@@ -60,7 +60,7 @@ def run(rounds: int) -> Report:
 
 
 def write(path: Path, size_bytes: int, changed: int) -> None:
-    """Write tensors of random numbers, the last of which depends on ``changed``."""
+    """Write tensors of random numbers; the last one depends on ``changed``."""
     rows = size_bytes // TENSORS // 4 // COLUMNS
     each_bytes = rows * COLUMNS * 4
     header = {
@@ -73,7 +73,7 @@ def write(path: Path, size_bytes: int, changed: int) -> None:
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # Exponents of random bits would be infinite here and there: these lie between 1 and 2.
+    # Random exponents would make some numbers infinite. These numbers lie between 1 and 2.
     block = bytearray(os.urandom(each_bytes)) if changed == 0 else bytearray(_block_of(path))
     block[3::4] = b"\x3f" * (each_bytes // 4)
     block[2::4] = bytes(one | 0x80 for one in block[2::4])
@@ -88,7 +88,7 @@ def write(path: Path, size_bytes: int, changed: int) -> None:
 
 
 def _block_of(path: Path) -> bytes:
-    """Return the first tensor's bytes of the side that is there."""
+    """Return the bytes of the first tensor of the side that already exists."""
     other = path.parent.parent / "before" / path.name
     with other.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -98,7 +98,7 @@ def _block_of(path: Path) -> bytes:
 
 
 def seconds_of_reading(sides: list[Path]) -> float:
-    """Return how long a plain read of both takes."""
+    """Return the seconds of a plain read of both files."""
     forget(sides)
     memory = memoryview(bytearray(_READ_BYTES))
     began = time.perf_counter()
@@ -110,7 +110,7 @@ def seconds_of_reading(sides: list[Path]) -> float:
 
 
 def diff(sides: list[Path]) -> tuple[float, int]:
-    """Return the seconds and the most bytes of memory of a comparison to its end."""
+    """Return the seconds and the peak memory in bytes of a complete comparison."""
     forget(sides)
     folders = [str(path.parent) for path in sides]
     command = [sys.executable, "-c", _CHILD, "ckpt", "diff", *folders, "--exit-code", "--json"]
@@ -122,7 +122,7 @@ def diff(sides: list[Path]) -> tuple[float, int]:
 
 
 def forget(sides: list[Path]) -> None:
-    """Have the page cache let go of them."""
+    """Drop the files from the page cache."""
     for path in sides:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

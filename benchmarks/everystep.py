@@ -1,12 +1,12 @@
 """A step that memory holds against one that it does not: the demo's model, by turns in one run.
 
-One training of two ranks (and one of one rank) under `resilient train`, with gloo and one thread
-each. It holds each step in memory (`--every memory=1step`) for a block of steps, and none for the
-next block, over and over; the first two blocks are not counted. A step is measured from its
-beginning to the beginning of the next, so what is copied beside the next pass counts. `ratios` are
-medians of: a block's median step over the mean of those of the blocks before and behind it, for
-the machine's pace changes from minute to minute by more than a step's copy costs. Half of all such
-blocks are between the `quartiles`.
+One training of two ranks (and one of one rank) runs under `resilient train`, with gloo and one
+thread each. It keeps each step in memory (`--every memory=1step`) for a block of steps, and none
+for the next block, by turns. The first two blocks are not counted. A step is measured from its
+beginning to the beginning of the next one, so a copy during the next pass counts. `ratios` are
+medians over blocks in memory: the block's median step over the mean of the blocks before and after
+it. The machine's speed changes from minute to minute by more than the cost of a copy, so only
+neighbours are compared. Half of all such blocks are between the `quartiles`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCRIPT = Path(__file__).parent / "peers" / "holding.py"
 
 
 def run(rounds: int) -> Report:
-    """Train with so many pairs of blocks on each number of ranks."""
+    """Train ``rounds`` pairs of blocks on each number of ranks."""
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {"rounds": rounds, "block_steps": BLOCK_STEPS}
     for ranks in RANKS:
@@ -52,7 +52,7 @@ def run(rounds: int) -> Report:
 
 
 def _blocks(ranks: int, blocks: int) -> list[dict[str, Any]]:
-    """Return the median step of each block of one training, and whether it was held."""
+    """Return the median step of each block of one training, and if it was kept in memory."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", str(ranks)]
         command += [str(_SCRIPT), folder, str(blocks), str(BLOCK_STEPS)]

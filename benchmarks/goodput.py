@@ -1,13 +1,14 @@
 """Steps that a job keeps under a published trace of spot preemptions, against torchrun with HF's.
 
-`peers/traces/us_west_2c.json` says by the tick how many of four spot instances were there. A job
-runs while all four are (here as two ranks of the demo's model, see `recovery`), is told two
-minutes before one goes, as AWS does, and then loses all its processes; the same command starts it
-again when they are back. Time is scaled: a tick of 300 s lasts `TICK_SECONDS` (environment, 5 by
-default), the notice as much less. Starting Python, importing torch and building the model are not
-scaled, so that both lose more here than they would there. Both save every hundred steps; a job
-that ends by itself is started again. What counts is the step of the newest whole checkpoint at
-the end. The ideal is the faster one's median step for all the time that the machines were there.
+`peers/traces/us_west_2c.json` has the number of available spot instances out of four, per tick. A
+job runs while all four are available (here as two ranks of the demo's model, see `recovery`). It
+gets a notice two minutes before an instance is taken away, as from AWS, and then loses all its
+processes. The same command starts it again when all instances are back. Time is scaled: a tick of
+300 s lasts `TICK_SECONDS` (environment, 5 by default), and the notice is scaled likewise. Starting
+Python, importing torch and building the model are not scaled, so both lose more here than in
+reality. Both save every hundred steps. A job that ends by itself is started again. The result is
+the step of the newest complete checkpoint at the end. The ideal is the faster contender's median
+step for the whole time in which the instances were available.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SAVE_STEPS = 100
 
 @dataclass(frozen=True)
 class Phase:
-    """A time in which the machines are there, or are not."""
+    """Period in which the machines are available, or are not."""
 
     is_up: bool
     seconds: float
@@ -47,15 +48,15 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
-        kept: step of the newest whole checkpoint at the end.
-        lost: steps that were made and not kept, over all lives.
-        lives: how often it was started.
-        in_time: how many lives had ended before their machines went.
-        start_seconds: from each start to the first step that ended.
-        step_seconds: the median of all steps.
+        kept: Step of the newest complete checkpoint at the end.
+        lost: Steps that were trained and not kept, over all attempts.
+        lives: Number of starts.
+        in_time: Number of attempts that ended before their machines were taken away.
+        start_seconds: Median time from a start to the first finished step.
+        step_seconds: Median time of all steps.
     """
 
     kept: int
@@ -67,13 +68,13 @@ class Outcome:
 
 
 def phases(counts: Iterable[int], tick_seconds: float) -> list[Phase]:
-    """Return when all machines are there, from how many are there by the tick."""
+    """Return the periods with and without all machines, from the number available per tick."""
     runs = [(is_up, len(list(run))) for is_up, run in groupby(one == WHOLE for one in counts)]
     return [Phase(is_up, ticks * tick_seconds) for is_up, ticks in runs]
 
 
 def run(rounds: int) -> Report:
-    """Replay the trace for each contender, one after the other, ``rounds`` times."""
+    """Replay the trace ``rounds`` times for each contender, one after the other."""
     trace = json.loads(TRACE.read_text(encoding="utf-8"))
     tick_seconds = float(os.environ.get("TICK_SECONDS", "5"))
     scale = tick_seconds / trace["gap_seconds"]
@@ -116,7 +117,7 @@ def report(found: dict[str, list[Outcome]], up_seconds: float, notes: dict[str, 
 
 
 def replay(name: str, folder: Path, told: list[Phase], notice_seconds: float) -> Outcome:
-    """Run a job through the phases in their own time."""
+    """Run a job through the phases in real time."""
     lost, starts, in_time, seen = 0, [], 0, 0
     until = time.monotonic()
     for phase in told:
@@ -130,7 +131,7 @@ def replay(name: str, folder: Path, told: list[Phase], notice_seconds: float) ->
                 while time.monotonic() < until - notice_seconds and not job.has_ended():
                     time.sleep(0.01)
                 if job.has_ended():
-                    # It ended by itself: no machine had gone.
+                    # The job ended by itself: no machine was taken away.
                     time.sleep(0.1)
                 elif job.stop(max(until - time.monotonic(), 0.0)) is not None:
                     in_time += 1

@@ -1,8 +1,8 @@
-"""Contenders take turns, round by round in shuffled order; what is reported are ratios.
+"""Turns of contenders in shuffled order, and reports of their ratios.
 
-A machine that slows down for a minute slows down every contender of that round, so the ratio
-of two figures of one round says more than the ratio of two averages. The median over rounds
-forgets the round in which something else ran.
+A machine that slows down for a minute slows down every contender of that round. So the ratio of
+two figures of one round is more reliable than the ratio of two averages. The median over rounds
+ignores a round in which another process ran.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Rounds = list[dict[str, float]]
-"""Per round, each contender's figure; less is better."""
+"""Figure of each contender, by round; less is better."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found.
+    """Result of a benchmark.
 
     Attributes:
-        benchmark: its name.
-        ratios: medians of per-round ratios.
-        figures: what they were made of, units last in the name, and notes.
+        benchmark: Name of the benchmark.
+        ratios: Medians of per-round ratios.
+        figures: Figures behind the ratios, with their units last in the name, and notes.
     """
 
     benchmark: str
@@ -38,14 +38,14 @@ class Report:
     figures: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report with the machine that it was made on."""
+        """Return the report with a description of the machine."""
         return {**asdict(self), "machine": machine()}
 
 
 def take_turns(
     contenders: Mapping[str, Callable[[], float]], rounds: int, *, seed: int = 0
 ) -> Rounds:
-    """Call every contender once per round, in an order shuffled anew."""
+    """Call every contender once per round, each time in a newly shuffled order."""
     order = random.Random(seed)  # noqa: S311 - only the order depends on it
     found: Rounds = []
     for _ in range(rounds):
@@ -75,7 +75,7 @@ def spread(rounds: Rounds, one: str, other: str) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader must know of the machine to place the figures."""
+    """Return the properties of the machine that a reader needs to judge the figures."""
     return {
         "cpus": os.cpu_count(),
         "model": _cpu_model(),
@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
 
 
 def installed(distribution: str) -> str | None:
-    """Return the version of a distribution, None when it is not there."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,11 +1,12 @@
 """How soon a checkpoint is back in the live tensors, proved, against raw reads and peers.
 
-One process, local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
-contender: `cold` with nothing in the page cache, `warm` right after that. `raw` reads the same
-bytes in one sequential stream into memory that was touched before. Ours reads as `resume` does,
-into the live tensors, and holds every byte against its digest; the peers prove nothing. `cpu` is
-this process's for both loads; `peak_mib` what was added to the memory that it held.
-`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` names some.
+One process, a local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
+contender, `cold` has nothing in the page cache, and `warm` comes right after it. `raw` reads the
+same bytes in one sequential stream into memory that was touched before. Ours reads as `resume`
+does, into the live tensors, and verifies every byte against its digest; the peers verify nothing.
+`cpu` is the processor time of this process for both loads, and `peak_mib` the memory that it added.
+`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` selects
+contenders.
 """
 
 from __future__ import annotations

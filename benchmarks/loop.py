@@ -1,10 +1,10 @@
 """Time per optimizer step of our Trainer, against a bare loop, accelerate and transformers.
 
-Everybody does the same work on the CPU with one thread: zero_grad, forward, backward, clipping,
-AdamW over two groups (weights, and biases without decay, as both trainers make them), LambdaLR,
-batches from a DataLoader, a progress bar, a line with the loss above it every ten steps; nothing is
-saved or evaluated. Measured is the mean time of a step between the end of the last warm-up step and
-the end of the last step; setting up is not counted. All contenders run in one process in turns.
+All contenders do the same work on the CPU with one thread: zero_grad, forward, backward, clipping
+and AdamW. AdamW has two groups, weights and biases without decay, as both trainers make them. Also
+the same are LambdaLR, batches from a DataLoader, a progress bar, and a line with the loss every ten
+steps. Nothing is saved or evaluated. The figure is the mean time of a step from the end of the last
+warm-up step to the end of the last step. All contenders take turns in one process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Contender = Callable[["Dataset[Sample]"], float]
 
 
 class Mlp(nn.Module):
-    """Returns its loss first, as the trainers want it."""
+    """Perceptron that returns its loss first, as the trainers require."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Mlp(nn.Module):
 
 
 class Points(Dataset[Sample]):
-    """Random points, one batch of them per step of one epoch."""
+    """Random points, one batch for each step of one epoch."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -87,13 +87,13 @@ class Points(Dataset[Sample]):
 
 
 def collate(samples: list[Sample]) -> Sample:
-    """Stack samples; the same function for everybody."""
+    """Stack samples; all contenders use this function."""
     return {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
 
 
 @dataclass
 class Stopwatch:
-    """Reads the clock at the end of the last warm-up step and of the last step."""
+    """Readings of the clock at the end of the last warm-up step and of the last step."""
 
     done: int = 0
     readings: list[float] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Stopwatch:
 
     @property
     def seconds_per_step(self) -> float:
-        """The mean over the measured steps."""
+        """Mean over the measured steps."""
         assert self.done == STEPS, f"{self.done} steps instead of {STEPS}"
         return (self.readings[1] - self.readings[0]) / MEASURED_STEPS
 
@@ -135,7 +135,7 @@ def run(rounds: int) -> Report:
 
 
 def _present() -> tuple[Mapping[str, Contender], Mapping[str, str]]:
-    """Return the contenders that can be imported, and why the others are not measured."""
+    """Return the contenders that can be imported, and the reason for each of the others."""
     homes = {
         "ours": ("resilient.train.trainer", ours),
         "accelerate": ("accelerate", accelerated),
@@ -154,7 +154,7 @@ def _present() -> tuple[Mapping[str, Contender], Mapping[str, str]]:
 
 
 def bare(points: Dataset[Sample]) -> float:
-    """Measure the loop that one would write by hand."""
+    """Measure a loop that is written by hand."""
     model, optimizer, scheduler, loader = _parts(points)
     parameters, watch, total = list(model.parameters()), Stopwatch(), torch.zeros(())
     for batch in tqdm(loader, dynamic_ncols=True):
@@ -173,7 +173,7 @@ def bare(points: Dataset[Sample]) -> float:
 
 
 def accelerated(points: Dataset[Sample]) -> float:
-    """Measure the same loop as accelerate's documentation writes it."""
+    """Measure the same loop, as in accelerate's documentation."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
     accelerator = Accelerator(cpu=True)
@@ -209,7 +209,7 @@ def ours(points: Dataset[Sample]) -> float:
 
 
 def _trainer(library: Any, points: Dataset[Sample], **more: Any) -> float:
-    """Run a Trainer of the field's common interface."""
+    """Measure a Trainer with the interface that both libraries share."""
     watch = Stopwatch()
 
     class Watching(library.TrainerCallback):  # type: ignore[misc]
@@ -250,7 +250,7 @@ def _in_its_order(parts: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]
 
 
 def _quietly(contender: Contender, points: Dataset[Sample]) -> Callable[[], float]:
-    """Return the contender with its own output thrown away, but not the cost of writing it."""
+    """Return the contender with its output discarded, but not the cost of writing it."""
 
     def call() -> float:
         with (

@@ -1,10 +1,11 @@
 """Preemptions at random moments of one run: is the agreed step saved, in time, with exit 75?
 
-Each life of one run of two ranks is told to stop: by SIGTERM, SIGUSR1 or a notice in a file, in a
-phase that is drawn (start-up, loading, forward, backward, evaluation, saving), a little after a
-rank has entered it. It counts if the agent ends with 75 before the deadline, the ranks finished
-the same step, and that step is the newest checkpoint and reads back whole; the next life must go
-on from there. ``SEED`` in the environment draws others.
+Each attempt of one run of two ranks is asked to stop: by SIGTERM, SIGUSR1 or a notice in a file.
+The request comes in a random phase (start-up, loading, forward, backward, evaluation, saving),
+shortly after a rank has entered it. A preemption is kept if the agent ends with 75 before the
+deadline, and the ranks finished the same step. That step must be the newest checkpoint and must
+verify, and the next attempt must continue from there. ``SEED`` in the environment changes the
+random choices.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WAYS = ("SIGTERM", "SIGUSR1", "file")
 
 @dataclass(frozen=True)
 class Blow:
-    """One preemption: how it is told, in which phase, and how long after it began."""
+    """One preemption: kind of request, phase, and delay after the start of the phase."""
 
     way: str
     phase: str
@@ -46,7 +47,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one; ``problem`` is empty if it was as promised."""
+    """Result of one preemption; ``problem`` is empty if every promise was kept."""
 
     blow: Blow
     took_seconds: float
@@ -55,7 +56,7 @@ class Outcome:
 
 
 def draw(number: int, seed: int) -> Blow:
-    """Return the preemption with this number: every phase comes as often as any other."""
+    """Return the preemption with this number; all phases are equally frequent."""
     mine = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable
     phase = PHASES[number % len(PHASES)]
     after_seconds = mine.uniform(0, 4) if phase == "start-up" else mine.uniform(0, 0.08)
@@ -83,24 +84,24 @@ class Life:
             )
 
     def phase(self) -> str:
-        """Return what rank 1 does now."""
+        """Return the current phase of rank 1."""
         path = self._folder / "phase-1"
         return path.read_text().strip() if path.exists() else ""
 
     def steps(self) -> list[int]:
-        """Return the last step that each rank has finished in this life, 0 for none."""
+        """Return the last step that each rank has finished in this attempt; 0 for none."""
         paths = [self._folder / f"steps-{rank}" for rank in range(RANKS)]
         lines = [path.read_text().split() if path.exists() else [] for path in paths]
         return [int(one[-1]) if one else 0 for one in lines]
 
     def first_step(self) -> int:
-        """Return the first step that this life has finished, 0 for none."""
+        """Return the first step that this attempt has finished; 0 for none."""
         path = self._folder / "steps-0"
         lines = path.read_text().split() if path.exists() else []
         return int(lines[0]) if lines else 0
 
     def wait_for(self, phase: str) -> None:
-        """Wait until a rank is in the phase, after at least one step unless that is start-up."""
+        """Wait until rank 1 is in the phase; except at start-up, after a step of each rank."""
         until = time.monotonic() + _WAIT_SECONDS
         while phase != self.phase() or (phase != "start-up" and not min(self.steps())):
             assert time.monotonic() < until, f"no `{phase}`: {self.said.read_text()[-2000:]}"
@@ -108,7 +109,7 @@ class Life:
             time.sleep(0.001)
 
     def strike(self, way: str) -> float:
-        """Tell it to stop; return when, on the monotonic clock."""
+        """Request the stop; return its time on the monotonic clock."""
         if way == "file":
             draft = self._folder / "notice-draft"
             draft.write_text(f'{{"reason": "the machine goes", "seconds": {GRACE_SECONDS}}}')
@@ -118,19 +119,19 @@ class Life:
         return time.monotonic()
 
     def end(self) -> None:
-        """Leave nothing running, whatever went wrong."""
+        """Kill the agent if it still runs."""
         if self.agent.poll() is None:
             self.agent.kill()
             self.agent.wait()
 
 
 def preempt(folder: Path, blow: Blow, before: int) -> Outcome:
-    """Start a life, preempt it, and hold what it left against what was promised.
+    """Start an attempt, preempt it, and compare the result with the promises.
 
     Args:
-        folder: of the run.
-        blow: the preemption.
-        before: step of the newest checkpoint before this life.
+        folder: Folder of the run.
+        blow: The preemption.
+        before: Step of the newest checkpoint before this attempt.
     """
     life = Life(folder)
     try:
@@ -150,7 +151,7 @@ def preempt(folder: Path, blow: Blow, before: int) -> Outcome:
 
 
 def judge(folder: Path, life: Life, code: int, took_seconds: float, before: int) -> str:
-    """Return what is not as promised, or nothing."""
+    """Return the promises that were broken; empty if all were kept."""
     steps, first, saved = life.steps(), life.first_step(), newest(folder)
     agreed = max(*steps, before)
     problems = {
@@ -161,19 +162,19 @@ def judge(folder: Path, life: Life, code: int, took_seconds: float, before: int)
         f"step {agreed} was agreed, {saved} is saved": saved != agreed,
     }
     if saved:
-        # Every byte is proved; what is damaged raises here.
+        # `ending` verifies every byte, and raises an error for damage.
         assert ending(open_store(str(folder)))["step"] == saved
     return ", ".join(text for text, is_so in problems.items() if is_so)
 
 
 def newest(folder: Path) -> int:
-    """Return the step of the newest checkpoint, 0 before the first."""
+    """Return the step of the newest checkpoint; 0 if there is none."""
     found = newest_committed(str(folder))
     return found.step if isinstance(found, CheckpointId) else 0
 
 
 def preempt_all(folder: Path, rounds: int, seed: int) -> list[Outcome]:
-    """Preempt one run again and again."""
+    """Preempt one run ``rounds`` times, one attempt after the other."""
     outcomes: list[Outcome] = []
     for number in range(rounds):
         before = outcomes[-1].step if outcomes else 0
@@ -186,7 +187,7 @@ def preempt_all(folder: Path, rounds: int, seed: int) -> list[Outcome]:
 
 
 def run(rounds: int) -> Report:
-    """Preempt a run ``rounds`` times and count what was kept."""
+    """Preempt a run ``rounds`` times, and count the preemptions without a problem."""
     with tempfile.TemporaryDirectory(prefix="preemptions-") as folder:
         outcomes = preempt_all(Path(folder), rounds, int(os.environ.get("SEED", "1")))
     took = sorted(one.took_seconds for one in outcomes)

@@ -1,17 +1,26 @@
 """Seconds from SIGKILL of one rank to the next completed step, against torchrun with HF's Trainer.
 
-Both train the demo's model (`examples/gpt.py`, a million parameters, AdamW) on two ranks with
-gloo and one thread each, and save every ten steps; `ours_held` holds each step in memory besides.
-In each turn a job is started anew, one rank of it is killed at a random moment of the same step,
-and what is measured is the time until every rank has ended a step again. `transformers` resumes
-from its last checkpoint, as its users do. Ours is killed once the process is there that workers
-are forked from, which takes a few seconds in a first life. A turn that does not get there within
-two minutes is counted (`turns_without_recovery`) and taken again. `steps_lost` had ended and were
-trained a second time; `steps_lost_most` of all turns. The parts of a recovery are medians, so
-that their sum need not be the total: `detect` to the first sign of it in the agent, `teardown` to
-the end of the last worker, `rendezvous`, `start` to the first line of the script, `imports`,
-`build` of model and data, `restore` until training begins, and the `first_step`. For the peer,
-which does not say more, `start` is from the kill to the first line of the script.
+Both train the demo's model (`examples/gpt.py`, a million parameters, AdamW) on two ranks with gloo
+and one thread each. Both save every ten steps, and `ours_held` also keeps each step in memory. Each
+turn starts a new job and kills one of its ranks at a random moment of the same step. The figure is
+the time until every rank has finished a step again. `transformers` resumes from its last
+checkpoint, as its users do. Our job is killed only after its fork server is running, which takes a
+few seconds in a first attempt.
+
+A turn without recovery within 60 s is counted (`turns_without_recovery`) and repeated. `steps_lost`
+had ended and were trained a second time; `steps_lost_most` is their maximum over all turns.
+
+The parts of a recovery are medians, so their sum may differ from the total:
+
+* `detect`: until the agent detects the failure.
+* `teardown`: until the last worker has ended.
+* `rendezvous`.
+* `start`: until the first line of the script. The peer reports no earlier part, so its `start`
+  begins with the kill.
+* `imports`.
+* `build`: of model and data.
+* `restore`: until training begins.
+* `first_step`.
 """
 
 from __future__ import annotations
@@ -89,16 +98,16 @@ def run(rounds: int) -> Report:
 
 
 def recover(job: Job, moment: float) -> dict[str, float]:
-    """Kill a rank of a job that trains, and return the parts of its recovery, in seconds.
+    """Kill a rank of a running job, and return the parts of its recovery in seconds.
 
     Args:
-        job: it has been started.
-        moment: how much of a step is over then, 0 to 1. When it was just begun, the one before
-            may still be on its way to where it is held.
+        job: Job that has been started.
+        moment: Share of a step that is over at the kill, 0 to 1. At its beginning, the previous
+            step may not yet be in the step cache.
     """
     job.until(lambda: len(job.steps(KILLED_RANK)) >= KILLED_AT_STEP and job.is_warm())
     count = len(job.steps(KILLED_RANK)) + KILLED_AT_STEP
-    # The same place between two saves, after as many steps again at full speed.
+    # Kill at the same place between two saves, after as many steps again at full speed.
     job.until(lambda: _is_there(job, count))
     before = {rank: job.steps(rank) for rank in range(RANKS)}
     marks = [one["at_seconds"] for one in before[KILLED_RANK][-KILLED_AT_STEP:]]
@@ -126,7 +135,7 @@ def recover(job: Job, moment: float) -> dict[str, float]:
 
 
 def parts_of(job: Job, first: dict[str, Any], killed_seconds: float) -> dict[str, float]:
-    """Return how long each part of a recovery took, up to the first step of rank 0."""
+    """Return the seconds of each part of a recovery, up to the first step of rank 0."""
     mine = {one["name"]: one["at_seconds"] for one in job.marks(0) if one["pid"] == first["pid"]}
     names = ("began", "imported", "built", "restored", first["name"])
     ends = [mine[name] for name in names]
@@ -160,6 +169,6 @@ def _again(job: Job, rank: int, old: set[int]) -> list[dict[str, Any]]:
 
 
 def _monotonic(at: str) -> float:
-    """Return a date of an event on the monotonic clock."""
+    """Return the date of an event on the monotonic clock."""
     offset_seconds = datetime.now().astimezone().timestamp() - time.monotonic()
     return datetime.fromisoformat(at).timestamp() - offset_seconds

@@ -1,11 +1,12 @@
 """How soon the next life is back: from the keeper's memory, from disk, and as peers load.
 
-One process, local disk, a model and its AdamW (parameters and two moments, fp32). `keeper` and
-`ours` are a whole `resume`: which checkpoints exist is asked, a life is claimed, and every byte
-is held against its digest; `keeper` takes the files from the shared memory of a keeper process,
-`ours` from the disk. Per round and contender: `cold` with nothing in the page cache, `warm` right
-after that. The peers load and prove nothing. `memory_over_*` below 1 is: memory is faster.
-`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` names some.
+One process, a local disk, a model and its AdamW (parameters and two moments, fp32). `keeper` and
+`ours` are a whole `resume`: it lists the checkpoints, claims an attempt, and verifies every byte
+against its digest. `keeper` takes the files from the shared memory of a saver daemon, `ours` from
+the disk. Per round and contender, `cold` has nothing in the page cache, and `warm` comes right
+after it. Peers load and verify nothing. `memory_over_*` below 1 means that memory is faster.
+`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` selects
+contenders.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def run(rounds: int) -> Report:
 
 
 def resumed(training: Training, folder: Path, keeper: DaemonAddress | None) -> Contender:
-    """Save once, and return a contender that begins a new life from that each time."""
+    """Save once, and return a contender that begins a new attempt from that save each time."""
     parts, lives = training.parts(), count()
     first = open_quietly(folder, keeper, scope="first")
     first.resume(parts)

@@ -1,13 +1,14 @@
 """How long our Trainer takes to go on, at step 1,000,000 of a run against step 10.
 
-Measured from the call of ``train()`` to the end of the first step, by a Trainer made anew, on
-the CPU with one thread, from a local repository. Nobody trains a million steps here: a callback
-puts a run to where such a run would be (step, place in the data, schedule, log history), and the
-Trainer itself trains ten steps from there and saves. `10` has trained ten steps. `million` is in
-epoch 1,000, with an entry of the log history for every 500 steps, as by default.
-`10_in_one_epoch` and `late_in_one_epoch` are near the two ends of an epoch of 125,000 steps.
-`million_logged_every_10` has a log history of 100,000 entries, twelve megabytes that each resume
-reads and digests: there the time grows with their bytes.
+The time runs from the call of ``train()`` to the end of the first step, with a new Trainer, on the
+CPU with one thread, from a local repository. No run trains a million steps here. A callback moves a
+run to the state of such a run (step, place in the data, schedule, log history). The Trainer then
+trains ten steps from there and saves.
+
+`10` has trained ten steps. `million` is in epoch 1,000, with a log entry per 500 steps, the
+default. `10_in_one_epoch` and `late_in_one_epoch` are near the two ends of an epoch of 125,000
+steps. `million_logged_every_10` has a log history of 100,000 entries. Each resume reads and digests
+these twelve megabytes, so the time grows with them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LARGE = MILLION // 8 * BATCH
 
 
 class Same(Dataset[Sample]):
-    """As many samples as one likes, all the same."""
+    """Any number of samples, all the same."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -50,12 +51,12 @@ class Same(Dataset[Sample]):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a run.
+    """Place in a run.
 
     Attributes:
-        step: after how many steps.
-        samples: in one epoch.
-        logging_steps: between two entries of the log history.
+        step: Number of steps before it.
+        samples: Samples in one epoch.
+        logging_steps: Steps between two entries of the log history.
     """
 
     step: int
@@ -97,7 +98,7 @@ def run(rounds: int) -> Report:
 
 
 def _seconds(place: Place, repository: Path) -> float:
-    """Return how long it takes to train one step from a place."""
+    """Return the seconds to train one step from a place."""
     watch = _Watch()
     trainer = _trainer(place, repository, place.step + 1, [watch], save=False)
     began = time.perf_counter()
@@ -107,7 +108,7 @@ def _seconds(place: Place, repository: Path) -> float:
 
 
 class _Watch(resilient.TrainerCallback):
-    """Notes the end of the first step."""
+    """Callback that records the end of the first step."""
 
     at_seconds = 0.0
 
@@ -116,7 +117,7 @@ class _Watch(resilient.TrainerCallback):
 
 
 class _Jump(resilient.TrainerCallback):
-    """Puts a run that begins ten steps before a place."""
+    """Callback that moves a run to ten steps before a place."""
 
     trainer: Any
 

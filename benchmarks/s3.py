@@ -1,16 +1,18 @@
 """How soon a checkpoint is committed to S3, and proved when read back, against bare clients.
 
-A model and its AdamW (parameters and two moments, fp32), one process, one real server: Ceph's
-gateway on loopback, installed where that is possible (release 20, in a root of its own; else the
-machine's), or what the `AWS_*` variables and `BENCH_BUCKET` name. First over https, as buckets are
-reached, then without (`plain_`). Per round each contender puts and gets once, in shuffled order.
-`ours` is the whole way through the Checkpointer, with digests, manifest and fence, and back into
-the live tensors; the peers put and get one object of as many bytes. What was overwritten or deleted
-is freed between two turns, for the server takes as long for that as for a put. A peer that is not
-installed, or that this server refuses, is left out and named. s3torchconnector asks the machine
-alone whom to trust: as root the server's authority is added to what this process sees of that.
-`obstore_unsigned` sends bodies that nothing proves, and is no peer. `MEGAPARAMS` in the environment
-sets the size, 30 million by default; `CONTENDERS` names some.
+One process moves a model and its AdamW (parameters and two moments, fp32) to and from one real
+server. The server is Ceph's gateway on loopback: release 20 in a root of its own if it can be
+installed, else that of the machine. The `AWS_*` variables and `BENCH_BUCKET` can name another
+server. The first pass is over https, as buckets are used, and the second without (`plain_`). Per
+round each contender puts and gets once, in shuffled order.
+
+`ours` is the whole path through the engine, with digests, manifest and fence, and back into the
+live tensors. Peers put and get one object of the same size. Overwritten and deleted data is freed
+between two turns, because the server needs as long for that as for a put. A peer that is not
+installed, or that this server refuses, is left out and named. s3torchconnector trusts only the
+machine's authorities. As root, this process therefore adds the server's authority to its own view
+of them. `obstore_unsigned` sends bodies that the server cannot verify, and is no peer. `MEGAPARAMS`
+in the environment sets the size, 30 million by default; `CONTENDERS` selects contenders.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 COPIES_MAX = 10
-"""So many times do the bytes lie there: one of each contender, and what is freed after a turn."""
+"""Maximum number of copies in the server: one of each contender, and those freed after a turn."""
 _HOUR = 3600
 
 
@@ -62,12 +64,12 @@ def _both(rounds: int, folder: Path, trust: OwnTrust) -> Iterator[Report]:
 
 @contextmanager
 def served(memory_bytes: int) -> Iterator[tuple[dict[str, Bucket], Callable[[], None]]]:
-    """Give the ways to a bucket by what their figures begin with, and what frees the deleted.
+    """Yield the buckets by the prefix of their figures, and a function that frees deleted data.
 
-    It is in the server that the environment names, else in one that is started here.
+    The buckets are in the server that the environment names, or else in one that is started here.
 
     Args:
-        memory_bytes: what a server that is started may hold; one that is full only waits.
+        memory_bytes: Memory limit of a started server; a full server only waits.
     """
     if "BENCH_BUCKET" in os.environ:
         named = Bucket(
@@ -89,7 +91,7 @@ def served(memory_bytes: int) -> Iterator[tuple[dict[str, Bucket], Callable[[], 
 
 @contextmanager
 def started(memory_bytes: int) -> Iterator[Ceph]:
-    """Start a server: one that knows checksums if it is to be had."""
+    """Start a server; one that supports checksums if available."""
     root, lacking = newer_ceph()
     if lacking:
         root, problem = Path("/"), why_impossible()
@@ -103,7 +105,7 @@ def started(memory_bytes: int) -> Iterator[Ceph]:
 
 
 def client_of(bucket: Bucket) -> Any:
-    """Return a client of the server, to make buckets and to empty them."""
+    """Return a client of the server that creates and empties buckets."""
     return get_session().create_client(
         "s3",
         endpoint_url=bucket.endpoint,
@@ -122,15 +124,15 @@ def compare(
     free: Callable[[], None],
     way: str,
 ) -> Report:
-    """Let ours and every peer take turns in one bucket; nothing of it is left there.
+    """Let ours and every peer take turns in one bucket, and empty it afterwards.
 
     Args:
-        training: whose bytes go.
-        bucket: where to.
-        folder: for what a turn leaves.
-        rounds: of every contender.
-        free: gives the server's memory back.
-        way: what the figures begin with.
+        training: Training whose bytes are moved.
+        bucket: The bucket.
+        folder: Folder for the files of a turn.
+        rounds: Rounds of every contender.
+        free: Function that frees the server's memory.
+        way: Prefix of the figures.
     """
     data = memoryview(bytearray(os.urandom(1 << 20)) * -(-training.size_bytes >> 20))
     peers, left_out = ready(data, bucket)
@@ -153,7 +155,7 @@ def compare(
 
 
 def empty(bucket: Bucket) -> None:
-    """Delete what was put."""
+    """Delete all objects of a bucket."""
     client = client_of(bucket)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name):
         for one in page.get("Contents", ()):
@@ -161,7 +163,7 @@ def empty(bucket: Bucket) -> None:
 
 
 def report(found: Rounds, size_bytes: int, left_out: dict[str, str], way: str) -> Report:
-    """Return the ratios of a run, and their figures, under names that begin with ``way``."""
+    """Return the ratios and figures of a run, under names that begin with ``way``."""
     ratios: dict[str, float] = {}
     proved = PEERS.keys() - UNPROVED
     for there, what in (("up", "upload"), ("down", "download")):

@@ -1,11 +1,11 @@
 """Saves to S3 under faults: what was acknowledged is there and whole, and nothing hangs.
 
-A real server (Ceph's gateway on loopback) behind a proxy that breaks what passes. For both clients
-and each fault: some saves of 24 MiB, the fault on during each; then every checkpoint that was
-acknowledged and that retention kept is read back deep. `lost` counts those that are not there,
-`torn` those that are damaged, `late` saves that took longer than the deadline of one operation and
-the fault's own time. `peak_mib` is what was added to the process's memory, the save's own buffers
-among it. `CONTENDERS` names a client.
+A real server (Ceph's gateway on loopback) runs behind a proxy that injects faults. For both clients
+and each fault there are some saves of 24 MiB, with the fault during each save. Then every
+acknowledged checkpoint that retention kept is read back and verified (deep). `lost` counts missing
+checkpoints, and `torn` damaged ones. `late` counts saves that took longer than the deadline of one
+operation plus the fault's own time. `peak_mib` is the memory that the process added, including the
+save's own buffers. `CONTENDERS` names a client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PART_BYTES = 5 << 20
 
 @dataclass(frozen=True)
 class Scene:
-    """The server, the proxy before it, and the bucket as seen through the proxy."""
+    """Server, the proxy in front of it, and the bucket seen through the proxy."""
 
     server: Ceph
     proxy: FaultProxy
@@ -60,7 +60,7 @@ class Scene:
 
 @contextmanager
 def during(scene: Scene, fault: Fault, seconds: float) -> Iterator[None]:
-    """Let ``fault`` hold from soon after the block begins, for so long or to its end."""
+    """Apply ``fault`` from shortly after the block begins until ``seconds`` have passed."""
     begins = threading.Timer(0.05, lambda: setattr(scene.proxy, "fault", fault))
     ends = threading.Timer(seconds, lambda: setattr(scene.proxy, "fault", Fault()))
     begins.start()
@@ -72,7 +72,7 @@ def during(scene: Scene, fault: Fault, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def killed(scene: Scene, seconds: float) -> Iterator[None]:
-    """Kill the server when the upload has begun, and start it again after ``seconds``."""
+    """Kill the server once the upload has begun, and start it again after ``seconds``."""
 
     def strike() -> None:
         seen = len(scene.proxy.requests)
@@ -96,7 +96,7 @@ FAULTS: Mapping[str, tuple[float, Callable[[Scene], object]]] = {
     "stall_30_s": (30.0, lambda scene: during(scene, Fault(stalled=True), 30.0)),
 }
 FEWER = {"stall_30_s": 2, "killed_5_s": 6}
-"""A stall and a restart cost their whole time, each time."""
+"""Maximum number of saves, because a stall or restart costs its whole time in each."""
 
 
 def run(rounds: int) -> Report:
@@ -131,7 +131,7 @@ def run(rounds: int) -> Report:
 
 
 def suffer(scene: Scene, client: str, name: str, saves: int) -> Figures:
-    """Save so many times with one fault on and off, then read everything back."""
+    """Save ``saves`` times, each time with one fault, then read everything back."""
     url = f"s3://{scene.bucket.name}/{client}-{name}"
     options = {
         **scene.bucket.options(client),
@@ -184,7 +184,7 @@ def suffer(scene: Scene, client: str, name: str, saves: int) -> Figures:
 
 
 def read_back(url: str, options: Mapping[str, object], acknowledged: list[str]) -> Figures:
-    """Count what was acknowledged, should be kept, and is not there or not whole."""
+    """Count the acknowledged checkpoints that should be kept, but are missing or damaged."""
     store = open_store(url, storage_options=options)
     found = committed(store)
     there = {one.folder for one in found}

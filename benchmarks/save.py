@@ -1,18 +1,24 @@
 """How long training waits for a save and how soon it is durable, against raw copies and peers.
 
-One process, local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
-contender: `stall` is how long the training thread waits, `durable` how long until the bytes are
-synced. `keeper` is ours with a keeper process; `overlap` is ours with overlap, where training
-makes a forward and backward pass in between, and `call` what it waits in save() alone.
-`dcp_overlap_*` is DCP in the same loop, which waits for its copy before the step as ours does;
-`dcp_async_*` is its call alone, after which nobody knows when the state may change: `torn` is the
-share of bytes of the next step that such a checkpoint holds when the loop goes on at once.
-`memcpy` copies the same bytes into a warm buffer, `raw` writes them in one sequential stream and
-syncs. All state changes before each save of ours, so that nothing can be referred to. `cpu` is
-this process's; `peak_mib` what was added to the memory that it held. `speed` is a loop on all
-cores while a save is persisted: by a thread at its own pace and at full speed, and by a keeper. A
-turn in which others used the machine is taken again. `MEGAPARAMS` in the environment sets the
-size, 30 million by default; `CONTENDERS` names some.
+One process saves a model and its AdamW (parameters and two moments, fp32) to a local disk. Per
+round and contender, `stall` is the time that the training thread waits, and `durable` the time
+until the bytes are synced.
+
+* `keeper` is ours with a saver daemon.
+* `overlap` is ours with overlap: training makes a forward and backward pass during the save. `call`
+  is the wait in save() alone.
+* `dcp_overlap_*` is DCP in the same loop, which waits for its copy before the step as ours does.
+* `dcp_async_*` is DCP's call alone, which does not tell when the state may change. `torn` is the
+  share of bytes of the next step in such a checkpoint, if the loop continues at once.
+* `memcpy` copies the same bytes into a warm buffer. `raw` writes them in one sequential stream and
+  syncs.
+* `cpu` is the processor time of this process, and `peak_mib` the memory that it added.
+* `speed` is that of a loop on all cores while a save is persisted: by a throttled thread, by a
+  thread at full speed, and by a saver daemon.
+
+All state changes before each save of ours, so that nothing can be deduplicated. A turn is repeated
+if other processes used the machine. `MEGAPARAMS` in the environment sets the size, 30 million by
+default; `CONTENDERS` selects contenders.
 """
 
 from __future__ import annotations
@@ -59,7 +65,7 @@ def run(rounds: int) -> Report:
 
 
 def overlapping(size_bytes: int, folder: Path) -> dict[str, Maker]:
-    """Return those that save beside a pass of the same loop."""
+    """Return the contenders that save during a pass of the same loop."""
     loop = cache(lambda: Loop.of_size(size_bytes))
     found: dict[str, Maker] = {
         "overlap": lambda: overlap_of(loop(), size_bytes, folder / "overlap")

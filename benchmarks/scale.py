@@ -1,14 +1,14 @@
 """What one save asks of the store, of the ranks' board and of rank 0, up to 16,384 ranks.
 
-Every rank is a thread of this process that runs `persist`, the whole way from host bytes to the
-commit and what follows it, over the real `Comms` and `TcpBoard`. Made up are the state, a row of
-each of eight tensors per rank, and what lies under the seams: the server of the board and the
-store are in memory and count (:mod:`benchmarks.peers.counting`). The second save of a life is
-looked at: it has an older checkpoint to let go, and one that it could refer to.
+Every rank is a thread of this process that runs `persist`: the whole path from host bytes to the
+commit and the work after it, over the real `ControlGroup` and `TorchKVStore`. Simulated are the
+state, which is a row of each of eight tensors per rank, and what lies below. The key-value server
+and the store are in memory and count (:mod:`benchmarks.peers.counting`). The figures are those of
+the second save of an attempt: it has an older checkpoint to delete, and a dedup base.
 
-Nothing here takes the time that a network takes. So the way of a save is given as the calls that
-had to be made one after the other, over all ranks, and times are those of rank 0's processor
-alone, without what the counting stores and boards took of it.
+Nothing here takes the time of a network. So the path of a save is given as the number of calls that
+must follow each other, over all ranks. Times are those of rank 0's processor alone, without the
+share of the counting stores.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WITHIN_SECONDS = 3600.0
 
 
 def run(rounds: int, sizes: tuple[int, ...] = SIZES) -> Report:
-    """Save at every number of ranks; all counts are the same each time, so rounds cost only."""
+    """Save at every number of ranks; the counts are the same in each round."""
     found = {size: max_of([save_twice(size) for _ in range(rounds)]) for size in sizes}
     last, first = found[sizes[-1]], found[sizes[min(1, len(sizes) - 1)]]
     per_rank = {
@@ -66,19 +66,19 @@ def run(rounds: int, sizes: tuple[int, ...] = SIZES) -> Report:
 
 
 def max_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the round in which rank 0 worked least; everything else is the same in all."""
+    """Return the round in which rank 0 worked least; all other figures are the same."""
     return min(rounds, key=lambda one: one["coordinator_cpu_seconds"])
 
 
 @dataclass
 class Gang:
-    """All ranks of one life.
+    """All ranks of one attempt.
 
     Attributes:
-        shared: what the store holds.
-        place: what the board's server holds.
-        meters: of the save that is looked at, by rank.
-        failed: what a rank raised.
+        shared: Contents of the store.
+        place: Contents of the key-value server.
+        meters: Meters of the measured save, by rank.
+        failed: Errors that ranks raised.
     """
 
     size: int
@@ -111,7 +111,7 @@ class Gang:
 
 
 def save_twice(size: int) -> dict[str, Any]:
-    """Return what the second save of a life of ``size`` ranks took."""
+    """Return the figures of the second save of an attempt with ``size`` ranks."""
     gang = Gang(size)
     life = claim(gang.shared, None, cause="start", clock=SystemClock())
     before = threading.stack_size(_STACK_BYTES)
@@ -190,7 +190,7 @@ def _figures(gang: Gang, manifest_key: str) -> dict[str, Any]:
 
 
 def table(report: Report) -> str:
-    """Return the figures as the table of docs/scale.md: a column per number of ranks."""
+    """Return the figures as the table of docs/scale.md, with a column per number of ranks."""
     columns = {name: one for name, one in report.figures.items() if name.startswith("ranks_")}
     heads = " | ".join(f"{int(name.removeprefix('ranks_')):,}" for name in columns)
     lines = [f"| ranks | {heads} |", "|" + "---|" * (len(columns) + 1)]

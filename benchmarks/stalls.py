@@ -1,4 +1,4 @@
-"""What a save costs training: with a keeper, with overlap, and while it is being persisted."""
+"""Cost of a save for training: with a saver daemon, with overlap, and during persistence."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 WIDTH = 1024
 BATCH = 64
 UNDISTURBED_SECONDS = 6.0
-"""On either side of a save: one is done in half of the time between two of them, so a save each
-24 s, which is still more often than anybody saves."""
+"""Seconds without a save that are measured before and after each save.
+
+A save takes about half of the interval between two saves, so there is one save per 24 s. Real
+runs save less often.
+"""
 
 Figures = dict[str, float]
 Contender = Callable[[Path], Figures]
 
 
 def keeper_of(training: Training, folder: Path) -> Contender:
-    """Save through a keeper process, which stages in shared memory."""
+    """Save through a saver daemon, which stages in shared memory."""
     parts = training.parts()
     checkpointer = open_with_keeper(folder)
     checkpointer.resume(parts)
@@ -62,14 +65,14 @@ def keeper_of(training: Training, folder: Path) -> Contender:
 
 
 def open_with_keeper(folder: Path) -> CheckpointEngine:
-    """Return a checkpointer that uses a keeper of its own."""
+    """Return an engine that uses a saver daemon of its own."""
     checkpointer = open_quietly(folder, start_keeper())
     atexit.register(checkpointer.close)
     return checkpointer
 
 
 def start_keeper() -> DaemonAddress:
-    """Start a keeper that ends with this process."""
+    """Start a saver daemon that ends with this process."""
     socket = str(Path(tempfile.mkdtemp(prefix="resilient-bench-")) / "keeper")
     command = [sys.executable, "-m", "resilient.checkpoint.daemon.server", "--socket", socket]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -87,7 +90,7 @@ def open_quietly(
     pace_seconds_max: float = 60.0,
     scope: str = "0",
 ) -> CheckpointEngine:
-    """Return a checkpointer that keeps one checkpoint and tells nobody."""
+    """Return an engine that keeps one checkpoint and emits no events."""
     emit = Emitter(SystemClock(), ())
     return open_engine(
         str(folder.absolute()),
@@ -100,7 +103,7 @@ def open_quietly(
 
 
 class Loop:
-    """A real training loop of linear layers and AdamW, step by step."""
+    """Training loop of linear layers and AdamW, one call per phase of a step."""
 
     def __init__(self, layers: int, width: int = WIDTH) -> None:
         blocks = [nn.Linear(width, width, bias=False) for _ in range(layers)]
@@ -114,19 +117,19 @@ class Loop:
 
     @property
     def size_bytes(self) -> int:
-        """Parameters and two moments."""
+        """Bytes of the parameters and their two moments."""
         return 3 * sum(one.nbytes for one in self.model.parameters())
 
     @classmethod
     def of_size(cls, size_bytes: int) -> Loop:
-        """Return a loop whose state has about so many bytes, after one step."""
+        """Return a loop with a state of about this size, after one step."""
         loop = cls(max(round(size_bytes / (12 * WIDTH * WIDTH)), 1))
         loop.forward_backward()
         loop.update()
         return loop
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return every tensor by a name, for those who save flat dictionaries."""
+        """Return every tensor by name, for peers that save flat dictionaries."""
         state = self.optimizer.state_dict()["state"]
         moments = {
             f"optimizer.{number}.{kind}": one
@@ -136,12 +139,12 @@ class Loop:
         return {**self.model.state_dict(), **moments}
 
     def settle(self) -> None:
-        """Make a step, as lies between two saves; then the code of training is warm again."""
+        """Make a step, as between two saves, so that the code of training is warm again."""
         self.forward_backward()
         self.update()
 
     def forward_backward(self) -> None:
-        """Leave gradients behind."""
+        """Compute the gradients."""
         self.model(self.batch).square().mean().backward()
 
     def update(self) -> None:
@@ -151,9 +154,9 @@ class Loop:
 
 
 def overlap_of(loop: Loop, size_bytes: int, folder: Path) -> Contender:
-    """Save with overlap; the stall is all that training waits in save() and before_update().
+    """Save with overlap; the stall is the whole wait of training in save() and before_update().
 
-    It is scaled to ``size_bytes``, for layers are whole.
+    The stall is scaled to ``size_bytes``, because the number of layers is whole.
     """
     checkpointer = open_quietly(folder)
     checkpointer.resume({})
@@ -186,10 +189,11 @@ def overlap_of(loop: Loop, size_bytes: int, folder: Path) -> Contender:
 
 
 def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Figures:
-    """Return steps/s while a save is persisted over steps/s without one, on all cores.
+    """Return steps/s while a save is persisted over steps/s without a save, on all cores.
 
-    By a thread at the pace that is the default and at full speed, and by a keeper, which is a
-    process of its own at low priority; with it goes how long the save took.
+    The save is persisted by a thread with the default throttle, by a thread at full speed, and by a
+    saver daemon. The daemon is a separate process at low priority. The result also has the duration
+    of each save.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""Adversarial training: digits are also learned as their worst neighbours (FGSM).
+"""Adversarial training: digits and their worst neighbours are learned together (FGSM).
 
 python examples/adversarial.py runs/adversarial          # kill it and start it again
 """
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 def worst_near(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the pixels moved by ``REACH`` to where the loss grows."""
+    """Return the pixels moved by ``REACH`` in the direction in which the loss grows."""
     with torch.enable_grad():
         moved = pixels.clone().requires_grad_()
         (slope,) = torch.autograd.grad(model(moved, labels)["loss"], moved)
@@ -41,12 +41,12 @@ def worst_near(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> 
 
 
 class Hardened(Trainer):
-    """Trains on each batch as it is and as its worst neighbours are; evaluates on the latter."""
+    """Trainer on each batch and on its worst neighbours; evaluates only on the neighbours."""
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss under attack, in training averaged with that of the clean batch."""
+        """Return the loss under attack; in training, its mean with the loss of the clean batch."""
         pixels, labels = inputs
         attacked = (worst_near(model, pixels, labels), labels)
         loss, outputs = super().compute_loss(model, attacked, return_outputs=True)
@@ -56,12 +56,12 @@ class Hardened(Trainer):
 
 
 def right(prediction: Any) -> dict[str, float]:
-    """Return the share of digits that were told under attack."""
+    """Return the share of digits that are recognised under attack."""
     return {"accuracy": float(np.mean(prediction.predictions.argmax(-1) == prediction.label_ids))}
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Contrastive learning: two views of a digit are neighbours, without a label (InfoNCE).
+"""Contrastive learning: two views of a digit become neighbours, without labels (InfoNCE).
 
 python examples/contrastive.py runs/contrastive          # kill it and start it again
 """
@@ -19,7 +19,7 @@ TEMPERATURE = 0.2
 
 
 class Pairs(Dataset):
-    """A positive pair for each digit: two views of it, moved and with noise."""
+    """Positive pair for each digit: two views of it, shifted and with noise."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self.images = images
@@ -31,14 +31,14 @@ class Pairs(Dataset):
         return {"one": self.view(index), "other": self.view(index)}
 
     def view(self, index: int) -> torch.Tensor:
-        """Return an image moved by at most a pixel; random numbers resume with the run."""
+        """Return an image shifted by at most one pixel; random numbers resume with the run."""
         moves = torch.randint(-1, 2, (2,)).tolist()
         moved = torch.roll(self.images[index], moves, (0, 1))
         return (moved + 0.1 * torch.randn(8, 8)).flatten()
 
 
 class Encoder(nn.Module):
-    """Embeds 64 pixels on a sphere."""
+    """Encoder of 64 pixels to points on a sphere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         return nn.functional.normalize(self.layers(pixels), dim=-1)
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss of telling each view's partner among the batch, both ways."""
+        """Return the loss of finding the partner of each view in the batch, in both directions."""
         alike = self.embed(one) @ self.embed(other).T / TEMPERATURE
         partner = torch.arange(len(one))
         loss = nn.functional.cross_entropy(alike, partner)
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     digits = load_digits()
     images = torch.tensor(digits.images / 16).float()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A classifier of handwritten digits with metrics, and a callback whose curves are saved with it.
+"""Classifier of handwritten digits, with metrics and a callback whose curves are saved.
 
 python examples/curves.py runs/curves          # kill it and start it again
 """
@@ -26,7 +26,7 @@ class Net(nn.Linear):
 
 
 class Curves(TrainerCallback):
-    """Collects losses and accuracies, says where training is, and is saved with it."""
+    """Callback that collects losses and accuracies, prints progress, and is saved with the run."""
 
     def __init__(self) -> None:
         self.state: dict[str, list[float]] = {"loss": [], "eval_accuracy": []}
@@ -37,12 +37,12 @@ class Curves(TrainerCallback):
             print(f"step {state.global_step}")
 
     def on_log(self, args: Any, state: Any, control: Any, /, **more: Any) -> None:
-        """Keep what was logged."""
+        """Keep the logged values."""
         for name in self.state.keys() & more["logs"].keys():
             self.state[name].append(more["logs"][name])
 
     def on_train_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
-        """Print the last of each."""
+        """Print the last value of each curve."""
         print({name: round(values[-1], 3) for name, values in self.state.items() if values})
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,17 +50,17 @@ class Curves(TrainerCallback):
         return self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the curves."""
+        """Restore the curves."""
         self.state = state_dict
 
 
 def right(told: Any) -> dict[str, float]:
-    """Return the share of digits that were told right."""
+    """Return the share of digits that are recognised."""
     return {"accuracy": float((told.predictions.argmax(-1) == told.label_ids).mean())}
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.manual_seed(0)
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))

@@ -33,14 +33,14 @@ class Net(nn.Module):
 
 
 class Distiller(Trainer):
-    """Adds to the labels what a frozen teacher thinks of all ten digits."""
+    """Trainer that adds a frozen teacher's probabilities of all ten digits to the labels."""
 
     teacher: nn.Module
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the mean of both losses; in evaluation only that of the labels."""
+        """Return the weighted mean of both losses; in evaluation only the loss of the labels."""
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training:
             with torch.no_grad():
@@ -52,7 +52,7 @@ class Distiller(Trainer):
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train the teacher, then its student, from wherever an earlier start got to."""
+    """Train the teacher, then its student, and continue where an earlier start stopped."""
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
     train, held = (torch.utils.data.Subset(data, range(*one)) for one in ((1400,), (1400, 1797)))

@@ -1,4 +1,4 @@
-"""A script for Hugging Face's Trainer after its move: two lines changed, the same losses.
+"""Script for Hugging Face's Trainer after its move: two lines changed, the same losses.
 
 python examples/from_transformers.py runs/moved          # kill it and start it again
 """
@@ -34,11 +34,11 @@ class Windows(Dataset):
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train; here also from wherever an earlier start of this script got to."""
+    """Train; here also continue where an earlier start of this script stopped."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
     args = TrainingArguments(
-        random_numbers="transformers",  # 2: new, and only for the very same losses
+        random_numbers="transformers",  # 2: new, and only needed for exactly the same losses
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=16,

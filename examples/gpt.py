@@ -59,7 +59,7 @@ class Windows(Dataset):
 
 
 class Block(nn.Module):
-    """Causal self-attention and an MLP, each added to its input after a norm."""
+    """Causal self-attention and an MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Predicts the next byte at every place of a window."""
+    """Model that predicts the next byte at every position of a window."""
 
     def __init__(
         self, length: int, width: int = 128, layers: int = 5, dropout: float = 0.1
@@ -114,7 +114,7 @@ class Gpt(nn.Module):
 
 
 class SampleLog:
-    """The index of every sample that this rank was trained on, in order; saved with the run."""
+    """Index of every sample that this rank was trained on, in order; saved with the run."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -128,12 +128,12 @@ class SampleLog:
         return {"indices": torch.cat(self.seen) if self.seen else torch.zeros(0, dtype=torch.int64)}
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take back the indices."""
+        """Restore the indices."""
         self.seen = [state_dict["indices"].clone()]
 
 
 class GptTrainer(Trainer):
-    """Writes down which samples it trains on."""
+    """Trainer that records the samples on which it trains."""
 
     samples: SampleLog
 
@@ -169,7 +169,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def build_trainer(options: argparse.Namespace) -> GptTrainer:
-    """Return a trainer of the options, at its very beginning."""
+    """Return a trainer with these options, before its first step."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     text = read_source(options.text_bytes)
@@ -205,7 +205,7 @@ def build_trainer(options: argparse.Namespace) -> GptTrainer:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, from wherever an earlier life got to."""
+    """Train, and continue where an earlier attempt stopped."""
     build_trainer(read_options(argv)).train()
 
 

@@ -1,10 +1,10 @@
-"""GPT-2 as a language model of source code; one variable of the environment says how it is cut.
+"""GPT-2 as a language model of source code; an environment variable selects the sharding.
 
 USE_FSDP=1 resilient train --nproc-per-node 2 examples/gpt2_lm.py runs/gpt2        # shards
 USE_DEEPSPEED=1 resilient train --nproc-per-node 2 examples/gpt2_lm.py runs/gpt2   # ZeRO
 
 The text is the standard library's source, as bytes: no network is needed. Kill it and start it
-again: another switch, another number of processes or neither goes on with what the last left.
+again, also with another switch or number of processes: it continues where the last start stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Source(Dataset):
 
 
 def build(folder: str, steps: int) -> Trainer:
-    """Return a trainer at its very beginning."""
+    """Return a trainer before its first step."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 48, "n_layer": 2, "n_head": 2}
     args = TrainingArguments(
@@ -53,7 +53,7 @@ def build(folder: str, steps: int) -> Trainer:
         warmup_steps=0.1,
         logging_steps=5,
         save_steps=5,
-        # USE_FSDP=1: each block is gathered by itself. USE_DEEPSPEED=1: ZeRO 2.
+        # USE_FSDP=1: each block is gathered separately. USE_DEEPSPEED=1: ZeRO 2.
         fsdp_transformer_layer_cls_to_wrap="GPT2Block",
     )
     text = Source()
@@ -66,10 +66,10 @@ def build(folder: str, steps: int) -> Trainer:
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start got to."""
+    """Train, and continue where an earlier start stopped."""
     trainer = build(folder, steps)
     trainer.train()
-    trainer.save_model(f"{folder}/model")  # what from_pretrained reads, however it was cut
+    trainer.save_model(f"{folder}/model")  # from_pretrained reads it, for any sharding
     print(f"perplexity {math.exp(trainer.evaluate()['eval_loss']):.2f}")
     return trainer
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer that survives being killed: one line is ours.
+"""Hugging Face's Trainer that survives a kill: one line is ours.
 
 python examples/hf_trainer.py runs/hf          # kill it and start it again
 """
@@ -35,7 +35,7 @@ class Windows(Dataset):
 
 
 def main(folder: str, steps: int) -> None:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)

@@ -1,4 +1,4 @@
-"""LoRA fine-tuning: a small GPT learns one module's source, and an adapter another's.
+"""LoRA fine-tuning: a small GPT learns one module's source, an adapter learns another one's.
 
 python examples/lora.py runs/lora          # kill it and start it again
 """
@@ -35,7 +35,7 @@ class Windows(Dataset):
 
 
 def arguments(folder: str, steps: int) -> TrainingArguments:
-    """Return the same for both trainings."""
+    """Return the arguments that both trainings share."""
     return TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -47,7 +47,7 @@ def arguments(folder: str, steps: int) -> TrainingArguments:
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train the base, then its adapter, from wherever an earlier start got to."""
+    """Train the base, then its adapter, and continue where an earlier start stopped."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
     base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))

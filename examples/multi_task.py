@@ -1,4 +1,4 @@
-"""Multi-task learning: one trunk, two heads (which digit, how much ink), weights learned too.
+"""Multi-task learning: one trunk, two heads (digit, amount of ink), learned loss weights.
 
 python examples/multi_task.py runs/multi_task          # kill it and start it again
 """
@@ -32,7 +32,7 @@ class Digits(Dataset):
 
 
 class TwoHeads(nn.Module):
-    """Each task's loss counts by how sure the model is of it (Kendall, Gal, Cipolla 2018)."""
+    """Model that weights the loss of each task by its certainty (Kendall, Gal, Cipolla 2018)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TwoHeads(nn.Module):
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.manual_seed(0)
     args = TrainingArguments(
         output_dir=folder,

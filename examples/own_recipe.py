@@ -1,4 +1,4 @@
-"""One's own optimizer, schedule and training step, on handwritten digits.
+"""Custom optimizer, schedule and training step, on handwritten digits.
 
 python examples/own_recipe.py runs/own          # kill it and start it again
 """
@@ -26,16 +26,16 @@ class Net(nn.Linear):
 
 
 class Noisy(Trainer):
-    """Trains on digits with noise."""
+    """Trainer that adds noise to the digits."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Add noise, then step as always."""
+        """Add noise, then make the usual step."""
         pixels, labels = inputs
         return super().training_step(model, (pixels + 0.1 * torch.randn_like(pixels), labels))
 
 
 def main(folder: str, steps: int) -> Trainer:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.manual_seed(0)
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))

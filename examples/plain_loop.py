@@ -1,4 +1,4 @@
-"""A PyTorch loop of your own that survives being killed: three lines are ours.
+"""PyTorch loop of your own that survives a kill: three lines are ours.
 
 python examples/plain_loop.py runs/plain          # kill it and start it again
 torchrun --standalone --nproc-per-node 2 examples/plain_loop.py runs/plain
@@ -37,7 +37,7 @@ def draw(text: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build() -> nn.Module:
-    """Return a model that guesses a byte from three; replicated if there are several ranks."""
+    """Return a model that predicts a byte from three; replicated if there are several ranks."""
     layers = [nn.Embedding(256, 32), nn.Flatten(), nn.Linear(CONTEXT * 32, 256)]
     layers += [nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 256)]
     model = nn.Sequential(*layers)
@@ -45,7 +45,7 @@ def build() -> nn.Module:
 
 
 def main(folder: str, steps: int) -> None:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Learn which byte follows three others in Python's own source; kill it and start it again.
+"""Model of the byte that follows three others in Python's source; kill it and start it again.
 
 resilient train examples/quickstart.py          # or: python examples/quickstart.py
 """
@@ -18,7 +18,7 @@ CONTEXT = 3
 
 
 class NextByte(Dataset):
-    """Every place in a text: the bytes before it, and the byte that follows."""
+    """Every position in a text: the bytes before it, and the byte that follows."""
 
     def __init__(self, text: bytes) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -32,7 +32,7 @@ class NextByte(Dataset):
 
 
 class Mlp(nn.Module):
-    """Embeds three bytes and guesses the fourth."""
+    """Model that embeds three bytes and predicts the fourth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Mlp(nn.Module):
 
 
 def main() -> None:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     source = Path(sysconfig.get_path("stdlib"))
     text = b"".join(
         (source / name).read_bytes() for name in ("argparse.py", "ast.py", "inspect.py")

@@ -1,4 +1,4 @@
-"""A loop on accelerate that survives being killed.
+"""Loop on accelerate that survives a kill.
 
 python examples/with_accelerate.py runs/accelerate          # kill it and start it again
 torchrun --standalone --nproc-per-node 2 examples/with_accelerate.py runs/accelerate
@@ -26,7 +26,7 @@ def read_digits() -> TensorDataset:
 
 
 def main(folder: str, epochs: int) -> None:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

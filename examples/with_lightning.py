@@ -1,4 +1,4 @@
-"""Lightning's Trainer that survives being killed: one line is ours.
+"""Lightning's Trainer that survives a kill: one line is ours.
 
 python examples/with_lightning.py runs/lightning          # kill it and start it again
 """
@@ -19,7 +19,7 @@ from resilient.integrations.lightning import ResilientCheckpoint
 
 
 class Digits(LightningModule):
-    """Tells scikit-learn's images of digits apart."""
+    """Classifier of scikit-learn's images of digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Digits(LightningModule):
         return nn.functional.cross_entropy(self.layers(images), digits)
 
     def validation_step(self, batch: Any, _: int) -> None:
-        """Measure the loss on images that were not trained on."""
+        """Measure the loss on images that are not trained on."""
         images, digits = batch
         self.log("loss", nn.functional.cross_entropy(self.layers(images), digits))
 
@@ -43,7 +43,7 @@ class Digits(LightningModule):
 
 
 def main(folder: str, epochs: int) -> None:
-    """Train, from wherever an earlier start of this script got to."""
+    """Train, and continue where an earlier start of this script stopped."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     digits = load_digits()

@@ -1,1 +1,1 @@
-"""What others do to save and to load, next to what we do, on the same live state."""
+"""Saves and loads of peers, measured beside ours on the same live state."""

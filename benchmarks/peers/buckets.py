@@ -1,9 +1,9 @@
-"""Everybody's way to put one training's bytes into a bucket and to get them back into memory.
+"""Uploads of one training's bytes to a bucket, and downloads into memory, by all contenders.
 
-Ours is a whole checkpoint: from the call of ``save`` until its manifest is committed, and from
-the listing of what is there until every byte is held against its digest in the live tensors, as
-``resume`` reads. The peers put and get one object of as many bytes, in parts of the same size, as
-many at once, into memory that was touched before if they take it; they prove nothing.
+Ours is a whole checkpoint. An upload lasts from the call of ``save`` until the manifest is
+committed. A download lasts from the listing until every byte is verified in the live tensors, as
+``resume`` reads. Peers put and get one object of the same size, with the same part size and
+parallelism. A peer that accepts a buffer gets memory that was touched before. Peers verify nothing.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ PARTS = MultipartConfig(OBSTORE_PART_BYTES)
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket of a server that speaks S3.
+    """Bucket of an S3 server.
 
     Attributes:
-        name: of the bucket.
+        name: Name of the bucket.
         endpoint: URL of the server.
-        key: the credentials' name.
-        secret: and what goes with it.
-        region: as a client must call it.
-        authority: PEM file of whom to trust for https, if not the machine's own authorities.
-        prefix: of our checkpoints.
+        key: Id of the credentials.
+        secret: Secret of the credentials.
+        region: Region that a client must name.
+        authority: PEM file of the authority to trust for https; empty for those of the machine.
+        prefix: Prefix of our checkpoints.
     """
 
     name: str
@@ -72,13 +72,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Ways:
-    """How one of them puts and gets; each call moves all bytes."""
+    """Upload and download of one contender; each call moves all bytes."""
 
     put: Callable[[], float]
     get: Callable[[], float]
 
     def contenders(self, name: str) -> dict[str, Contender]:
-        """Return both as contenders."""
+        """Return upload and download as contenders."""
 
         def turn(work: Callable[[], float], _: Path) -> Figures:
             return {"took": work()}
@@ -87,7 +87,7 @@ class Ways:
 
 
 def ours(training: Training, bucket: Bucket, client: str) -> Ways:
-    """Save with a Checkpointer that keeps one checkpoint, and read what it committed."""
+    """Save with an engine that keeps one checkpoint, and read the committed checkpoint."""
     url, options = f"s3://{bucket.name}/{bucket.prefix}ours-{client}", bucket.options(client)
     took: list[float] = []
 
@@ -105,7 +105,7 @@ def ours(training: Training, bucket: Bucket, client: str) -> Ways:
     def put() -> float:
         training.change()
         checkpointer.save(len(took) + 1, parts, CheckpointInfo())
-        # Deleting the checkpoint before this one comes after the commit.
+        # Retention deletes the previous checkpoint after the commit.
         checkpointer.wait()
         return took[-1]
 
@@ -118,12 +118,12 @@ def ours(training: Training, bucket: Bucket, client: str) -> Ways:
 
 
 def obstore_of(data: memoryview, bucket: Bucket, *, unsigned: bool = False) -> Ways:
-    """One ``put`` in parts; one ``get``, or ranges by ``open_reader``, whichever is faster.
+    """Put an object in parts, and read it with ``open_reader``, which is faster than ``get``.
 
     Args:
-        data: what to put.
-        bucket: where to.
-        unsigned: send bodies that nothing proves.
+        data: Bytes to put.
+        bucket: Target of the bytes.
+        unsigned: Send bodies that the server cannot verify.
     """
     import obstore
     from obstore.store import S3Store
@@ -157,7 +157,7 @@ def obstore_of(data: memoryview, bucket: Bucket, *, unsigned: bool = False) -> W
 
 
 def s3fs_of(data: memoryview, bucket: Bucket) -> Ways:
-    """``pipe_file`` in parts; ``cat_ranges``, which asks for several at once."""
+    """Put with ``pipe_file`` in parts, and get with ``cat_ranges``, several ranges at once."""
     import s3fs
 
     filesystem = s3fs.S3FileSystem(
@@ -184,7 +184,7 @@ def s3fs_of(data: memoryview, bucket: Bucket) -> Ways:
 
 
 def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
-    """The transfer manager, with threads."""
+    """Put and get with the transfer manager and threads."""
     import boto3
     from boto3.s3.transfer import TransferConfig
     from botocore.config import Config
@@ -196,7 +196,7 @@ def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
         aws_secret_access_key=bucket.secret,
         region_name=bucket.region,
         verify=bucket.authority or None,
-        # Ceph 16 does not know the checksums that newer releases add by themselves.
+        # Ceph 16 does not know the checksums that newer clients add by default.
         config=Config(
             s3={"addressing_style": "path"},
             request_checksum_calculation="when_required",
@@ -223,10 +223,10 @@ def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
 
 
 def s3torchconnector_of(data: memoryview, bucket: Bucket) -> Ways:
-    """Its checkpoint's writer and reader, on the AWS Common Runtime."""
+    """Put and get with its checkpoint writer and reader, on the AWS Common Runtime."""
     from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-    # It reads credentials from the standard variables alone.
+    # s3torchconnector reads credentials only from the standard variables.
     os.environ |= {"AWS_ACCESS_KEY_ID": bucket.key, "AWS_SECRET_ACCESS_KEY": bucket.secret}
     checkpoint = S3Checkpoint(
         region=bucket.region,
@@ -255,15 +255,15 @@ PEERS: dict[str, Callable[[memoryview, Bucket], Ways]] = {
     "s3torchconnector": s3torchconnector_of,
 }
 UNPROVED = frozenset({"obstore_unsigned"})
-"""Whose bodies go to the server with nothing that it could hold against what arrives."""
+"""Peers whose request bodies the server cannot verify."""
 
 
 def ready(data: memoryview, bucket: Bucket) -> tuple[dict[str, Ways], dict[str, str]]:
-    """Return every peer that can put and get here, and of the others why not.
+    """Return every peer that can put and get here, and the reason for each of the others.
 
     Args:
-        data: what to put; each that is ready has done so once.
-        bucket: where to.
+        data: Bytes to put; every returned peer has put them once.
+        bucket: Target of the bytes.
     """
     found: dict[str, Ways] = {}
     left_out: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""A store, and the server of a board, in memory: they count what is asked of them, and by whom.
+"""In-memory store and key-value server that count the requests of each rank.
 
-Both keep a rank's place on the way of a save, as Lamport's clock does: each call takes one step,
-and who waits for another's value goes on from where that was when it was posted.
+Both also track the longest chain of calls in a save, as Lamport's clock does. Each call takes one
+step. A rank that waits for a value continues from the step at which the value was posted.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LISTED_PER_PAGE = 1000
 
 @dataclass
 class Meter:
-    """What one rank asked for during one save.
+    """Requests of one rank during one save.
 
     Attributes:
-        store: requests by kind; a listing is one per thousand keys.
-        board: calls by kind.
-        sent_bytes: of values posted, with their keys.
-        received_bytes: of values that came.
-        at: calls that were made one after the other so far, those of others waited for included.
+        store: Store requests by kind; a listing counts once per thousand keys.
+        board: Calls of the key-value store by kind.
+        sent_bytes: Bytes of posted values and their keys.
+        received_bytes: Bytes of received values.
+        at: Number of calls in sequence so far, including those of other ranks that were awaited.
     """
 
     store: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Meter:
     _stood_in_seconds: float = 0.0
 
     def begin(self) -> None:
-        """Forget the save before."""
+        """Reset the counts of the previous save."""
         self.store.clear()
         self.board.clear()
         self.sent_bytes = self.received_bytes = 0
@@ -61,17 +61,17 @@ class Meter:
         self._began, self._cpu_began_seconds = self.at, time.thread_time()
 
     def end(self) -> None:
-        """Note where this rank is after the save."""
+        """Record the position of this rank after the save."""
         self.path, self.cpu_seconds = self.at - self._began, self._own_seconds()
 
     def commits(self) -> None:
-        """Note where this rank is when the manifest is there."""
+        """Record the position of this rank when the manifest is in the store."""
         self.path_to_commit = self.at - self._began
         self.cpu_to_commit_seconds = self._own_seconds()
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Leave out the processor time of what stands in for another process."""
+        """Exclude the processor time of code that stands in for another process."""
         began_seconds = time.thread_time()
         try:
             yield
@@ -83,7 +83,7 @@ class Meter:
 
 
 class Place:
-    """Values by key, each with where its poster was, and who waits for which of them."""
+    """Values by key with the position of their poster, and the ranks that wait for them."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[bytes, int]] = {}
@@ -92,7 +92,7 @@ class Place:
 
 
 class Waiter:
-    """One rank that waits for all of some keys."""
+    """Rank that waits for all of some keys."""
 
     def __init__(self, absent: set[str]) -> None:
         self.absent = absent
@@ -100,7 +100,7 @@ class Waiter:
 
 
 class CountingBoardStore:
-    """One rank's client of the server: the verbs of a TCPStore that a board uses."""
+    """One rank's client of the server, with the TCPStore methods that a key-value store uses."""
 
     def __init__(self, place: Place, meter: Meter) -> None:
         self._place = place
@@ -137,17 +137,17 @@ class CountingBoardStore:
             return self._take(key)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return many values, for one call."""
+        """Return several values in one call."""
         with self._counted("multi_get"):
             return [self._take(key) for key in keys]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all are there."""
+        """Return True if all keys have a value."""
         with self._counted("check"), self._place.lock:
             return all(key in self._place.values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value."""
         with self._counted("delete"), self._place.lock:
             return self._place.values.pop(key, None) is not None
 
@@ -176,29 +176,29 @@ class CountingStore:
         self._meter = meter
 
     def put(self, key: str, data: Data) -> None:
-        """Count and pass on."""
+        """Count and forward the request."""
         with self._counted("put"):
             self._shared.put(key, data)
 
     def put_new(self, key: str, data: Data) -> None:
-        """Count, pass on and note a commit."""
+        """Count and forward the request, and record a commit."""
         with self._counted("put_new"):
             self._shared.put_new(key, data)
         if key.endswith(f"/{MANIFEST}"):
             self._meter.commits()
 
     def get(self, key: str) -> bytes:
-        """Count and pass on."""
+        """Count and forward the request."""
         with self._counted("get"):
             return self._shared.get(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Count and pass on."""
+        """Count and forward the request."""
         with self._counted("get"):
             return self._shared.get_range(key, start, length)
 
     def list(self, prefix: str = "") -> Sequence[ObjectInfo]:
-        """Count the pages and pass on."""
+        """Count the pages and forward the request."""
         with self._counted("list"):
             found = list(self._shared.list(prefix))
             more = max(len(found) - 1, 0) // LISTED_PER_PAGE
@@ -207,12 +207,12 @@ class CountingStore:
         return found
 
     def delete(self, key: str) -> None:
-        """Count and pass on."""
+        """Count and forward the request."""
         with self._counted("delete"):
             self._shared.delete(key)
 
     def stat(self, key: str) -> ObjectInfo:
-        """Count and pass on."""
+        """Count and forward the request."""
         with self._counted("stat"):
             return self._shared.stat(key)
 

@@ -1,9 +1,9 @@
-"""What each rank of the `everystep` benchmark runs: the demo's model, held in memory by turns.
+"""Script of each rank of the `everystep` benchmark: the demo's model with and without step cache.
 
     holding.py FOLDER BLOCKS STEPS
 
-The training is one; blocks of so many steps are with and without `memory=1step`, by turns. The
-first rank writes down what each step took, from its beginning to the beginning of the next.
+There is one training, in which blocks of STEPS steps alternate with and without `memory=1step`.
+The first rank writes the time of each step, from its beginning to the beginning of the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVES = "100000steps"
 
 
 class Turns(TrainerCallback):
-    """Turns holding on and off, and notes what steps take."""
+    """Callback that switches the step cache on and off, and records step times."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self._path, self._steps = path, steps
@@ -37,7 +37,7 @@ class Turns(TrainerCallback):
         self._began_seconds = 0.0
 
     def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Begin the next step; the one before has ended, with all that it left to do."""
+        """Record the previous step, which has ended with all its work, and begin the next."""
         now_seconds = time.perf_counter()
         if self._began_seconds:
             is_held = "memory" in args.save_every
@@ -48,7 +48,7 @@ class Turns(TrainerCallback):
         self._began_seconds = time.perf_counter()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Write down what was noted."""
+        """Write the recorded times."""
         if os.environ["RANK"] == "0":
             self._path.write_text(json.dumps(self._taken), encoding="utf-8")
 

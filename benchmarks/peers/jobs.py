@@ -1,4 +1,4 @@
-"""A job of two ranks under a launcher: ours, or torchrun with the Trainer of Transformers."""
+"""Job of two ranks under a launcher: ours, or torchrun with the Trainer of Transformers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ LAUNCHERS = {
 
 
 class DidNotRecover(Exception):
-    """A job did not get to another step after one of its ranks was killed."""
+    """Failure of a job to finish another step after one of its ranks was killed."""
 
 
 class Job:
     """One start of a contender.
 
     Args:
-        name: of the contender.
-        folder: of its run; an earlier start may have left something there to go on from.
-        save_steps: steps between two saves.
+        name: Name of the contender.
+        folder: Folder of its run, possibly with checkpoints of an earlier start.
+        save_steps: Steps between two saves.
     """
 
     def __init__(self, name: str, folder: Path, save_steps: int) -> None:
@@ -70,7 +70,7 @@ class Job:
         self.kill()
 
     def kill(self) -> None:
-        """Take all its processes away at once, as a machine that is switched off does."""
+        """Kill all its processes at once, like a power failure."""
         for pid in (self._process.pid, *descendants(self._process.pid)):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ class Job:
         self._process.wait()
 
     def stop(self, within_seconds: float) -> int | None:
-        """Ask its launcher to end; return its exit code, None if that took too long."""
+        """Ask its launcher to end; return its exit code, or None after the timeout."""
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(within_seconds)
@@ -91,26 +91,26 @@ class Job:
         return _children(self._process.pid)
 
     def is_warm(self) -> bool:
-        """Whether the job has what it starts workers from; the peer has nothing such."""
+        """Return True if the fork server of the job is running; the peer has none."""
         if not self.is_ours:
             return True
         return any(Path(f"/proc/{pid}/comm").read_text() == _WARM for pid in self.children())
 
     def marks(self, rank: int) -> list[dict[str, Any]]:
-        """Return what a rank wrote down."""
+        """Return the marks that a rank has written."""
         path = self.folder / f"marks-{rank}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def steps(self, rank: int) -> list[dict[str, Any]]:
-        """Return the steps that a rank has ended."""
+        """Return the steps that a rank has finished."""
         return [one for one in self.marks(rank) if one["name"].startswith("step ")]
 
     def until(self, holds: Callable[[], object], within_seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait while the job runs.
+        """Wait for a condition while the job runs.
 
         Raises:
-            DidNotRecover: it ended, or the time is over.
+            DidNotRecover: The job ended, or the time is over.
         """
         deadline_seconds = time.monotonic() + within_seconds
         while not holds():
@@ -121,12 +121,12 @@ class Job:
             time.sleep(0.002)
 
     def has_ended(self) -> bool:
-        """Whether its launcher has."""
+        """Return True if its launcher has ended."""
         return self._process.poll() is not None
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield all processes that a process and its children have started, the nearest first."""
+    """Yield all processes below a process, its children first."""
     found = _children(pid)
     yield from found
     for one in found:
@@ -135,7 +135,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    # Each thread has those that it started; one that has ended has none.
+    # Each thread lists the processes that it started. A thread that has ended lists none.
     for one in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):
             found += map(int, one.read_text(encoding="utf-8").split())
@@ -143,7 +143,7 @@ def _children(pid: int) -> list[int]:
 
 
 def saved_step(name: str, folder: Path) -> int:
-    """Return the step of the newest whole checkpoint of a contender's run, 0 for none."""
+    """Return the step of the newest complete checkpoint of a contender's run; 0 for none."""
     if name == "ours":
         found = newest_committed(str(folder / "output"))
         return found.step if isinstance(found, CheckpointId) else 0
@@ -151,6 +151,6 @@ def saved_step(name: str, folder: Path) -> int:
 
 
 def whole_checkpoints(output: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of Transformers that have the file that it writes last."""
+    """Return the checkpoints of Transformers that contain the file it writes last."""
     whole = [one.parent for one in output.glob("checkpoint-*/trainer_state.json")]
     return sorted((int(one.name.rpartition("-")[2]), one) for one in whole)

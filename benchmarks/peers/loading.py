@@ -1,6 +1,6 @@
-"""Everybody's way to load one training, from page cache and from disk.
+"""Loads of one training by all contenders, from page cache and from disk.
 
-Of each the two figures are ``cold``, nothing of it in the page cache, and ``warm``, all of it.
+Each contender has two figures: ``cold`` with nothing in the page cache, ``warm`` with everything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READ_BYTES = 16 << 20
 
 
 def makers(training: Training, folder: Path) -> dict[str, Maker]:
-    """Return how to make what is measured on this machine, by name; each saves once."""
+    """Return the makers of the contenders on this machine, by name; each one saves once."""
 
     def peer(save: Callable[[Path], object], load: Callable[[Path], object]) -> Maker:
         return lambda: saved(folder, save, load)
@@ -57,14 +57,14 @@ def makers(training: Training, folder: Path) -> dict[str, Maker]:
 
 
 def both(folder: Path, peer: Accelerated | Transformed) -> Contender:
-    """Return a contender that saves and loads."""
+    """Return a contender that saves and loads with a peer."""
     return saved(folder, peer.save, peer.load)
 
 
 def saved(
     folder: Path, save: Callable[[Path], object], load: Callable[[Path], object]
 ) -> Contender:
-    """Save once, and return a contender that loads it, from disk and then from page cache."""
+    """Save once, and return a contender that loads the save from disk and then from page cache."""
     place = folder / f"saved-{len(list(folder.iterdir()))}"
     place.mkdir()
     save(place)
@@ -73,9 +73,9 @@ def saved(
 
 
 def cold_and_warm(place: Path, load: Callable[[], object]) -> Figures:
-    """Return how long ``load`` takes of files outside the page cache, and of files in it.
+    """Return the seconds of ``load`` with files outside the page cache, and with files in it.
 
-    Those who read in a way that leaves nothing there are not helped.
+    A reader that leaves nothing in the page cache has no advantage in the second case.
     """
     for one in place.rglob("*"):
         if one.is_file():
@@ -86,7 +86,7 @@ def cold_and_warm(place: Path, load: Callable[[], object]) -> Figures:
 
 
 def raw_of(training: Training) -> Callable[[Path], None]:
-    """Read one file in one stream into memory that was touched before."""
+    """Return a function that reads one file in one stream into memory that was touched before."""
     memory = torch.ones(training.size_bytes, dtype=torch.uint8).numpy().data
 
     def load(place: Path) -> None:
@@ -100,7 +100,7 @@ def raw_of(training: Training) -> Callable[[Path], None]:
 
 
 def ours_of(training: Training, folder: Path) -> Contender:
-    """Load both parts as resume does it, proved where they lie."""
+    """Load both parts as a resume does, and verify them in place."""
     checkpointer = open_engine(str(folder), emit=Emitter(SystemClock(), ()))
     parts = training.parts()
     checkpointer.resume(parts)
@@ -117,14 +117,14 @@ def ours_of(training: Training, folder: Path) -> Contender:
 
 
 def torch_load(training: Training, place: Path) -> None:
-    """``torch.load`` and the two ``load_state_dict``."""
+    """Load with ``torch.load`` and two calls of ``load_state_dict``."""
     state = torch.load(place / "state.pt", weights_only=True)
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
 
 
 def safetensors_load(training: Training, place: Path) -> None:
-    """Safetensors' own reader, and a copy into the live tensors."""
+    """Load with safetensors' own reader, and copy into the live tensors."""
     from safetensors.torch import load_file
 
     loaded = load_file(place / "state.safetensors")
@@ -133,5 +133,5 @@ def safetensors_load(training: Training, place: Path) -> None:
 
 
 def dcp_load(training: Training, place: Path) -> None:
-    """``dcp.load``, which fills the live tensors in place."""
+    """Load with ``dcp.load``, which fills the live tensors in place."""
     dcp.load(dict(training.tensors()), checkpoint_id=place, no_dist=True)

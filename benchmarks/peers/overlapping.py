@@ -1,9 +1,10 @@
-"""DCP's asynchronous saves as ours with overlap are measured: a pass, a wait for the copy, a step.
+"""DCP's asynchronous saves in the loop that measures our saves with overlap.
 
-DCP's call returns while a thread of it copies, and says nothing of when the state may change. A
-loop that goes on to its optimizer's step stores a mixture of two steps, which ``torn_share``
-shows. So a loop that wants a checkpoint of one moment waits for the copy before the step, as ours
-does, and the stall is what it waits in all.
+The loop makes a pass, waits for the copy, and then makes the step. DCP's call returns while its
+thread still copies, and does not tell when the state may change. A loop that continues with its
+optimizer's step stores a mixture of two steps, which ``torn_share`` shows. So a loop that needs a
+checkpoint of one moment waits for the copy before the step, as ours does. The stall is the sum of
+all waits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def dcp_overlap_of(loop: Loop, size_bytes: int, kind: AsyncCheckpointerType) -> Contender:
-    """Save by DCP; the stall is all that training waits, scaled to ``size_bytes``."""
+    """Save with DCP; the stall is the whole wait of training, scaled to ``size_bytes``."""
     begin = dcp_begin(kind, dcp_stager())
 
     def save(place: Path) -> Figures:
@@ -54,13 +55,13 @@ def dcp_overlap_of(loop: Loop, size_bytes: int, kind: AsyncCheckpointerType) -> 
 
 
 def torn_share(training: Training, place: Path, kind: AsyncCheckpointerType) -> float:
-    """Return the share of bytes that a save holds of the step after the one that was saved.
+    """Return the share of stored bytes that belong to the step after the saved one.
 
-    The loop goes on as soon as ``async_save`` returns, which is all that its documentation asks.
+    The loop continues as soon as ``async_save`` returns, which is all that DCP documents.
     """
     begin = dcp_begin(kind, dcp_stager())
     tensors = {name: one for name, one in training.tensors().items() if one.dim()}
-    # The first one of a stager makes its memory; what training sees are the others.
+    # The first save of a stager allocates its memory. Training sees only the later ones.
     for number in range(2):
         for one in tensors.values():
             one.fill_(0)

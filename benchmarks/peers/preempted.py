@@ -1,7 +1,7 @@
-"""A training that says which part of a step it is in, so that it can be preempted there.
+"""Training that records the phase of its step, so that it can be preempted in that phase.
 
-Run by ``benchmarks.preemptions`` and the tests. ``phase-<rank>`` in the folder holds one word,
-``steps-<rank>`` a line for each finished step.
+``benchmarks.preemptions`` and the tests run it. ``phase-<rank>`` in the folder contains one word,
+and ``steps-<rank>`` one line per finished step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WIDTH = 16
 
 
 class Diary:
-    """Where this rank is; one small write, so that a reader sees one word or the other."""
+    """Record of the phase of this rank; each phase is one small write, which readers see whole."""
 
     def __init__(self, folder: Path) -> None:
         self._phase = os.open(folder / f"phase-{RANK}", os.O_CREAT | os.O_WRONLY, 0o644)
@@ -27,12 +27,12 @@ class Diary:
         )
 
     def enter(self, phase: str, seconds: float = 0.0) -> None:
-        """Say that a phase begins, and stay in it."""
+        """Record the start of a phase, and stay in it for ``seconds``."""
         os.pwrite(self._phase, phase.ljust(_WIDTH).encode(), 0)
         time.sleep(seconds)
 
     def finish(self, step: int) -> None:
-        """Say that a step is finished."""
+        """Record a finished step."""
         os.write(self._steps, f"{step}\n".encode())
 
 

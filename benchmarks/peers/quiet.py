@@ -1,4 +1,4 @@
-"""Whether others used the machine while something was measured; then it is measured again."""
+"""Detection of other processes that disturb a measurement, which is then repeated."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from benchmarks.peers.rounds import Figures
 
 OTHERS_CORES_MAX = 0.1
-"""Of a core, that others may use while something is measured."""
+"""Share of a core that other processes may use during a measurement."""
 TRIES_MAX = 4
 _TICKS_PER_SECOND = 100
-# proc(5): places behind the name in `/proc/PID/stat`.
+# proc(5): positions after the name in `/proc/PID/stat`.
 _PARENT, _GROUP, _FIRST, _BEHIND = 1, 2, 11, 15
 
 
 def others_seconds() -> float:
-    """Return the seconds of a processor that others have used: neither this group nor descendants.
+    """Return the processor seconds of other processes: not of this group, and not descendants.
 
-    A server that was started for the measurement has a session of its own and is no other.
-    Kernel threads are in no group: they may work for us.
+    A server that was started for the measurement has a session of its own, but is a descendant.
+    Kernel threads are in no group, and do not count because they may work for us.
     """
     rows = dict(_rows())
     groups = {pid: int(row[_GROUP]) for pid, row in rows.items()}
@@ -39,31 +39,31 @@ def others_seconds() -> float:
 
 
 def _rows() -> Iterator[tuple[int, list[str]]]:
-    """Yield every process with what is said of it behind its name."""
+    """Yield every process with the fields after its name."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             yield int(stat.parent.name), stat.read_text("utf-8").rpartition(")")[2].split()
 
 
 def _line(pid: int, rows: Mapping[int, list[str]]) -> Iterator[int]:
-    """Yield a process and its ancestors, without those that everything descends from."""
+    """Yield a process and its ancestors, without process 1."""
     while pid in rows and pid > 1:
         yield pid
         pid = int(rows[pid][_PARENT])
 
 
 def undisturbed(measure: Callable[[], Figures]) -> Figures:
-    """Return what ``measure`` found while nobody else used the machine.
+    """Return the figures of a measurement that no other process disturbed.
 
-    After so many tries the least disturbed counts. ``others_cores`` is how much of a core
-    others used in the one that counts.
+    After 4 tries the least disturbed one counts. ``others_cores`` is the share of a core that other
+    processes used in it.
     """
     found: list[Figures] = []
     while len(found) < TRIES_MAX:
         began, before = time.perf_counter(), others_seconds()
         figures = measure()
         took = time.perf_counter() - began
-        # Less than before means that somebody ended, who was there until then.
+        # A smaller value than before means that a process ended meanwhile.
         others = abs(others_seconds() - before) / took
         found.append(figures | {"others_cores": others})
         if others <= OTHERS_CORES_MAX:

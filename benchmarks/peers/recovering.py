@@ -1,9 +1,9 @@
-"""What each rank of the `recovery` benchmark runs: the demo's model, under either Trainer.
+"""Script of each rank of the `recovery` benchmark: the demo's model, under either Trainer.
 
     recovering.py ours|hf FOLDER STEPS SAVE_STEPS
 
-Each rank appends to ``marks-RANK.jsonl`` when it began, imported, built, restored, and ended a
-step, on the clock that all processes of a host share.
+Each rank appends marks to ``marks-RANK.jsonl``: began, imported, built, restored, and each finished
+step. Their times are on the clock that all processes of a host share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT_BYTES = 1 << 20
 
 
 def mark(folder: Path, name: str, at_seconds: float | None = None) -> None:
-    """Write down that something happened."""
+    """Append a mark."""
     at_seconds = time.monotonic() if at_seconds is None else at_seconds
     line = {"name": name, "at_seconds": at_seconds, "pid": os.getpid()}
     with (folder / f"marks-{os.environ['RANK']}.jsonl").open("a", encoding="utf-8") as file:
@@ -40,7 +40,7 @@ def mark(folder: Path, name: str, at_seconds: float | None = None) -> None:
 
 
 def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
-    """Train, from wherever an earlier life got to."""
+    """Train, and continue where an earlier attempt stopped."""
     mark(folder, "began", _BEGAN_SECONDS)
     library: Any = import_module("resilient" if whose == "ours" else "transformers")
     base = library.TrainerCallback
@@ -71,7 +71,7 @@ def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
     if whose == "ours":
         trainer.train()
     else:
-        # Its own `get_last_checkpoint` also takes one that was not written to the end.
+        # `get_last_checkpoint` of transformers also accepts an incomplete checkpoint.
         whole = whole_checkpoints(output)
         trainer.train(resume_from_checkpoint=str(whole[-1][1]) if whole else None)
 

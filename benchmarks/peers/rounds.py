@@ -1,4 +1,4 @@
-"""What a contender costs in one turn: seconds, CPU seconds, memory; and what came of all turns."""
+"""Costs of a contender in one turn (seconds, CPU seconds, memory), and statistics of turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chosen(makers: Mapping[str, Maker]) -> dict[str, Contender]:
 
 
 def wants(name: str) -> bool:
-    """Say whether ``CONTENDERS`` names this one, or nobody."""
+    """Return True if ``CONTENDERS`` names this contender, or no contender."""
     names = os.environ.get("CONTENDERS", "").split(",")
     return names == [""] or name in names
 
@@ -42,9 +42,9 @@ def turns(
 ) -> Rounds:
     """Call every contender once per round, in shuffled order, each time in a new folder.
 
-    One round more is done and thrown away: it warms the buffers that are used again. A turn in
-    which others used the machine is taken again. What is done ``between`` two turns is nobody's to
-    pay: by default what the kernel still writes or frees.
+    One extra round is made first and discarded: it warms the buffers that are reused. A turn is
+    repeated if other processes used the machine. The work of ``between`` runs between two turns and
+    is charged to no contender. By default it is the data that the kernel still writes.
     """
     order = random.Random(0)  # noqa: S311 - only the order depends on it
     found = []
@@ -74,9 +74,9 @@ def turn(contender: Contender, place: Path, between: Callable[[], None]) -> Figu
 
 @contextmanager
 def costs(figures: Figures) -> Iterator[None]:
-    """Note the CPU seconds of this process, and how much memory was added to what it held."""
+    """Record the CPU seconds of this process, and the memory that it added."""
     began, held = time.process_time(), _memory("VmRSS")
-    _CLEAR.write_text("5")  # the high-water mark begins anew
+    _CLEAR.write_text("5")  # resets the high-water mark
     yield
     figures["cpu"] = time.process_time() - began
     figures["peak_mib"] = max(_memory("VmHWM") - held, 0.0)
@@ -93,7 +93,7 @@ def ratio(found: Rounds, one: str, other: str) -> float:
 
 
 def ratios(found: Rounds, pairs: Mapping[str, tuple[str, str]]) -> dict[str, float]:
-    """Return the ratios by name of whatever was measured."""
+    """Return the ratios by name, for the figures that were measured."""
     return {
         name: ratio(found, one, other)
         for name, (one, other) in pairs.items()
@@ -102,7 +102,7 @@ def ratios(found: Rounds, pairs: Mapping[str, tuple[str, str]]) -> dict[str, flo
 
 
 def medians(found: Rounds) -> dict[str, float]:
-    """Return the median of each figure; what has no unit in its name is in seconds."""
+    """Return the median of each figure; a figure without a unit in its name is in seconds."""
     return {
         name if name.endswith(("_mib", "_cores")) else f"{name}_seconds": round(
             median(figures[name] for figures in found), 4
@@ -112,7 +112,7 @@ def medians(found: Rounds) -> dict[str, float]:
 
 
 def spread(found: Rounds, one: str, other: str) -> list[float]:
-    """Return the lowest and the highest of the per-round ratios, nothing if one is missing."""
+    """Return the lowest and the highest per-round ratio; empty if a figure is missing."""
     if one not in found[0] or other not in found[0]:
         return []
     all_of_them = [figures[one] / figures[other] for figures in found]

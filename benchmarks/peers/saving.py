@@ -1,7 +1,7 @@
-"""Everybody's way to save one training, each as its contenders' own documentation has it.
+"""Saves of one training by all contenders, each as its own documentation recommends.
 
-Of each the two figures are ``stall``, how long training waits, and ``durable``, how long until
-every byte is synced. Those who do not sync are synced by us afterwards.
+Each contender has two figures: ``stall``, the time that training waits, and ``durable``, the time
+until every byte is synced. If a contender does not sync its files, the benchmark does it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEMCPY_BYTES_MAX = 1 << 30
 
 
 def makers(training: Training, folder: Path) -> dict[str, Maker]:
-    """Return how to make what is measured on this machine, by name."""
+    """Return the makers of the contenders on this machine, by name."""
     found: dict[str, Maker] = {
         "memcpy": lambda: memcpy_of(training),
         "raw": lambda: partial(raw, training),
@@ -50,7 +50,7 @@ def makers(training: Training, folder: Path) -> dict[str, Maker]:
         found["accelerate"] = lambda: synchronous(Accelerated(training).save)
     if installed("transformers"):
         found["hf"] = lambda: synchronous(Transformed(training, folder).save)
-    # Last, for the process group that one of them needs is not the others' business.
+    # These come last: one of them needs a process group, which must not affect the others.
     for kind in AsyncCheckpointerType:
         found[f"dcp_async_{kind.value}"] = partial(dcp_async_of, training, kind)
     return found
@@ -67,7 +67,7 @@ def synchronous(work: Callable[[Path], None]) -> Contender:
 
 
 def sync(place: Path) -> None:
-    """Sync every file of a folder, and the folders."""
+    """Sync all files and folders of a folder."""
     for one in (*place.rglob("*"), place):
         descriptor = os.open(one, os.O_RDONLY)
         os.fsync(descriptor)
@@ -75,9 +75,9 @@ def sync(place: Path) -> None:
 
 
 def memcpy_of(training: Training) -> Contender:
-    """Copy all tensors, one behind the other, into a buffer that was touched before.
+    """Copy all tensors, one after the other, into a buffer that was touched before.
 
-    A large state goes round in it: what counts is that the pages are there.
+    A large state wraps around in the buffer: only the presence of the pages matters.
     """
     tensors = training.tensors().values()
     largest = max(one.nbytes for one in tensors)
@@ -94,7 +94,7 @@ def memcpy_of(training: Training) -> Contender:
 
 
 def raw(training: Training, place: Path) -> Figures:
-    """Write the same bytes as one file in one stream, and sync it."""
+    """Write the same bytes to one file in one stream, and sync it."""
 
     def write() -> None:
         with (place / "raw").open("wb", buffering=0) as file:
@@ -108,7 +108,7 @@ def raw(training: Training, place: Path) -> Figures:
 
 
 def ours_of(training: Training, folder: Path) -> Contender:
-    """Save with a Checkpointer that keeps one checkpoint."""
+    """Save with an engine that keeps one checkpoint."""
     committed: list[float] = []
 
     def listen(_record: Mapping[str, object], event: Event) -> None:
@@ -126,7 +126,7 @@ def ours_of(training: Training, folder: Path) -> Contender:
         step += 1
         training.change()
         stall = timed(lambda: checkpointer.save(step, parts, CheckpointInfo()))
-        # The manifest is in the store; deleting the checkpoint before this one comes after that.
+        # `durable` ends when the manifest is in the store. Retention runs after that.
         checkpointer.wait()
         return {"stall": stall, "durable": committed[-1]}
 
@@ -134,25 +134,25 @@ def ours_of(training: Training, folder: Path) -> Contender:
 
 
 def torch_save(training: Training, place: Path) -> None:
-    """``torch.save`` of both states to one file."""
+    """Save both states to one file with ``torch.save``."""
     torch.save(training.nested(), place / "state.pt")
 
 
 def safetensors(training: Training, place: Path) -> None:
-    """Safetensors' own writer, which takes tensors alone."""
+    """Save with safetensors' own writer, which takes only tensors."""
     from safetensors.torch import save_file
 
     save_file(dict(training.tensors()), place / "state.safetensors")
 
 
 def dcp_save(training: Training, place: Path) -> None:
-    """torch.distributed.checkpoint with two threads, its fastest setting on a local disk."""
+    """Save with torch.distributed.checkpoint: two threads are its fastest on a local disk."""
     writer = dcp.FileSystemWriter(place, thread_count=2)
     dcp.save(dict(training.tensors()), storage_writer=writer, no_dist=True)
 
 
 def dcp_stager() -> DefaultStager:
-    """Return DCP's best stager: shared memory that is used again, and copies in the background."""
+    """Return DCP's best stager: reused shared memory, and copies in the background."""
     return DefaultStager(
         StagingOptions(
             use_pinned_memory=False,
@@ -166,10 +166,10 @@ def dcp_stager() -> DefaultStager:
 def dcp_begin(
     kind: AsyncCheckpointerType, stager: DefaultStager
 ) -> Callable[[Mapping[str, torch.Tensor], Path], AsyncSaveResponse]:
-    """Return what begins an asynchronous save of tensors."""
+    """Return a function that begins an asynchronous save of tensors."""
     in_process = kind is AsyncCheckpointerType.PROCESS
     if in_process and not dist.is_initialized():
-        # Its daemon asks for one; a thread would do without.
+        # DCP's daemon needs a process group; its thread does not.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def begin(tensors: Mapping[str, torch.Tensor], place: Path) -> AsyncSaveResponse:
@@ -187,7 +187,7 @@ def dcp_begin(
 
 
 def dcp_async_of(training: Training, kind: AsyncCheckpointerType) -> Contender:
-    """DCP's call alone, which says nothing of when the state may change."""
+    """Measure DCP's call alone, which does not tell when the state may change."""
     begin = dcp_begin(kind, dcp_stager())
 
     def save(place: Path) -> Figures:

@@ -1,4 +1,4 @@
-"""How accelerate and the Trainer of transformers save the training, and how they load it."""
+"""Saves and loads of the training by accelerate and by the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Accelerated:
-    """The training in the hands of accelerate."""
+    """Training under accelerate."""
 
     def __init__(self, training: Training) -> None:
         from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -25,20 +25,20 @@ class Accelerated:
             self._accelerator.prepare(training.model, training.optimizer)
 
     def save(self, place: Path) -> None:
-        """``save_state``."""
+        """Save with ``save_state``."""
         with silence():
             self._accelerator.save_state(str(place))
 
     def load(self, place: Path) -> None:
-        """``load_state``."""
+        """Load with ``load_state``."""
         with silence():
             self._accelerator.load_state(str(place))
 
 
 class Transformed:
-    """The training in the hands of a transformers Trainer.
+    """Training under a transformers Trainer.
 
-    What is called is what its training loop calls when a save is due, and when it resumes.
+    The methods call what the Trainer's own loop calls for a save and for a resume.
     """
 
     def __init__(self, training: Training, folder: Path) -> None:
@@ -55,13 +55,13 @@ class Transformed:
             self._trainer.create_scheduler(1000, training.optimizer)
 
     def save(self, place: Path) -> None:
-        """Save everything that resuming needs."""
+        """Save everything that a resume needs."""
         with silence():
             self._trainer.args.output_dir = str(place)
             self._trainer._save_checkpoint(self._trainer.model, None)  # noqa: SLF001
 
     def load(self, place: Path) -> None:
-        """Load what ``save`` saved."""
+        """Load the checkpoint that ``save`` wrote."""
         (checkpoint,) = place.glob("checkpoint-*")
         with silence():
             self._trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
@@ -71,7 +71,7 @@ class Transformed:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Throw away what is printed meanwhile, and not the cost of printing it."""
+    """Discard what is printed meanwhile, but not the cost of printing it."""
     with (
         Path(os.devnull).open("w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(nowhere),

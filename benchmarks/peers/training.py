@@ -1,4 +1,4 @@
-"""The live state that everybody saves and loads: a model and its AdamW, after one step."""
+"""Live state that all contenders save and load: a model and its AdamW, after one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = 1024
 
 
 class Model(nn.Module):
-    """Matrices of 16 MiB and a vector for each, as in a transformer; returns a loss."""
+    """Model of 16 MiB matrices with a vector for each, as in a transformer; returns a loss."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -32,18 +32,18 @@ class Model(nn.Module):
         self.matrices, self.vectors = nn.ParameterDict(matrices), nn.ParameterDict(vectors)
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a loss that every parameter has a part in."""
+        """Return a loss to which every parameter contributes."""
         weight = sum(one[:1].mean() for one in self.parameters())
         return {"loss": (inputs * weight - labels).square().mean()}
 
 
 class Training:
-    """A model and its optimizer, with all the state that training has.
+    """Model and optimizer with the whole state of a training.
 
     Attributes:
-        model: the model.
-        optimizer: AdamW over all of it, with both moments.
-        size_bytes: of the tensors of both.
+        model: The model.
+        optimizer: AdamW over all parameters, with both moments.
+        size_bytes: Size of the tensors of both.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -57,7 +57,7 @@ class Training:
         self.size_bytes = sum(one.nbytes for one in self.tensors().values())
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return every tensor by a name, for those who save flat dictionaries."""
+        """Return every tensor by name, for peers that save flat dictionaries."""
         state = self.optimizer.state_dict()["state"]
         moments = {
             f"optimizer.{number}.{kind}": one
@@ -73,15 +73,15 @@ class Training:
                 one.add_(1)
 
     def nested(self) -> dict[str, object]:
-        """Return the state as the two of torch give it."""
+        """Return the state as torch gives it: one dictionary for each of the two."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def parts(self) -> Mapping[str, Part]:
-        """Return the state as we take it."""
+        """Return the state as parts of our checkpoints."""
         named = NamedOptimizer(self.model, self.optimizer)
         return {"model": Part(self.model), "optimizer": Part(named)}
 
 
 def mega_parameters() -> int:
-    """Return how many parameters ``MEGAPARAMS`` asks for; 30 million by default."""
+    """Return the number of parameters that ``MEGAPARAMS`` sets; 30 million by default."""
     return int(float(os.environ.get("MEGAPARAMS", "30")) * 1_000_000)

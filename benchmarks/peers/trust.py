@@ -1,7 +1,7 @@
-"""Trust one more authority in this process alone, for clients that only ask the machine whom.
+"""Additional authority for this process alone, for clients that trust only the machine's bundle.
 
-The AWS Common Runtime reads the machine's bundle and takes no other. So the process gets a mount
-namespace of its own, in which a copy lies over the folder of that bundle.
+The AWS Common Runtime reads the bundle of the machine, and accepts no other. So the process gets
+its own mount namespace, in which a copy covers the folder of that bundle.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ _NEWNS, _BIND, _REC_PRIVATE = 0x00020000, 0x1000, 0x44000
 
 
 class OwnTrust:
-    """The machine's authorities as only this process sees them; made before it has threads.
+    """Copy of the machine's authorities that only this process sees.
+
+    It must be made before the process has threads.
 
     Args:
-        folder: for the copy.
+        folder: Folder for the copy.
     """
 
     def __init__(self, folder: Path) -> None:
         self._is_own = BUNDLE.exists() and _bind(folder, BUNDLE.parent)
 
     def add(self, authority: str) -> None:
-        """Trust the authorities of a PEM file besides, where that is possible."""
+        """Also trust the authorities of a PEM file, if possible."""
         if self._is_own and authority:
             with BUNDLE.open("ab") as bundle:
                 bundle.write(b"\n" + Path(authority).read_bytes())
 
 
 def _bind(folder: Path, over: Path) -> bool:
-    """Lay a copy of a folder over it, for this process; False where that is not allowed."""
+    """Cover a folder with a copy, for this process; return False if that is not allowed."""
     if os.geteuid() != 0:
         return False
     copy = Path(tempfile.mkdtemp(dir=folder))

@@ -1,4 +1,4 @@
-"""How fast a checkpoint's bytes are proved on one core, against a core that only reads them."""
+"""Speed of verifying a checkpoint on one core, against a core that only reads its bytes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FILES = 4
 
 
 def verifiers(folder: Path, size_bytes: int) -> dict[str, Contender]:
-    """Return who reads the same bytes on one core: `verify`, and a plain sequential read.
+    """Return contenders that read the same bytes on one core: `verify` and a plain sequential read.
 
     Args:
-        folder: empty; a repository with one checkpoint and a plain file are made there.
-        size_bytes: of either.
+        folder: Empty folder for a repository with one checkpoint, and for a plain file.
+        size_bytes: Size of each of the two.
     """
     content = os.urandom(size_bytes // FILES)
     plain, repository = folder / "plain", folder / "repository"
@@ -72,7 +72,7 @@ def verifiers(folder: Path, size_bytes: int) -> dict[str, Contender]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this thread, and those that it starts, on one core."""
+    """Keep this thread, and the threads that it starts, on one core."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:
@@ -84,7 +84,7 @@ def one_core() -> Iterator[None]:
 def commit_files(
     store: Store, life: Generation, step: int, files: Mapping[str, bytes]
 ) -> CheckpointId:
-    """Commit a checkpoint of these files and a document."""
+    """Commit a checkpoint with these files and a document."""
     checkpoint = CheckpointId(life.number, step)
     part = PartEntry("trainer", "replicated", "state.json")
     held = [StagedFile(name, data) for name, data in {"state.json": b"{}\n", **files}.items()]

@@ -1,1 +1,1 @@
-"""A run that is killed and goes on, beside one that never was: ``make demo``."""
+"""``make demo``: a run that is killed and continues, compared with an undisturbed run."""

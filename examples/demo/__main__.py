@@ -32,7 +32,7 @@ SAVES = 6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both and print the table; return the exit code."""
+    """Run both jobs and print the table; return the exit code."""
     options = read_options(argv)
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show_verdict(console: Console, calm: Job, struck: Job) -> bool:
-    """Print what is the same in both runs, and say whether everything is."""
+    """Print the aspects that are the same in both runs; return True if all are."""
     verdict = compare(calm.store, struck.store)
     for aspect, identical in verdict.items():
         mark = "[green]identical[/]" if identical else "[red]DIFFERENT[/]"
@@ -77,7 +77,7 @@ def show_verdict(console: Console, calm: Job, struck: Job) -> bool:
 
 
 def clear(folder: Path, runs: set[str]) -> None:
-    """Remove what an earlier demo left in its folder, and never anything else."""
+    """Remove the output of an earlier demo from its folder, and nothing else."""
     others = sorted({one.name for one in folder.iterdir()} - runs) if folder.is_dir() else []
     if others:
         raise SystemExit(f"`{folder}` holds `{others[0]}`, which no demo made: name another folder")
@@ -86,7 +86,7 @@ def clear(folder: Path, runs: set[str]) -> None:
 
 
 def strike(job: Job, random: Random, every: int) -> list[Outcome]:
-    """Start the job, let every fault happen to it, and wait for its end."""
+    """Start the job, apply every fault, and wait for the end of the job."""
     job.start()
     outcomes = [fault(job, random, every) for fault in FAULTS]
     code = job.wait()
@@ -107,7 +107,7 @@ def progress_bar() -> Progress:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """Return what the faults did as a table."""
+    """Return the faults and their results as a table."""
     shown = Table(title="what happened")
     for name in ("fault", "exit", "steps lost", "seconds to the next step", "resumed from", "why"):
         shown.add_column(name, overflow="fold")

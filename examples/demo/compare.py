@@ -1,4 +1,4 @@
-"""Two runs, held against each other bit by bit."""
+"""Comparison of two runs, bit by bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def compare(one: Store, other: Store) -> dict[str, bool]:
-    """Return whether each aspect of two runs is the same in every bit."""
+    """Return True for each aspect of two runs that is the same in every bit."""
     a, b = ending(one), ending(other)
     ranks = sorted(name for name in a if name.startswith(("samples_", "rng_state_")))
     aspects = {

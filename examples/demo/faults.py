@@ -1,4 +1,4 @@
-"""The four faults, each struck at a moment that the seed decides."""
+"""Four faults, each at a moment that the seed determines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PREEMPTED = 75
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fault did.
+    """Result of one fault.
 
     Attributes:
-        fault: in words.
-        exit_code: of the command as a shell shows it, None when it went on by itself.
-        lost_steps: trained once more.
-        seconds: from the fault, or the new start after it, to the next new step.
-        checkpoint: where the next life began.
-        why: why that one.
+        fault: Description of the fault.
+        exit_code: Exit code of the command as a shell shows it; None if it continued by itself.
+        lost_steps: Steps that were trained again.
+        seconds: Time from the fault, or from the restart after it, to the next new step.
+        checkpoint: Checkpoint from which the next attempt began.
+        why: Reason for this checkpoint.
     """
 
     fault: str
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def kill_a_rank(job: Job, random: Random, every: int) -> Outcome:
-    """SIGKILL a random rank at a random step; the agent restarts the group by itself."""
+    """Send SIGKILL to a random rank at a random step; the agent restarts the group by itself."""
     step, rank = random.randrange(every + 1, 2 * every), random.randrange(2)
     job.until(lambda: job.last_step() >= step)
 
@@ -50,7 +50,7 @@ def kill_a_rank(job: Job, random: Random, every: int) -> Outcome:
 
 
 def ask_to_stop(job: Job, random: Random, every: int) -> Outcome:
-    """SIGTERM to the job: all ranks agree on a step, save it, and the command exits 75."""
+    """Send SIGTERM to the job: all ranks agree on a step, save it, and the command exits 75."""
     step = random.randrange(2 * every + 1, 3 * every)
     job.until(lambda: job.last_step() >= step)
 
@@ -65,7 +65,7 @@ def ask_to_stop(job: Job, random: Random, every: int) -> Outcome:
 
 
 def kill_in_a_save(job: Job, random: Random, every: int) -> Outcome:
-    """SIGKILL to every process while the files of a checkpoint are being written."""
+    """Send SIGKILL to every process while the files of a checkpoint are being written."""
     step = random.randrange(3 * every + 1, 4 * every)
     job.until(lambda: job.last_step() >= step)
     job.until(job.saving, every_seconds=0.0)
@@ -80,7 +80,7 @@ def kill_in_a_save(job: Job, random: Random, every: int) -> Outcome:
 
 
 def flip_a_bit(job: Job, random: Random, every: int) -> Outcome:
-    """SIGKILL to the job, then one bit of the newest checkpoint changes on the disk."""
+    """Send SIGKILL to the job, then change one bit of the newest checkpoint on the disk."""
     step = random.randrange(4 * every + 1, 5 * every)
     job.until(lambda: job.last_step() >= step)
 
@@ -99,7 +99,7 @@ def flip_a_bit(job: Job, random: Random, every: int) -> Outcome:
 
 
 def _observe(job: Job, strike: Callable[[], tuple[str, int | None]]) -> Outcome:
-    """Strike, start the same command again if it ended, and see where it goes on."""
+    """Apply a fault, start the same command again if it ended, and observe where it continues."""
     told, logged = len(job.facts()), len(job.steps())
     fault, exit_code = strike()
     reached = job.last_step()
@@ -120,7 +120,7 @@ def _observe(job: Job, strike: Callable[[], tuple[str, int | None]]) -> Outcome:
 
 
 def _short(reason: str) -> str:
-    """Return the reason's first clause, without the path that stands before it."""
+    """Return the first clause of a reason, without the path before it."""
     return re.sub(r" \(.*|, or .*", "", reason.rpartition(": ")[2])
 
 

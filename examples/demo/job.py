@@ -1,4 +1,4 @@
-"""One command, started as often as it takes, watched and struck from outside."""
+"""Command of the demo, which is started as often as needed, observed, and killed from outside."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SCRIPT = Path(__file__).resolve().parent.parent / "gpt.py"
 
 
 class Job:
-    """The same ``resilient train`` command on one folder.
+    """One ``resilient train`` command on one folder.
 
     Args:
-        folder: output and checkpoints.
-        options: of ``examples/gpt.py``.
-        on_step: told the newest step, for a progress bar.
+        folder: Folder for output and checkpoints.
+        options: Options of ``examples/gpt.py``.
+        on_step: Callback with the newest step, for a progress bar.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        """Run the command in the background; what it says is appended to ``said.txt``."""
+        """Run the command in the background, and append its output to ``said.txt``."""
         with (self.folder / "said.txt").open("ab") as said:
             self._process = subprocess.Popen(self._command, stdout=said, stderr=subprocess.STDOUT)
 
     @property
     def agent(self) -> psutil.Process:
-        """The process of the command itself."""
+        """Process of the command itself."""
         assert self._process is not None, "start() comes first"
         return psutil.Process(self._process.pid)
 
@@ -74,7 +74,7 @@ class Job:
         return self.wait()
 
     def end(self) -> None:
-        """Leave nothing running, whatever the demo itself ended by."""
+        """Kill what still runs, whatever ended the demo."""
         if self._process is not None and self._process.poll() is None:
             self.strike_all()
 
@@ -90,13 +90,13 @@ class Job:
             return code if code >= 0 else 128 - code
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the JSON lines of a file in the folder; a half-written last one is left out."""
+        """Return the JSON lines of a file in the folder, without a half-written last line."""
         path = self.folder / name
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def steps(self) -> list[int]:
-        """Return every step that was logged, repeated ones too, in the order of time."""
+        """Return every logged step in the order of time, including repeated steps."""
         return [one["step"] for one in self.lines("log.jsonl") if "loss" in one]
 
     def last_step(self) -> int:
@@ -111,7 +111,7 @@ class Job:
         """Wait until ``holds()`` is true while the command runs.
 
         Raises:
-            RuntimeError: the command ended, or it took too long.
+            RuntimeError: The command ended, or the wait took too long.
         """
         began_seconds = time.monotonic()
         while not holds():
@@ -126,7 +126,7 @@ class Job:
         return committed(self.store)[0]
 
     def saving(self) -> CheckpointId | None:
-        """Return a checkpoint that is being written right now: files, and no manifest yet."""
+        """Return a checkpoint that is being written now: it has files, but no manifest yet."""
         newest = max(committed(self.store), default=None)
         bare = (
             one for one, names in folders_of(self.store).items() if "manifest.json" not in names
