@@ -38,7 +38,7 @@ def main(folder: str, steps: int) -> Trainer:
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
     args = TrainingArguments(
-        random_numbers="transformers",  # 2: new, and only needed for exactly the same losses
+        random_numbers="transformers",  # 2: new, and only for the very same losses
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=16,
