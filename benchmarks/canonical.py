@@ -1,7 +1,7 @@
 """Time per optimizer step with canonical reduction, against our Trainer with DDP's own all-reduce.
 
-All train the same model on the same micro-batches (four per step), with the same number of passes
-per rank, gloo on the CPU and one thread per rank. The model is a perceptron of four layers with
+All train the same model on the same micro-batches (four per step), with as many passes per rank.
+They use gloo on the CPU, and one thread per rank. The model is a perceptron of four layers with
 16 MiB of gradients, AdamW and clipping. A turn starts the ranks of one contender as forks, and its
 figure is the median time of a step on rank 0 without warm-up. `canonical` gives all ranks the whole
 gradient, as DDP does. In `sharded` each rank steps its share (`shard_optimizer_state`). One rank is

@@ -1,7 +1,7 @@
 """How long our Trainer takes to go on, at step 1,000,000 of a run against step 10.
 
-The time runs from the call of ``train()`` to the end of the first step, with a new Trainer, on the
-CPU with one thread, from a local repository. No run trains a million steps here. A callback moves a
+The time runs from the call of ``train()`` to the end of the first step. A new Trainer resumes from
+a local repository, on the CPU with one thread. No run trains a million steps here. A callback moves a
 run to the state of such a run (step, place in the data, schedule, log history). The Trainer then
 trains ten steps from there and saves.
 

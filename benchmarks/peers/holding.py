@@ -57,7 +57,7 @@ def main(folder: Path, blocks: int, steps: int) -> None:
     """Train."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    text = Random(0).randbytes(TEXT_BYTES)  # noqa: S311 - the same for everybody
+    text = Random(0).randbytes(TEXT_BYTES)  # noqa: S311 - the same for all ranks
     arguments = TrainingArguments(
         output_dir=str(folder / "output"), max_steps=blocks * steps, per_device_train_batch_size=8,
         learning_rate=1e-3, weight_decay=0.1, logging_steps=100_000, save_every=SAVES,

@@ -55,7 +55,7 @@ def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
     mark(folder, "imported")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    text = Random(0).randbytes(TEXT_BYTES)  # noqa: S311 - the same for everybody
+    text = Random(0).randbytes(TEXT_BYTES)  # noqa: S311 - the same for all contenders
     more = {} if whose == "ours" else {"report_to": [], "ddp_backend": "gloo"}
     output = folder / "output"
     arguments = library.TrainingArguments(

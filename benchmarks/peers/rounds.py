@@ -44,7 +44,7 @@ def turns(
 
     One extra round is made first and discarded: it warms the buffers that are reused. A turn is
     repeated if other processes used the machine. The work of ``between`` runs between two turns and
-    is charged to no contender. By default it is the data that the kernel still writes.
+    is charged to no contender. By default the kernel writes and frees what is left (``os.sync``).
     """
     order = random.Random(0)  # noqa: S311 - only the order depends on it
     found = []

@@ -264,7 +264,7 @@ class _Judge:
         words = [one.replace(_PLACE, f"{home}/{checkpoint.folder}") for one in self.command]
         told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
         try:
-            # Only the answer goes to stdout, so the command writes to stderr. The user chose it.
+            # stdout is only for the answer, so the command writes to stderr. It is the user's own.
             env = {**os.environ, **told}
             done = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
         except OSError as error:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _PROC = Path("/proc")
-_SHM = Path("/dev/shm")  # noqa: S108 - where shared memory lies
+_SHM = Path("/dev/shm")  # noqa: S108 - the mount of shared memory
 _QUERY = "name,memory.total,ecc.errors.uncorrected.volatile.total"
 _WAIT_SECONDS = 20.0
 _TIME_ERROR = 5

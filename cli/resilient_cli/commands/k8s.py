@@ -107,7 +107,7 @@ def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> Comman
 
 
 _BRIEF = {one.number: one.brief for one in EXIT_CODES}
-# Exit code 1 of a pod. Exit code 1 of a command that answers means something else.
+# Exit code 1 of a pod: commands that give an answer use 1 for another meaning.
 _BRIEF[1] = "the script failed"
 _SIGNALS = {137: "killed: out of memory, or beyond the grace", 139: "crashed: segmentation fault"}
 _EVENTS = 8

@@ -443,7 +443,7 @@ def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
 
 
 def _require_undone(store: Store, prune: str) -> None:
-    """Require that the time of an empty prune is not over.
+    """Refuse a prune that has nothing in the trash, and whose time there is over.
 
     Within that time, the prune was already undone, or the trash was emptied.
 
@@ -459,7 +459,7 @@ def _require_undone(store: Store, prune: str) -> None:
 
 
 def _require_alone(retention: Retention, *, empties: bool) -> None:
-    """Refuse retention options with ``--undo``, which ignores them.
+    """Refuse retention options together with ``--undo``, which has no use for them.
 
     Raises:
         UsageError: Such an option was given.

@@ -300,7 +300,7 @@ def _compared(before: CheckpointView, after: CheckpointView) -> str:
 
 
 def _verified(store: Store) -> tuple[dict[str, str], str]:
-    """Return a state for each checkpoint as HTML, and the findings of the damaged ones."""
+    """Verify all checkpoints; return a state for each, and all findings, as HTML."""
     words: dict[str, str] = {}
     said: list[str] = []
     found = committed(store)

@@ -327,7 +327,7 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
     """Return ``--grace`` as given or from measured saves; check it against the notice.
 
     Raises:
-        ConfigError: A save does not fit the grace period, or that does not fit the notice.
+        ConfigError: A save does not fit --grace, or --grace does not fit the notice.
     """
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:

@@ -110,7 +110,7 @@ class RunPage:
             try:
                 self._text = self._made()
             except (ResilientError, OSError):
-                # The files are being moved. Keep the last page, which was true at its time.
+                # The files are being moved. Keep the last page, which was true when it was made.
                 self._version = before
         now_seconds = self._clock.monotonic_seconds()
         pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))

@@ -131,7 +131,7 @@ def searched(
 
 
 def scroll(shown: str) -> str:
-    """Let HTML scroll sideways by itself in a narrow window, also with the keyboard."""
+    """Wrap HTML so that it scrolls sideways in a narrow window, also with the keyboard."""
     return f'<div class="scroll" tabindex="0">{shown}</div>'
 
 
