@@ -1,8 +1,8 @@
 """How long our Trainer takes to go on, at step 1,000,000 of a run against step 10.
 
 The time runs from the call of ``train()`` to the end of the first step. A new Trainer resumes from
-a local repository, on the CPU with one thread. No run trains a million steps here. A callback moves a
-run to the state of such a run (step, place in the data, schedule, log history). The Trainer then
+a local repository, on the CPU with one thread. No run trains a million steps here. A callback moves
+a run to the state of such a run (step, place in the data, schedule, log history). The Trainer then
 trains ten steps from there and saves.
 
 `10` has trained ten steps. `million` is in epoch 1,000, with a log entry per 500 steps, the
