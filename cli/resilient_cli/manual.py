@@ -342,7 +342,7 @@ ENVIRONMENT = (
     ),
 )
 
-_FOLDER = Path(__file__).parents[1] / "schemas"
+_FOLDER = Path(__file__).parent / "schemas"
 _SUFFIX = ".json"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import resilient
 
-BOOTSTRAP = Path(resilient.__file__).parent / "agent" / "workers" / "bootstrap.py"
+BOOTSTRAP = Path(resilient.__file__).parent / "elastic" / "workers" / "bootstrap.py"
 TELL = """
 import json
 note = {"argv": sys.argv, "path": sys.path[0], "name": __name__, "env": dict(os.environ)}

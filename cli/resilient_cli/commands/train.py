@@ -260,7 +260,6 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.elastic import launcher
     from resilient.elastic.hang_detection import parse_hang_rule
     from resilient.elastic.options import MetricsOptions, parse_port
-    from resilient.elastic.preemption.factory import names_of_sources
     from resilient.elastic.restart_policy import FailureLimits
     from resilient.elastic.saver_daemon import parse_host_bytes
 
@@ -268,6 +267,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
+    reach = parse_storage_options(storage_options, "the storage options")
     reach = parse_storage_options(storage_options, "the storage options")
     if every:
         parse_every(every, "--every")
@@ -278,6 +278,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     )
     wishes = launcher.WorkerOptions(repo, resume, events, single_writer, storage_options=reach)
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
+    here, port = (node_rank, master_addr, master_port, local_addr), parse_port(metrics_port)
     options = launcher.TrainOptions(
         target=script,
         arguments=tuple(arguments or ()),
@@ -285,9 +286,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         is_program=no_python,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
-        rendezvous=launcher.RendezvousOptions(
-            *meet, node_rank, master_addr, master_port, local_addr
-        ),
+        rendezvous=launcher.RendezvousOptions(*meet, *here),
         patience=launcher.Timeouts(monitor_interval, grace, hang=hang, limits=limits),
         wishes=replace(
             wishes,
@@ -300,17 +299,23 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
-        metrics=MetricsOptions(
-            parse_port(metrics_port), metrics_host, metrics_file, metrics_interval
-        ),
+        metrics=MetricsOptions(port, metrics_host, metrics_file, metrics_interval),
     )
     if dry_run:
-        process_exit.stop_listening()
-        answer = _answer(launcher.resolve(options), options, names_of_sources(notice))
-        show(answer, ctx.find_root().obj)
+        _show_plan(ctx, options)
         return
     code = launcher.run_agent(options, process_exit.heard)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
+
+
+def _show_plan(ctx: typer.Context, options: TrainOptions) -> None:
+    """Print what the agent would do, and start nothing."""
+    from resilient.elastic import launcher
+    from resilient.elastic.preemption.factory import names_of_sources
+
+    process_exit.stop_listening()
+    answer = _answer(launcher.resolve(options), options, names_of_sources(options.notice))
+    show(answer, ctx.find_root().obj)
 
 
 def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
