@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.checkpoint import catalog
 from resilient.checkpoint.daemon.factory import make_save_executor
-from resilient.checkpoint.live_writer import Claimant, refuse_live_writer
 from resilient.checkpoint.near_tier_discovery import discover_near_tiers
 from resilient.checkpoint.restore.read import VerifiedCheckpoint, read_wanted
-from resilient.checkpoint.resume_policy import settle_wish
+from resilient.checkpoint.resume_policy import Claimant, refuse_live_writer, settle_wish
 from resilient.checkpoint.resume_selection import (
     ResumeChoice,
     ResumeResult,
@@ -312,7 +311,8 @@ class CheckpointEngine:
         began_seconds = self._desk.clock.monotonic_seconds()
         rank, landing = self._desk.world.rank, LoadPlan(parts, in_place=True)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
-        self._desk = discover_near_tiers(self._desk)
+        if self._desk.world.size > 1:
+            self._desk = discover_near_tiers(self._desk)
         store = self._persister.open(self._desk)
         wanted = self._desk.wants(names, landing.boxes, landing.places)
         choice = select_resume_checkpoint(

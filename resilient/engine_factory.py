@@ -15,9 +15,9 @@ from resilient import events
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.daemon.factory import make_save_executor, use_daemon_promotion
 from resilient.checkpoint.daemon.messages import DaemonAddress
-from resilient.checkpoint.live_writer import Claimant
 from resilient.checkpoint.promotion import add_near_tier
 from resilient.checkpoint.promotion_policy import TieringOptions, parse_tiering
+from resilient.checkpoint.resume_policy import Claimant
 from resilient.checkpoint.retention import Retention, parse_retention, require_count
 from resilient.checkpoint.signing import read_signing
 from resilient.checkpoint_engine import CheckpointEngine

@@ -15,8 +15,7 @@ from resilient.layouts.detect import FILE, LAYOUTS, WEIGHTS, checkpoints_of, rea
 from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
 from resilient.storage.folder import DirectoryListing, open_folder
-from resilient.storage.open import local_path
-from resilient.storage.urls import protocol_of
+from resilient.storage.open import local_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +32,8 @@ _DEPTH_MAX = 2
 """Depth of folders inside a checkpoint whose files identify its layout."""
 _HOLDER = re.compile(r"checkpoints?|lightning_logs|version_\d+")
 """Folders in which trainers collect checkpoints."""
-_STEP_FOLDER = re.compile(r"checkpoint-\d+")
+STEP_FOLDER = re.compile(r"checkpoint-\d+")
+"""Name that the Hugging Face Trainer gives to a checkpoint."""
 _STATE_FILE = re.compile(r"(?i)ckpt|checkpoint|last|latest|step|iter|epoch")
 _INTACT, _LOSSY = "yes", "partly"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -123,11 +123,6 @@ class StartGuard:
             )
 
 
-def local_root(place: str) -> Path | None:
-    """Return the folder of a path or ``file:`` URL, None for any other URL."""
-    return local_path(place).resolve() if place and protocol_of(place) == "file" else None
-
-
 def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     """Return the checkpoints of any layout at the root of a store, newest first.
 
@@ -214,7 +209,7 @@ def plan_takeover(folder: str) -> TakeoverPlan:
 
 def _is_step_folder(one: FoundCheckpoint, root: Path | None) -> bool:
     path = Path(one.path)
-    is_named = _STEP_FOLDER.fullmatch(path.name) is not None
+    is_named = STEP_FOLDER.fullmatch(path.name) is not None
     return one.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
 
 
@@ -268,7 +263,7 @@ def _counts(one: RunCheckpoint) -> bool:
     if one.folder and not all(_HOLDER.fullmatch(part) for part in one.folder.split("/")):
         return False
     if one.layout == WEIGHTS:
-        return _STEP_FOLDER.fullmatch(one.base) is not None
+        return STEP_FOLDER.fullmatch(one.base) is not None
     if one.layout == FILE:
         has_step = bool(one.order) or _STATE_FILE.search(one.base) is not None
         return one.base.endswith(".ckpt") or has_step

@@ -38,7 +38,12 @@ from resilient.layouts.detect import (
 )
 from resilient.layouts.incomplete import saved_name
 from resilient.layouts.model import Remedy
-from resilient.layouts.resumability import Alternatives, Outcome, assess_resumability, is_costly
+from resilient.layouts.resumability import (
+    Alternatives,
+    RepairOutcome,
+    assess_resumability,
+    is_costly,
+)
 from resilient.layouts.single_file import ALONE
 from resilient.layouts.weights import SAFE, TORCH
 from resilient.redaction import shell_quote
@@ -166,7 +171,7 @@ def _alternatives(
     Raises:
         StoreError: A place could not be read.
     """
-    repair = Outcome.UNKNOWN
+    repair = RepairOutcome.UNKNOWN
     size_bytes = sum(listing.sizes.values())
     is_planned = is_read or size_bytes <= _PLANNED_BYTES_MAX
     if verdict.answer != "yes" and protocol_of(url) == "file" and is_planned:
@@ -174,7 +179,7 @@ def _alternatives(
     return Alternatives(_sibling(url, is_read=is_read), repair)
 
 
-def _outcome(url: str) -> Outcome:
+def _outcome(url: str) -> RepairOutcome:
     """Return the outcome that `resilient ckpt repair` would have for a checkpoint."""
     from resilient.layout_repair.plan import (
         plan_layout_repair,
@@ -182,8 +187,12 @@ def _outcome(url: str) -> Outcome:
 
     plan = plan_layout_repair(url)
     if not plan.is_mended or plan.verdict.answer == "no":
-        return Outcome.NONE
-    return Outcome.LOSSLESS if plan.is_whole and plan.verdict.answer == "yes" else Outcome.LOSSY
+        return RepairOutcome.NONE
+    return (
+        RepairOutcome.LOSSLESS
+        if plan.is_whole and plan.verdict.answer == "yes"
+        else RepairOutcome.LOSSY
+    )
 
 
 def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient.checkpoint.live_writer import is_alive_here
+from resilient.checkpoint.resume_policy import is_alive_here
 from resilient.clock import boot_name
 from resilient.errors import RepositoryNotFound
 from resilient.goodput.event_log import agents, read_records

@@ -274,9 +274,17 @@ def read_generation(store: Store, number: int) -> Generation:
         KeyNotFound: There is no record.
     """
     key = generation_key(number)
+    return _decode(_read_fields(store, key), key, number)
+
+
+def _read_fields(store: Store, key: str) -> dict[str, Any]:
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
     if fields.get("format") != _FORMAT or fields.get("version") != _VERSION:
         raise IntegrityError(f"`{key}`: not a record that this release reads", key=key)
+    return fields
+
+
+def _decode(fields: Mapping[str, Any], key: str, number: int) -> Generation:
     try:
         record = Generation.from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
@@ -332,9 +340,12 @@ def check_fence(store: Store, mine: int, token: str = "") -> None:
 
 def _require_own_record(store: Store, mine: int, token: str) -> None:
     """Refuse unless the record of a generation holds this token."""
+    key = generation_key(mine)
     try:
-        if read_generation(store, mine).token == token:
+        fields = _read_fields(store, key)
+        if fields.get("token") == token:
             return
+        _decode(fields, key, mine)
         found = "is of another process"
     except IntegrityError:
         return

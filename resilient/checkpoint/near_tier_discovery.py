@@ -38,7 +38,7 @@ def discover_near_tiers(desk: CheckpointContext) -> CheckpointContext:
         StoreError: A near repository failed.
     """
     tiers = desk.store
-    if not isinstance(tiers, TieredStore) or desk.world.size == 1:
+    if not isinstance(tiers, TieredStore):
         return desk
     desk = replace(desk, places=_find_places(desk, tiers))
     if desk.places.groups:

@@ -113,8 +113,8 @@ def _highest(store: Store) -> int:
     In a near tier the folders of unknown generations count too, because the name of a save must be
     free there.
     """
-    near = nearest_store(store)
-    folders = [*folders_of(store), *(folders_of(near) if near is not store else ())]
+    near = folders_of(store.near) if isinstance(store, TieredStore) else ()
+    folders = [*folders_of(store), *near]
     return max((one.generation for one in folders), default=0)
 
 

@@ -59,7 +59,8 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
     for name, value in manifest.metrics.items():
         _require(type(value) in (int, float) and math.isfinite(value), f"metric `{name}`")
     _require(manifest.format_version > 1 or not manifest.parity, "parity before version 2")
-    check_groups(manifest.parity, sizes)
+    if manifest.parity:
+        check_groups(manifest.parity, sizes)
 
 
 def _may_be_listed(name: str, manifest: Manifest) -> bool:

@@ -30,7 +30,7 @@ _TRAINED = ("optimizer", "schedule", "weights", "agreement")
 """Words in losses that change the trained result; a run recovers from other losses by itself."""
 
 
-class Outcome(Enum):
+class RepairOutcome(Enum):
     """Result of a planned repair."""
 
     UNKNOWN = "unknown"
@@ -53,7 +53,7 @@ class Alternatives:
     """
 
     sibling: str = ""
-    repair: Outcome = Outcome.UNKNOWN
+    repair: RepairOutcome = RepairOutcome.UNKNOWN
 
 
 def assess_resumability(
@@ -99,26 +99,26 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
 
     A lossless repair is better than another step, another step is better than a lossy repair.
     """
-    if others.repair is Outcome.LOSSLESS:
+    if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
     # A command that helps against one problem does not help against the others.
     helps = {one.help for one in fatal}
     named = helps.pop() if len(helps) == 1 else ""
-    is_vain = named == REPAIR and others.repair is not Outcome.UNKNOWN
-    if named and not (is_vain and (others.sibling or others.repair is Outcome.NONE)):
+    is_vain = named == REPAIR and others.repair is not RepairOutcome.UNKNOWN
+    if named and not (is_vain and (others.sibling or others.repair is RepairOutcome.NONE)):
         return filled(named, path)
     if others.sibling:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     # A repair cannot improve a state that was saved as it is.
     is_saved_so = all(one.cure is Remedy.EARLIER for one in fatal)
-    if others.repair is Outcome.LOSSY:
+    if others.repair is RepairOutcome.LOSSY:
         return filled(REPAIR, path)
-    return "" if is_saved_so or others.repair is Outcome.NONE else filled(REPAIR, path)
+    return "" if is_saved_so or others.repair is RepairOutcome.NONE else filled(REPAIR, path)
 
 
 def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
     """Return a command that is better than a resume with a loss; empty without one."""
-    if others.repair is Outcome.LOSSLESS:
+    if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
     if others.sibling and any(word in one for one in lost for word in _TRAINED):
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"

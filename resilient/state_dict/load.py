@@ -515,7 +515,7 @@ def _fill(box: LocalShard, entry: TensorEntry, files: Mapping[str, Content]) -> 
     for stored in entry.regions:
         for part, start, length in stored_spans(stored, box.region, item):
             words = np.frombuffer(view_of(files[stored.file], start, length), _WORDS[item])
-            data = box.part(part)
+            data = box.data if part == box.region else box.part(part)
             if words.ctypes.data != data.data_ptr():
                 _copy_words(data, _strided(words, stored, part))
 

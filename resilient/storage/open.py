@@ -121,3 +121,8 @@ def _has_obstore(client: str) -> bool:
             hint="pip install 'resilient-train[fast]'",
         )
     return False
+
+
+def local_root(place: str) -> Path | None:
+    """Return the folder of a path or ``file:`` URL, None for any other URL."""
+    return local_path(place).resolve() if place and protocol_of(place) == "file" else None

@@ -148,11 +148,10 @@ def _saver_for(
     """Return the saver of the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
-    teller = CheckpointInfoBuilder(strategy.name)
     saver = CheckpointSaver(
         into,
         parts,
-        about=lambda: teller.about(hooks.args, sampler.cursor, deal_of(hooks)),
+        about=CheckpointInfoBuilder(hooks.args, sampler, strategy.name).about,
         best=best,
         state=state,
         args=hooks.args,
@@ -254,12 +253,6 @@ def _ledger_for(hooks: TrainerHooks) -> Ledger:
     return ledger
 
 
-def deal_of(hooks: TrainerHooks) -> BatchLayout:
-    """Return the current batch layout, which may change during a run."""
-    assert hooks.train_sampler is not None, "a run has a place in its data"  # noqa: S101
-    return hooks.train_sampler.deal
-
-
 def _stepping(updates: OptimizerStepper, scheduler: LRScheduler) -> dict[str, Part]:
     """Return the parts that advance with each step."""
     scaler = updates.scaler
@@ -289,7 +282,7 @@ def restore(
     requires = wanted is True and launch.cause == "start"
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
     resumed = run.saver.resume(reference, launch.cause, guard)
-    run.ledger.begin(resumed, state.global_step, run.cursor)
+    run.saver.ledger.begin(resumed, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
     asked = hooks.args.per_device_train_batch_size
     if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
     from resilient.train.auto_batch_size import AutoBatchSize
     from resilient.train.canonical_reduction import CanonicalPasses
-    from resilient.train.data.sampler import BatchLayout, DataCursor
+    from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler
     from resilient.train.ledger import Ledger
     from resilient.train.loss_guard import LossGuard
     from resilient.train.meters import Meters, UsageCounter
@@ -305,17 +305,20 @@ class CheckpointInfoBuilder:
     """Builder of the description of a run's checkpoints, at each saved or cached step.
 
     Args:
+        args: Arguments of the run.
+        sampler: Sampler of the run, whose batch layout may change.
         strategy: Name of the parallel strategy.
     """
 
-    def __init__(self, strategy: str) -> None:
+    def __init__(self, args: TrainingArguments, sampler: ResumableSampler, strategy: str) -> None:
+        self._args = args
+        self._sampler = sampler
         self._strategy = strategy
         self._config = CachedAsdict(json_value)
 
-    def about(
-        self, args: TrainingArguments, cursor: DataCursor, deal: BatchLayout
-    ) -> CheckpointInfo:
+    def about(self) -> CheckpointInfo:
         """Return the description of a checkpoint made now."""
+        args, cursor, deal = self._args, self._sampler.cursor, self._sampler.deal
         data = {
             "epoch": cursor.epoch,
             "samples": cursor.samples,

@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "the fence takes the record of another claim",
         GENERATIONS,
-        "        if read_generation(store, mine).token == token:\n",
-        "        if read_generation(store, mine).token:\n",
+        '        if fields.get("token") == token:\n',
+        '        if fields.get("token"):\n',
         FENCE,
     ),
     Mutant(

@@ -12,7 +12,7 @@ import torch
 
 from resilient import Checkpointer
 from resilient.checkpoint.generations import claim, read_generation
-from resilient.checkpoint.live_writer import WriterFacts, may_start
+from resilient.checkpoint.resume_policy import WriterFacts, may_start
 from resilient.clock import SystemClock
 from resilient.distributed.launch_env import read_launch
 from resilient.distributed.start_identity import StartIdentity

@@ -37,10 +37,11 @@ from resilient.events import CheckpointSkipped, Event, Level
 from resilient.format.keys import CheckpointId, rank_part
 from resilient.layouts.consistency import epoch_of
 from resilient.redaction import shell_quote
-from resilient.start_guard import SkippedFolder, plan_takeover
+from resilient.start_guard import STEP_FOLDER, SkippedFolder, plan_takeover
 from resilient.state_dict.flatten import PLAIN
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import bare
+from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect, named_in
 from resilient.strategies.pipeline.registry import pipeline_of
 from resilient.train.data.ordering import seen_of
@@ -686,6 +687,8 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
         NoIntactCheckpoint: There are Transformers checkpoints, and none of them is intact.
     """
     session = hooks.session
+    if not _holds_step_folder(session.args.output_dir):
+        return ""
     plan = plan_takeover(session.args.output_dir)
     if not plan.intact and not plan.skipped:
         return ""
@@ -707,6 +710,20 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
         except IntegrityError as error:
             broken = [SkippedFolder(folder, error.message)]
     raise _nothing_intact(session.args.output_dir, (*broken, *plan.skipped))
+
+
+def _holds_step_folder(output: str) -> bool:
+    """Return whether an output folder may hold Transformers checkpoints.
+
+    Most do not, and the search for the layout of each checkpoint reads all names below the folder.
+    """
+    root = local_root(output)
+    if root is None:
+        return False
+    try:
+        return any(STEP_FOLDER.fullmatch(one.name) for one in root.iterdir())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
 
 
 def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilient.layouts.model import Contents, Problem, Remedy
-from resilient.layouts.resumability import Alternatives, Outcome, assess_resumability
+from resilient.layouts.resumability import Alternatives, RepairOutcome, assess_resumability
 
 STOCK = "trainer.train(resume_from_checkpoint='{path}')"
 FIX = "resilient ckpt repair '/my run'"
@@ -45,16 +45,16 @@ def test_judge_fatal_problem_is_not_resumable():
     [
         (CUT, {}, FIX),
         (CUT, {"sibling": SIBLING}, FIX),  # no repair was planned: its plan may say more
-        (CUT, {"sibling": SIBLING, "repair": Outcome.LOSSLESS}, FIX),
-        (CUT, {"sibling": SIBLING, "repair": Outcome.LOSSY}, OTHER),
-        (CUT, {"sibling": SIBLING, "repair": Outcome.NONE}, OTHER),
-        (CUT, {"repair": Outcome.LOSSY}, FIX),
-        (CUT, {"repair": Outcome.NONE}, ""),
+        (CUT, {"sibling": SIBLING, "repair": RepairOutcome.LOSSLESS}, FIX),
+        (CUT, {"sibling": SIBLING, "repair": RepairOutcome.LOSSY}, OTHER),
+        (CUT, {"sibling": SIBLING, "repair": RepairOutcome.NONE}, OTHER),
+        (CUT, {"repair": RepairOutcome.LOSSY}, FIX),
+        (CUT, {"repair": RepairOutcome.NONE}, ""),
         (NAN, {}, ""),
         (NAN, {"sibling": SIBLING}, OTHER),
         (LOST, {"sibling": SIBLING}, OTHER),
-        (LOST, {"sibling": SIBLING, "repair": Outcome.LOSSLESS}, FIX),
-        (RANDOM, {"repair": Outcome.LOSSLESS}, FIX),
+        (LOST, {"sibling": SIBLING, "repair": RepairOutcome.LOSSLESS}, FIX),
+        (RANDOM, {"repair": RepairOutcome.LOSSLESS}, FIX),
     ],
 )
 def test_judge_names_the_best_command_at_hand(problem, others, command):
