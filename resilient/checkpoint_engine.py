@@ -269,7 +269,7 @@ class CheckpointEngine:
         shown = mine.to_json() if mine else None
         ruling = agree(desk.comms, "resume/wish", shown, rule, desk.limits.within_seconds)
         if ruling["reason"]:
-            desk.tell(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
+            desk.emit_once(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
         return str(ruling["reference"])
 
     def resume(
@@ -314,7 +314,7 @@ class CheckpointEngine:
         if self._desk.world.size > 1:
             self._desk = discover_near_tiers(self._desk)
         store = self._persister.open(self._desk)
-        wanted = self._desk.wants(names, landing.boxes, landing.places)
+        wanted = self._desk.read_request(names, landing.boxes, landing.places)
         choice = select_resume_checkpoint(
             store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds
         )
@@ -324,19 +324,21 @@ class CheckpointEngine:
                 "resume/start", capture_failure(lambda: guard.check(store)) if is_mine else None
             )
         self._setup = setup_of(parts)
-        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.tell, examine)
+        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.emit_once, examine)
         absent = self._load(choice, parts, landing, check)
         process = self.claimant.process if self.claimant else None
         self._life = start_generation(self._desk, choice, cause, self.start, process)
-        self._desk = self._desk.within(self._life)
+        self._desk = self._desk.for_generation(self._life)
         if choice.proved is None:
             return None
-        self._desk.tell_mended(choice.proved)
+        self._desk.report_reconstructed(choice.proved)
         self._bases = (make_dedup_base(choice.proved, store),)
         took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
         resumed = ResumeResult.of(choice.proved.manifest, absent)
         size_bytes, name = read_bytes(choice.proved.files), resumed.checkpoint.folder
-        self._desk.tell(events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds))
+        self._desk.emit_once(
+            events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds)
+        )
         return resumed
 
     def _load(
@@ -531,8 +533,8 @@ class CheckpointEngine:
 
         def prove() -> VerifiedCheckpoint:
             desk = self._desk
-            proved = read_wanted(desk.store, checkpoint, desk.wants({stored}, landing.boxes))
-            desk.tell_mended(proved)
+            proved = read_wanted(desk.store, checkpoint, desk.read_request({stored}, landing.boxes))
+            desk.report_reconstructed(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved

@@ -118,7 +118,7 @@ class StepCache:
             if self._failure is not None:
                 raise self._failure.to_error(1)
             self._turns += 1
-            self._holder.void(slot)
+            self._holder.invalidate(slot)
             about = self._checkpointer.with_setup(about)
             about = about.closing(CheckpointId(life.number, step), life)
             snapshot = capture(step, parts, desk.world.rank, self._recall)
@@ -201,7 +201,7 @@ class StepCache:
         late = capture_failure(copies.require_unchanged)
         if isinstance(late, RankFailure):
             self._failure = late
-            capture_failure(partial(self._holder.void, slot))
+            capture_failure(partial(self._holder.invalidate, slot))
 
     def _say(self, slot: int, job: SaveJob, spoiled: RankFailure | None) -> None:
         """Mark a step complete, unless its sources changed during the copy."""
@@ -229,7 +229,7 @@ def start_step_cache(
             return StepCache(checkpointer, found, lull, _near_sums(found, desk, settle))
     if isinstance(found, StepCacheClient):
         found.close()
-    desk.tell(StepCacheDisabled(reason))
+    desk.emit_once(StepCacheDisabled(reason))
     return None
 
 

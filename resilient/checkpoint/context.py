@@ -196,22 +196,22 @@ class CheckpointContext:
         """Rank and number of ranks."""
         return self.comms.world
 
-    def tell(self, event: Event) -> None:
+    def emit_once(self, event: Event) -> None:
         """Emit an event of the whole rank group once, from the coordinator."""
         if self.world.is_coordinator:
             self.emit(event)
 
-    def tell_mended(self, proved: VerifiedCheckpoint) -> None:
+    def report_reconstructed(self, proved: VerifiedCheckpoint) -> None:
         """Report the files that this rank found damaged; other ranks may have read other files."""
         if proved.mended:
             self.emit(CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.mended))
 
-    def within(self, life: Generation) -> CheckpointContext:
+    def for_generation(self, life: Generation) -> CheckpointContext:
         """Return a context that writes for this generation and names it in its events."""
         emit = self.emit.bind(run=life.run_id, generation=life.number)
         return replace(self, emit=emit, token=life.token)
 
-    def wants(
+    def read_request(
         self,
         parts: Collection[str],
         boxes: Callable[[Manifest], Boxes],

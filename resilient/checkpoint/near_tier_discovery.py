@@ -63,7 +63,7 @@ def _find_places(desk: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
         with suppress(ResilientError):
             tiers.near.delete(key)
     if ruling["fresh"]:
-        desk.tell(events.NearTierEmpty(ruling["fresh"]))
+        desk.emit_once(events.NearTierEmpty(ruling["fresh"]))
     return places
 
 

@@ -484,10 +484,12 @@ class TierPromoter:
         try:
             self._bring(desk, topic, due)
         except ResilientError as error:
-            desk.tell(events_module.PromotionFailed(due[-1].folder, error.message))
+            desk.emit_once(events_module.PromotionFailed(due[-1].folder, error.message))
         for one in due:
             if one in self._damaged:
-                desk.tell(events_module.PromotionFailed(one.folder, self._damaged[one].message))
+                desk.emit_once(
+                    events_module.PromotionFailed(one.folder, self._damaged[one].message)
+                )
         return due[-1] in self._done
 
     def _bring(self, desk: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
@@ -510,7 +512,7 @@ class TierPromoter:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
             if self._pace:
                 self._pace.note(took_seconds)
-            desk.tell(events_module.CheckpointPromoted(one.folder, put_bytes, took_seconds))
+            desk.emit_once(events_module.CheckpointPromoted(one.folder, put_bytes, took_seconds))
         # A deleted checkpoint counts as done, because no later try would find it either.
         self._done.add(one)
         self._damaged.pop(one, None)

@@ -136,7 +136,7 @@ class PromotionSchedule:
             return TieringOptions()
         if abs(chosen.seconds - self._told_seconds) > self._told_seconds / 4:
             self._told_seconds = chosen.seconds
-            desk.tell(
+            desk.emit_once(
                 events.PromotionScheduleChosen(
                     chosen.seconds,
                     chosen.cost_seconds,

@@ -81,13 +81,13 @@ def start_generation(
     )
     life = Generation.from_json(ruling)
     _share_near_tier(desk, life)
-    told = desk.within(life)
+    told = desk.for_generation(life)
     for one in choice.skipped:
-        told.tell(events.CheckpointSkipped(one.name, one.reason))
+        told.emit_once(events.CheckpointSkipped(one.name, one.reason))
     if life.parent is None and desk.world.is_coordinator:
         _tell_what_is_left(told)
     parent = life.parent.folder if life.parent else ""
-    told.tell(events.GenerationClaimed(life.number, parent, cause))
+    told.emit_once(events.GenerationClaimed(life.number, parent, cause))
     if desk.leads:
         sweep_uploads(told, life.number)
     return life
@@ -143,7 +143,7 @@ def _share_near_tier(desk: CheckpointContext, life: Generation) -> None:
 def _tell_what_is_left(desk: CheckpointContext) -> None:
     left = committed(desk.store)
     if left:
-        desk.tell(events.RunRestartedFromScratch(len(left), left[0].folder))
+        desk.emit_once(events.RunRestartedFromScratch(len(left), left[0].folder))
 
 
 def sweep_uploads(desk: CheckpointContext, mine: int) -> None:

@@ -130,7 +130,7 @@ class Throttle(Protocol):
     def rested_seconds(self) -> float:
         """Total pause so far."""
 
-    def did(self, size_bytes: int) -> None:
+    def after_write(self, size_bytes: int) -> None:
         """Pause as long as it is due after ``size_bytes`` of work; from any thread."""
 
 
@@ -139,7 +139,7 @@ class NoThrottle:
 
     rested_seconds = 0.0
 
-    def did(self, size_bytes: int) -> None:
+    def after_write(self, size_bytes: int) -> None:
         """Return at once."""
 
 
@@ -237,7 +237,7 @@ class SaveThrottle:
                 self._hurried_seconds = self._machine.now()
         self._hurry.set()
 
-    def did(self, size_bytes: int) -> None:
+    def after_write(self, size_bytes: int) -> None:
         """Pause as long as it is due; several threads pause one after the other."""
         if self._hurry.is_set():
             return

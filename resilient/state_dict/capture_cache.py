@@ -343,7 +343,7 @@ class CaptureCache:
         self._restless: set[str] = set()
         self._strange: set[str] = set()
 
-    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+    def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state of a stateful as a tree, and the tensors in it.
 
         Crash: nothing was stored.
@@ -375,7 +375,7 @@ class CaptureCache:
         self._looks[part] = _Look(stateful, glance, constant, kept)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
-        """Return the result of ``take_apart`` if only numbers changed; None if unsure."""
+        """Return the result of ``flatten_part`` if only numbers changed; None if unsure."""
         look = self._looks.get(part)
         if look is None or look.stateful is not stateful:
             return None

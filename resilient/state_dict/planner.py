@@ -384,7 +384,7 @@ class PlannedFile:
     entries: tuple[TensorEntry, ...]
     sources: tuple[torch.Tensor, ...]
 
-    def targets(self, buffer: memoryview) -> tuple[torch.Tensor, ...]:
+    def destinations(self, buffer: memoryview) -> tuple[torch.Tensor, ...]:
         """Return the places of the sources in the file's memory."""
         return tuple(
             target_in(buffer, entry.regions[0].start, source)
@@ -397,7 +397,7 @@ class PlannedFile:
 
     def _fill(self, buffer: memoryview) -> None:
         buffer[: len(self.layout.head)] = self.layout.head
-        for source, target in zip(self.sources, self.targets(buffer), strict=True):
+        for source, target in zip(self.sources, self.destinations(buffer), strict=True):
             target.copy_(source)
 
 

@@ -44,7 +44,7 @@ class RoundTripCheck:
         self._seen: dict[str, set[tuple[str, type]]] = {}
         self._checked: dict[str, set[tuple[str, type]]] = {}
 
-    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+    def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state of a stateful as a tree, and the tensors in it.
 
         Crash: nothing was stored.

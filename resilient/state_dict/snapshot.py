@@ -53,7 +53,7 @@ class Part:
 class TakesApart(Protocol):
     """Custom conversion of a part's state."""
 
-    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+    def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state as a tree, and the tensors in it."""
 
 
@@ -96,9 +96,9 @@ def capture(
         ConfigError: A part's name is no valid file name, or two parts share a name or file.
     """
     _require_apart(parts)
-    take_apart = _take_apart if taker is None else taker.take_apart
+    flatten_part = _flatten_part if taker is None else taker.flatten_part
     return Snapshot(
-        step, tuple(_capture_part(name, part, rank, take_apart) for name, part in parts.items())
+        step, tuple(_capture_part(name, part, rank, flatten_part) for name, part in parts.items())
     )
 
 
@@ -128,7 +128,7 @@ def _require_apart(parts: Mapping[str, Part]) -> None:
 
 
 def _capture_part(
-    name: str, part: Part, rank: int, take_apart: Callable[[str, Any], tuple[Any, Tensors]]
+    name: str, part: Part, rank: int, flatten_part: Callable[[str, Any], tuple[Any, Tensors]]
 ) -> FlattenedPart:
     if not is_file_name(f"{name}.json") or "." in name:
         raise ConfigError(
@@ -136,7 +136,7 @@ def _capture_part(
             hint="give it another name; what is stored under a name is found by it again",
         )
     own = rank_part(name, rank) if part.scope == "rank" else name
-    tree, tensors = take_apart(own, part.stateful)
+    tree, tensors = flatten_part(own, part.stateful)
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
@@ -148,7 +148,7 @@ def _capture_part(
     return FlattenedPart(own, part.scope, part.document, tree, tensors)
 
 
-def _take_apart(part: str, stateful: Any) -> tuple[Any, Tensors]:
+def _flatten_part(part: str, stateful: Any) -> tuple[Any, Tensors]:
     return flatten(part, fast_state_dict(stateful))
 
 

@@ -503,7 +503,7 @@ class StagingBuffers:
         buffer[: len(file.layout.head)] = file.layout.head
         layout, targets = self._targets.get(file.name, (None, ()))
         if layout is not file.layout:
-            targets = file.targets(buffer)
+            targets = file.destinations(buffer)
             self._targets[file.name] = (file.layout, targets)
         return targets
 

@@ -29,8 +29,8 @@ def trained():
     return NamedOptimizer(made, optimizer)
 
 
-def answer(take_apart):
-    tree, tensors = take_apart
+def answer(flatten_part):
+    tree, tensors = flatten_part
     return tree, {name: (one.shape, one.tolist()) for name, one in tensors.items()}
 
 

@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant(
         "what was given up lands all the same",
         "resilient/checkpoint/daemon/step_cache.py",
-        "        for slate in self._slates:\n            slate.void()\n",
+        "        for slate in self._slates:\n            slate.invalidate()\n",
         "        pass\n",
         f"{HELD} -k given_up",
     ),

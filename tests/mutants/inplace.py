@@ -62,8 +62,10 @@ MUTANTS = [
     Mutant(
         "one part is read in place when it is loaded alone",
         "resilient/checkpoint_engine.py",
-        "desk.wants({stored}, landing.boxes)",
-        ("desk.wants({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)"),
+        "desk.read_request({stored}, landing.boxes)",
+        (
+            "desk.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)"
+        ),
         GANG,
     ),
     Mutant(

@@ -120,15 +120,15 @@ MUTANTS = [
     Mutant(
         "one part is loaded unsigned",
         "resilient/checkpoint_engine.py",
-        "checkpoint, desk.wants({stored}, landing.boxes))",
-        "checkpoint, replace(desk, signing=type(desk.signing)()).wants({stored}, landing.boxes))",
+        "checkpoint, desk.read_request({stored}, landing.boxes))",
+        "checkpoint, replace(desk, signing=type(desk.signing)()).read_request({stored}, landing.boxes))",
         SIGNING,
     ),
     Mutant(
         "resume asks for no signature",
         "resilient/checkpoint_engine.py",
-        "self._desk.wants(names, ",
-        "replace(self._desk, signing=type(self._desk.signing)()).wants(names, ",
+        "self._desk.read_request(names, ",
+        "replace(self._desk, signing=type(self._desk.signing)()).read_request(names, ",
         SIGNING,
     ),
     Mutant(

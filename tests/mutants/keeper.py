@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant(
         "a save waits for the keeper's acknowledgement",
         "resilient/checkpoint/daemon/client.py",
-        ('capture_failure(lambda: self._to().tell("save", **_handover(desk, shared, slots)))'),
-        ('capture_failure(lambda: self._to().ask("save", **_handover(desk, shared, slots)))'),
+        ('capture_failure(lambda: self._to().send("save", **_handover(desk, shared, slots)))'),
+        ('capture_failure(lambda: self._to().request("save", **_handover(desk, shared, slots)))'),
         "tests/process/test_keeper_overlap.py -k steady_state",
     ),
     Mutant(

@@ -111,7 +111,7 @@ MUTANTS = [
     Mutant(
         "a held step that was being changed stays said",
         "resilient/in_memory_steps.py",
-        ("            capture_failure(partial(self._holder.void, slot))\n"),
+        ("            capture_failure(partial(self._holder.invalidate, slot))\n"),
         "",
         "tests/process/test_held_beside.py -k being_changed",
     ),

@@ -69,7 +69,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         persister = checkpointer._persister
         if world.rank == lost:
-            persister._talk.tell = lost_before_it_hands_over(persister._talk)
+            persister._talk.send = lost_before_it_hands_over(persister._talk)
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         persister._listener.join()
         assert "ended before its bytes" in persister._listener.heard.message or world.rank == lost
@@ -89,7 +89,7 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
         checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         talk = checkpointer._persister._talk
         if world.rank == 1:
-            talk.tell = lost_before_it_hands_over(talk)
+            talk.send = lost_before_it_hands_over(talk)
             checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
             return
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
@@ -103,7 +103,7 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
 
 
 def lost_before_it_hands_over(talk):
-    tell = talk.tell
+    tell = talk.send
 
     def told(verb, **message):
         if verb == "save":

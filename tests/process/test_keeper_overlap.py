@@ -62,13 +62,13 @@ def test_in_steady_state_a_save_asks_the_keeper_nothing(keeper, tmp_path, monkey
     parts = {"model": Part(Values(weight=torch.ones(50_000)))}
     checkpointer.save(1, parts, CheckpointInfo())
     checkpointer.wait()
-    asked, ask = [], DaemonConnection.ask
+    asked, ask = [], DaemonConnection.request
 
     def note(self, verb, **message):
         asked.append(verb)
         return ask(self, verb, **message)
 
-    monkeypatch.setattr(DaemonConnection, "ask", note)
+    monkeypatch.setattr(DaemonConnection, "request", note)
     checkpointer.save(2, parts, CheckpointInfo())
     assert [verb for verb in asked if verb != "wait"] == []
     checkpointer.close()

@@ -206,7 +206,7 @@ class ResultListener:
         """
         talk = self._to()
         try:
-            talk.hear()
+            talk.receive()
         except ResilientError as error:
             raise PeerFailed(error.message) from error
         return feed(talk, self._job.streamed, self._slots, self._is_urgent)
@@ -303,7 +303,7 @@ class DaemonSaveExecutor:
         self.board: Address | None = None
         self._url, self._why_not = "", "it was not asked yet"
         self._is_announced = False
-        self.leased = LeasedBuffers(lambda verb, **message: self._to().ask(verb, **message))
+        self.leased = LeasedBuffers(lambda verb, **message: self._to().request(verb, **message))
         self._handed: tuple[CheckpointContext, SaveJob] | None = None
         self._ended: Any = None
         self._listener: ResultListener | None = None
@@ -332,7 +332,7 @@ class DaemonSaveExecutor:
         self._is_announced = True
         if self._talk is None:
             return
-        begun = capture_failure(lambda: self._to().tell("begin", topic=topic))
+        begun = capture_failure(lambda: self._to().send("begin", topic=topic))
         self._why_not = begun.message if isinstance(begun, RankFailure) else ""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
@@ -378,7 +378,7 @@ class DaemonSaveExecutor:
             shown = shared
         way = agree(desk.comms, f"{job.topic}/way", shown, choose_route, desk.limits.within_seconds)
         if way["why_not"] or isinstance(shared, RankFailure):
-            desk.tell(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
+            desk.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
             self._is_last_kept = False
             self._fallback.submit(desk, job)
             return
@@ -386,7 +386,7 @@ class DaemonSaveExecutor:
         self._handed = (desk, shared)
         # If the daemon is gone, the peers learn it from the key-value store, and this rank at
         # `wait`.
-        capture_failure(lambda: self._to().tell("save", **_handover(desk, shared, slots)))
+        capture_failure(lambda: self._to().send("save", **_handover(desk, shared, slots)))
         self._listener = ResultListener(self._to, job, slots, self.address.left_seconds, desk.clock)
         if way["streams"]:
             self._ended = capture_failure(self._see_to_its_end)
@@ -459,8 +459,8 @@ class DaemonSaveExecutor:
         if not self._is_last_kept:
             return False
         try:
-            self._to().ask("finish", within_seconds=within_seconds)
-            while self._to().ask("wait").get("is_pending"):
+            self._to().request("finish", within_seconds=within_seconds)
+            while self._to().request("wait").get("is_pending"):
                 continue
         except PeerFailed as error:
             self._lose(error.message)
@@ -474,7 +474,7 @@ class DaemonSaveExecutor:
         hello = hello_message(self.address, desk)
         # The URL is resolved now, because the working folder may change later.
         self._url = hello["url"]
-        welcome = talk.ask("hello", **hello)
+        welcome = talk.request("hello", **hello)
         self.leased.share = MemoryQuota(**welcome["share"])
         if welcome["is_busy"]:
             _wait_for_past_lives(talk, desk)
@@ -500,7 +500,7 @@ class DaemonSaveExecutor:
         if self._why_not:
             raise PeerFailed(self._why_not)
         # The announcement was answered while the bytes were copied.
-        self._to().hear()
+        self._to().receive()
         files = tuple(self.leased.with_memory(file) for file in job.files)
         slots = self.leased.slots(job.streamed)
         # Set here once. A fallback writes the very files that the daemon would write, and the
@@ -531,7 +531,7 @@ class DaemonSaveExecutor:
         if not is_gone:
             delete_failed_save(desk, job)
             raise failed.cause or failed.to_error(1)
-        desk.tell(events.DaemonBypassed(job.about.checkpoint.folder, failed.message))
+        desk.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, failed.message))
         self._is_last_kept = False
         self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
@@ -568,14 +568,14 @@ def _handover(
 
 
 def _joined(talk: DaemonConnection, board: Mapping[str, Any]) -> dict[str, Any]:
-    talk.tell("join", board=board)
-    return talk.ask("recall")
+    talk.send("join", board=board)
+    return talk.request("recall")
 
 
 def _wait_for_past_lives(talk: DaemonConnection, desk: CheckpointContext) -> None:
     deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
     while desk.clock.monotonic_seconds() < deadline_seconds:
-        if not talk.ask("settle")["is_busy"]:
+        if not talk.request("settle")["is_busy"]:
             return
 
 

@@ -211,7 +211,7 @@ def feed(
     """
     named = {file.name: file for file in files if isinstance(file, StreamedFile)}
     note: dict[str, object] = {}
-    while (answer := talk.ask("wait", is_urgent=is_urgent(), **note)).get("is_pending"):
+    while (answer := talk.request("wait", is_urgent=is_urgent(), **note)).get("is_pending"):
         note = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]
@@ -290,7 +290,7 @@ class DaemonConnection:
             raise PeerFailed(f"no keeper at {path}: {error}") from error
         _CONVERSATIONS.add(self)
 
-    def tell(self, verb: str, **message: Any) -> None:
+    def send(self, verb: str, **message: Any) -> None:
         """Send a request; its answer is read later.
 
         Raises:
@@ -304,7 +304,7 @@ class DaemonConnection:
             raise self._gone(str(error)) from error
         self._unread += 1
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Read all outstanding answers and return the last.
 
         Raises:
@@ -321,15 +321,15 @@ class DaemonConnection:
             raise failed
         return answer
 
-    def ask(self, verb: str, **message: Any) -> dict[str, Any]:
+    def request(self, verb: str, **message: Any) -> dict[str, Any]:
         """Send a request and return its answer.
 
         Raises:
             PeerFailed: The daemon is gone.
             ResilientError: This answer or an earlier one is a failure.
         """
-        self.tell(verb, **message)
-        return self.hear()
+        self.send(verb, **message)
+        return self.receive()
 
     def require_there(self) -> None:
         """Check without waiting that the daemon's process exists; a stuck daemon passes.
@@ -434,7 +434,7 @@ def tell_once(path: str, verb: str, **message: Any) -> None:
     with suppress(PeerFailed):
         talk = DaemonConnection(path)
         try:
-            talk.tell(verb, **message)
+            talk.send(verb, **message)
         finally:
             talk.close()
 

@@ -441,7 +441,7 @@ class StepCacheSession(RankSession):
     def _run(self, desk: CheckpointContext, job: SaveJob) -> None:
         super()._run(desk, job)
         if not isinstance(self._verdict, RankFailure):
-            desk.tell(CachedStepCommitted(job.about.checkpoint.folder))
+            desk.emit_once(CachedStepCommitted(job.about.checkpoint.folder))
         else:
             self._tell_lost(self._verdict)
 

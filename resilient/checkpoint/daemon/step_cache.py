@@ -45,15 +45,15 @@ class StepCacheClient:
 
     def __init__(self, address: DaemonAddress, board: Address, desk: CheckpointContext) -> None:
         self._talk = DaemonConnection(address.path, address.left_seconds)
-        self._talk.ask("hold_hello", **hello_message(address, desk))
-        self._talk.ask("join", board=board.to_json())
+        self._talk.request("hold_hello", **hello_message(address, desk))
+        self._talk.request("join", board=board.to_json())
         self._using = threading.RLock()
         self._is_released = False
         self._leased = LeasedBuffers(self._ask)
         context = context_of(desk.emit.context)
         self._slates = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
-    def void(self, slot: int) -> None:
+    def invalidate(self, slot: int) -> None:
         """Mark a slot as empty, before anything is copied there.
 
         Crash: the other slot is whole.
@@ -63,7 +63,7 @@ class StepCacheClient:
         """
         with self._using:
             self._talk.require_there()
-            self._slates[slot].void()
+            self._slates[slot].invalidate()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
         """Return shared memory for a file in a slot, usually the same again.
@@ -97,7 +97,7 @@ class StepCacheClient:
         """
         for file in job.files:
             self._bring(slot, file)
-        self._slates[slot].say(job)
+        self._slates[slot].publish(job)
 
     def drop(self) -> None:
         """Empty all slots.
@@ -105,7 +105,7 @@ class StepCacheClient:
         Crash: a cached step may still be committed.
         """
         for slate in self._slates:
-            slate.void()
+            slate.invalidate()
 
     def release(self, needed_bytes: int) -> bool:
         """Stop caching and give the memory back, if it is enough for the caller's need.
@@ -146,7 +146,7 @@ class StepCacheClient:
     def _ask(self, verb: str, **message: Any) -> dict[str, Any]:
         if self._is_released and verb == "reserve":
             raise ConfigError("a save needed the memory that they were held in")
-        return self._talk.ask(verb, **message)
+        return self._talk.request(verb, **message)
 
     def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
         with self._using:

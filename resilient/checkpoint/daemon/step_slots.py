@@ -358,7 +358,7 @@ class StepSlot:
         self._rows = _Rows(self._roomier)
         self._plain = PlainConfigCache()
 
-    def void(self) -> None:
+    def invalidate(self) -> None:
         """Mark the slot as empty.
 
         Crash: the slot holds what it held, or nothing.
@@ -366,7 +366,7 @@ class StepSlot:
         if len(self._said):
             self._said[:_WORD_BYTES] = _VOID
 
-    def say(self, job: SaveJob) -> None:
+    def publish(self, job: SaveJob) -> None:
         """Mark the slot as holding all bytes of ``job``.
 
         Crash: the slot holds nothing until the last store, and then the job.
@@ -375,7 +375,7 @@ class StepSlot:
             ResilientError: There is no memory for it.
             ValueError: A value has no JSON form.
         """
-        self.void()
+        self.invalidate()
         loose = self._plain.loose(job.about.config)
         wanted: dict[str, _Note] = {one.name: (one.tensors, note_of_layout) for one in job.files}
         wanted |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}

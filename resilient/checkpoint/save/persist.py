@@ -195,14 +195,14 @@ def collect_garbage_after_commit(
 def _tell(desk: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
         kept = {one.folder: list(reasons) for one, reasons in plan.kept.items()}
-        desk.tell(events.RetentionPlanned(checkpoint.folder, kept))
+        desk.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
     for one, reason in plan.damaged.items():
-        desk.tell(events.BestCheckpointDamaged(one.folder, reason))
+        desk.emit_once(events.BestCheckpointDamaged(one.folder, reason))
     for held in (plan.held, plan.unsure):
         if held:
-            desk.tell(events.RetentionDeferred(checkpoint.folder, held))
+            desk.emit_once(events.RetentionDeferred(checkpoint.folder, held))
     for one in plan.doomed:
-        desk.tell(events.CheckpointDeleted(one.folder))
+        desk.emit_once(events.CheckpointDeleted(one.folder))
 
 
 SMALL_BYTES = 8 << 20
@@ -428,7 +428,7 @@ def persist(
     memory.rested_seconds = ruling["rested_seconds"]
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     told = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
-    desk.tell(events.CheckpointCommitted(checkpoint.folder, *told))
+    desk.emit_once(events.CheckpointCommitted(checkpoint.folder, *told))
     if desk.world.is_coordinator:
         _copy(desk, checkpoint)
     if desk.leads:
@@ -454,7 +454,7 @@ def _divide(
         parity=desk.limits.parity,
         glimpses=glimpses,
         copies_bytes_max=job.copies_bytes_max,
-        told=pace.did,
+        told=pace.after_write,
     )
 
 
@@ -462,7 +462,7 @@ def _write(desk: CheckpointContext, job: SaveJob, division: DedupResult, pace: T
     checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
     bounds: Any = {
         "copies_bytes_max": job.copies_bytes_max,
-        "told": pace.did,
+        "told": pace.after_write,
         "token": desk.token,
     }
     written = write(desk.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
@@ -558,13 +558,13 @@ def _copy(desk: CheckpointContext, checkpoint: CheckpointId) -> None:
         return
     copied = capture_failure(lambda: copy_manifest(desk.store, checkpoint))
     if isinstance(copied, RankFailure):
-        desk.tell(events_module.ManifestCopyFailed(checkpoint.folder, copied.message))
+        desk.emit_once(events_module.ManifestCopyFailed(checkpoint.folder, copied.message))
 
 
 def _abort(desk: CheckpointContext, job: SaveJob, error: ResilientError) -> None:
     """Emit the failure, and free the space unless the commit is in doubt."""
     checkpoint = job.about.checkpoint
-    desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
+    desk.emit_once(events.SaveAborted(checkpoint.folder, error.message, error.hint))
     # A lost decision proves nothing: the coordinator may still store the manifest.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
     if desk.leads and not in_doubt and not job.has_rival:

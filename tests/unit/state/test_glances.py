@@ -237,11 +237,11 @@ def test_what_is_known_at_a_glance_is_what_asking_anew_gives(make, change):
     torch.manual_seed(0)
     stateful, recall = make(), CaptureCache()
     for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     assert recall._looks["part"].has_proved, "it was never known at a glance"
     change(stateful)
     for _ in range(3):
-        asked = recall.take_apart("part", stateful)
+        asked = recall.flatten_part("part", stateful)
         # A hook may change what is there each time it is asked.
         assert change is a_hook_before or answer(asked) == anew(stateful)
     assert change is not a_hook_before or "part" not in recall._looks
@@ -250,17 +250,17 @@ def test_what_is_known_at_a_glance_is_what_asking_anew_gives(make, change):
 def test_a_class_that_is_given_a_way_of_its_own_is_asked(monkeypatch):
     stateful, recall = model(), CaptureCache()
     for _ in range(3):
-        recall.take_apart("part", stateful)
+        recall.flatten_part("part", stateful)
     monkeypatch.setattr(nn.Linear, "get_extra_state", lambda _: {"n": 3})
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
 
 
 def test_numbers_that_changed_in_place_are_in_what_is_known():
     stateful, recall = trained(), CaptureCache()
     for _ in range(3):
-        recall.take_apart("part", stateful)
+        recall.flatten_part("part", stateful)
     first_state(stateful)["exp_avg"].add_(1)
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     assert "part" in recall._looks
 
 
@@ -268,17 +268,17 @@ def test_another_stateful_under_the_name_is_asked():
     recall = CaptureCache()
     first = model()
     for _ in range(3):
-        recall.take_apart("part", first)
+        recall.flatten_part("part", first)
     second = model()
-    assert answer(recall.take_apart("part", second)) == anew(second)
-    assert answer(recall.take_apart("part", first)) == anew(first)
+    assert answer(recall.flatten_part("part", second)) == anew(second)
+    assert answer(recall.flatten_part("part", first)) == anew(first)
 
 
 def test_what_differs_each_time_is_not_looked_at_for_ever():
     recall, generators = CaptureCache(), RandomState()
     for _ in range(4):
         random.getrandbits(8)
-        assert answer(recall.take_apart("part", generators)) == anew(generators)
+        assert answer(recall.flatten_part("part", generators)) == anew(generators)
     assert "part" not in recall._looks
 
 
@@ -286,5 +286,5 @@ def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
     recall, generators = CaptureCache(), RandomState()
     for _ in range(4):
         torch.rand(1)
-        assert answer(recall.take_apart("part", generators)) == anew(generators)
+        assert answer(recall.flatten_part("part", generators)) == anew(generators)
     assert recall._looks["part"].has_proved

@@ -25,7 +25,7 @@ def known(stateful):
     """Return what has asked a stateful until it was known at a glance."""
     recall = CaptureCache()
     for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     assert recall._looks["part"].has_proved
     return recall
 
@@ -42,9 +42,9 @@ def test_a_parameter_that_was_wrapped_again_is_looked_at_from_then_on(change):
         same = getattr(stateful[0], name).detach()
         setattr(stateful[0], name, nn.Parameter(same, requires_grad=False))
     for _ in range(2):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     change(stateful)
-    tree, tensors = recall.take_apart("part", stateful)
+    tree, tensors = recall.flatten_part("part", stateful)
     assert answer((tree, tensors)) == anew(stateful)
     assert tensors["part/0.weight"].dtype == stateful[0].weight.dtype
 
@@ -54,16 +54,16 @@ def test_a_moment_that_was_wrapped_again_is_looked_at_from_then_on():
     recall = known(stateful)
     first_state(stateful)["exp_avg"] = first_state(stateful)["exp_avg"].detach()
     for _ in range(2):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     first_state(stateful)["exp_avg"].data = torch.ones_like(first_state(stateful)["exp_avg"])
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
 
 
 def test_what_counts_changes_is_looked_at():
     stateful = model()
     recall = known(stateful)
     torch.utils.swap_tensors(stateful[0].weight, nn.Parameter(stateful[0].weight.data))
-    _, tensors = recall.take_apart("part", stateful)
+    _, tensors = recall.flatten_part("part", stateful)
     with torch.no_grad():
         stateful[0].weight.add_(1)
     assert tensors["part/0.weight"]._version == stateful[0].weight._version
@@ -73,9 +73,9 @@ def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
     stateful, recall = trained(), CaptureCache()
     stateful.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
     for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     stateful.optimizer.param_groups[0]["lr"] = 0.5
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
 
 
 def test_what_was_taken_apart_is_compared_and_not_what_came_a_moment_later(monkeypatch):
@@ -90,5 +90,5 @@ def test_what_was_taken_apart_is_compared_and_not_what_came_a_moment_later(monke
         return said
 
     monkeypatch.setattr(RandomState, "state_dict", draw_once_behind)
-    recall.take_apart("part", generators)
-    assert answer(recall.take_apart("part", generators)) == anew(generators)
+    recall.flatten_part("part", generators)
+    assert answer(recall.flatten_part("part", generators)) == anew(generators)

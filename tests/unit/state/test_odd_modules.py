@@ -47,9 +47,9 @@ class Scripted(nn.Module):
 def test_modules_of_other_ways_are_known_as_they_are_saved(kind):
     stateful, recall = kind(), CaptureCache()
     for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+        assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
     with torch.no_grad():
         stateful.inner.weight.zero_()
     if kind is not Scripted:
         stateful.inner.weight = nn.Parameter(torch.ones(2, 2))
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert answer(recall.flatten_part("part", stateful)) == anew(stateful)

@@ -286,11 +286,11 @@ class Counting(Holder):
 def test_structure_checked_once():
     holder, check = Counting({"a": [1.0, {"b": torch.ones(1)}]}), RoundTripCheck()
     for _ in range(3):
-        check.take_apart("x", holder)
+        check.flatten_part("x", holder)
     assert holder.checks == 1
     holder.value["a"][1]["c"] = torch.ones(2)
     for _ in range(3):
-        check.take_apart("x", holder)
+        check.flatten_part("x", holder)
     assert holder.checks == 2
 
 
@@ -298,7 +298,7 @@ def test_list_that_grows_checked_seldom():
     holder, check = Counting([]), RoundTripCheck()
     for at in range(1000):
         holder.value.append({"loss": float(at)})
-        check.take_apart("x", holder)
+        check.flatten_part("x", holder)
     assert holder.checks <= 102
 
 
@@ -378,7 +378,7 @@ def test_module_with_a_load_post_hook_is_saved(tmp_path):
 
 
 def test_scalar_of_another_type_with_the_same_dtype_is_saved():
-    RoundTripCheck().take_apart("part", Holder({"value": np.longlong(3)}))
+    RoundTripCheck().flatten_part("part", Holder({"value": np.longlong(3)}))
 
 
 def test_crowded_dict_with_changing_keys_is_checked_once(monkeypatch):
@@ -388,5 +388,5 @@ def test_crowded_dict_with_changing_keys_is_checked_once(monkeypatch):
     check = RoundTripCheck()
     for key in range(30):
         held.value[f"new {key}"] = held.value.pop(f"old {key}")
-        check.take_apart("part", held)
+        check.flatten_part("part", held)
     assert len(checked) == 1

@@ -85,7 +85,7 @@ def test_the_keeper_puts_the_same_segment_together_from_what_was_said(monkeypatc
     for number in range(1, 10):
         step(ledger, number)
         said = ledger.peek(AT, "run")
-        slate.say(SaveJob(empty_manifest(AT), (), (), (), False, "", 0.0, float, segment=said))
+        slate.publish(SaveJob(empty_manifest(AT), (), (), (), False, "", 0.0, float, segment=said))
         whole = read_step_slot(lambda name: memory.get(name, memoryview(b"")))
         assert whole.segment == said.closed()
     # Rows that came after the last message are none of its own.

@@ -55,7 +55,7 @@ class Jumping:
 def test_time_in_which_this_process_did_not_run_is_nobodys_silence(keeper, monkeypatch):
     talk = DaemonConnection(keeper(0.8))
     monkeypatch.setattr(connection_module, "time", Jumping())
-    assert talk.ask("wait") == {"said": True}
+    assert talk.request("wait") == {"said": True}
     talk.close()
 
 
@@ -64,17 +64,17 @@ def test_a_keeper_that_says_nothing_is_given_up(keeper, monkeypatch):
     monkeypatch.setattr(connection_module, "_SILENCE_SECONDS_MIN", 0.5)
     talk = DaemonConnection(keeper(2))
     with pytest.raises(PeerFailed, match="the keeper is gone"):
-        talk.ask("wait")
+        talk.request("wait")
     assert talk.is_silent
 
 
 def test_a_look_waits_for_nothing_and_sees_a_keeper_that_is_gone(keeper):
     talk = DaemonConnection(keeper(0.5))
-    talk.tell("wait")
+    talk.send("wait")
     began_seconds = time.monotonic()
     talk.require_there()
     assert time.monotonic() - began_seconds < 0.4
-    assert talk.hear() == {"said": True}
+    assert talk.receive() == {"said": True}
     time.sleep(0.2)
     with pytest.raises(PeerFailed, match="it closed the connection"):
         talk.require_there()

@@ -122,7 +122,7 @@ def test_failures_that_the_near_tier_survives_say_nothing(clock):
 
 def test_what_is_chosen_is_told_with_its_reasons_and_not_each_time(clock):
     told = []
-    desk = SimpleNamespace(store=MemoryStore("test://lives"), clock=clock, tell=told.append)
+    desk = SimpleNamespace(store=MemoryStore("test://lives"), clock=clock, emit_once=told.append)
     pace = PromotionSchedule()
     pace.begin(desk)
     assert pace.plan(desk) == TieringOptions()

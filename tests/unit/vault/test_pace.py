@@ -50,7 +50,7 @@ class Owned:
         for _ in range(pieces):
             self.worked_seconds += 0.001
             before = len(rests)
-            pace.did(size_bytes)
+            pace.after_write(size_bytes)
             if len(rests) > before:
                 self.seconds += rests[-1]
         return rests
@@ -128,19 +128,19 @@ def test_small_saves_and_those_that_never_shall_do_not_rest(size_bytes, seconds_
     machine = Owned()
     pace = machine.pacing().begin(size_bytes, 100.0, seconds_max)
     assert machine.work(pace, 50) == []
-    FULL_SPEED.did(1)
+    FULL_SPEED.after_write(1)
 
 
 def test_whoever_waits_ends_a_rest_that_has_begun_and_all_to_come():
     machine = Owned()
     pace = machine.pacing().begin(SAVE_BYTES, 100.0, 60.0)
-    pace.did(50 * MIB)
+    pace.after_write(50 * MIB)
     machine.worked_seconds += 10.0
     began = time.monotonic()
     threading.Timer(0.05, pace.hurry).start()
-    pace.did(MIB)
+    pace.after_write(MIB)
     assert 0.04 < time.monotonic() - began < 10.0
-    pace.did(MIB)
+    pace.after_write(MIB)
     assert time.monotonic() - began < 10.0
 
 
@@ -149,10 +149,10 @@ def test_threads_of_one_save_rest_one_after_the_other():
     pace = machine.pacing().begin(SAVE_BYTES, 100.0, 60.0)
     rests = []
     pace._hurry.wait = rests.append
-    pace.did(10 * MIB)
+    pace.after_write(10 * MIB)
     for _ in range(3):
         machine.worked_seconds += 0.001
-        pace.did(MIB)
+        pace.after_write(MIB)
     one = 0.001 / WORK_SHARE - 0.001
     assert rests == pytest.approx([one, 2 * one, 3 * one])
 
@@ -200,12 +200,12 @@ def test_only_rests_that_were_taken_count():
     pace._hurry.wait = lambda _: None
     for _ in range(2):
         machine.worked_seconds += 1.0
-        pace.did(50 * MIB)
+        pace.after_write(50 * MIB)
     assert pace.rested_seconds == 0.0
     machine.seconds += 3.0
     assert pace.rested_seconds == 3.0
     machine.left_cores = 1.0
-    pace.did(MIB)
+    pace.after_write(MIB)
     machine.seconds += 50.0
     assert pace.rested_seconds == 3.0
     pace.hurry()

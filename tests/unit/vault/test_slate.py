@@ -144,8 +144,8 @@ def turns_of(jobs):
     slate = StepSlot(shared.reserve, context_of(CONTEXT))
     for job in jobs:
         begun = len(shared.stores)
-        slate.void()
-        slate.say(job)
+        slate.invalidate()
+        slate.publish(job)
         yield shared.stores[begun:]
 
 
@@ -271,9 +271,9 @@ def test_a_layout_that_changes_at_each_step_takes_no_more_room():
 def test_what_nobody_voided_is_void_while_the_next_is_said():
     shared, left = Shared(), Left()
     slate = StepSlot(shared.reserve, context_of(CONTEXT))
-    slate.say(job_of(2))
+    slate.publish(job_of(2))
     begun = len(shared.stores)
-    slate.say(NEXT["layouts that grow"])
+    slate.publish(NEXT["layouts that grow"])
     for store in shared.stores[:begun]:
         left.apply(store)
     for at, store in enumerate(shared.stores[begun:], 1 - len(shared.stores[begun:])):
