@@ -13,6 +13,8 @@ pytest.register_assert_rewrite("resilient.testing.store_contract")
 
 # Transformers loads weights in threads that outlive the call.
 os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+# Ranks share two cores. The same number everywhere, so that forked ranks have imported the same.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "execnet")
 

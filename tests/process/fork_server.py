@@ -52,6 +52,26 @@ def receive(channel: socket.socket) -> tuple[dict, list[int]] | None:
     return json.loads(text), files
 
 
+def with_workers(arguments: list[str]) -> list[str]:
+    """Fork a server for the workers of an agent; return the arguments in the agent and its workers.
+
+    The server is forked before the agent has threads. It ends with the agent.
+    """
+    if arguments[:3] != ["-m", "resilient_cli", "train"]:
+        return arguments
+    agent, (mine, theirs) = os.getpid(), socket.socketpair()
+    if not os.fork():
+        mine.close()
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for stream in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        return serve(theirs, agent)
+    theirs.close()
+    forked.fork_workers_of_this_process(mine)
+    return arguments
+
+
 def serve(channel: socket.socket, client: int) -> list[str]:
     """Fork a process for each request. Return in each process, with its arguments."""
     while (received := receive(channel)) is not None:
@@ -82,13 +102,18 @@ def begin(request: dict, files: list[int], client: int) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    open_streams()
+    is_unbuffered = request["arguments"][0] == "-u"
+    if is_unbuffered:
+        del request["arguments"][0]
+    open_streams(is_unbuffered=is_unbuffered)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environ"])
     paths = request["environ"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [one for one in paths if one]
+    sys.path[:0] = [one for one in paths if one and one not in sys.path]
     sys.modules["numpy"].random.seed()
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.write(told, str(os.getpid()).encode())
     word = os.read(told, 1)
@@ -97,10 +122,12 @@ def begin(request: dict, files: list[int], client: int) -> None:
         os._exit(CODE_KILLED)
 
 
-def open_streams() -> None:
+def open_streams(*, is_unbuffered: bool) -> None:
     """Open the standard streams anew: their objects remember the kind of the files before."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 - for the whole life
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+    if is_unbuffered:
+        sys.stdout.reconfigure(write_through=True)
     sys.stderr = sys.__stderr__ = open(  # noqa: SIM115 - as above
         2, "w", buffering=1, errors="backslashreplace", closefd=False
     )
@@ -137,6 +164,8 @@ def threads() -> int:
 
 
 if __name__ == "__main__":
+    import forked
+
     if not sys.flags.safe_path:
         # Python put the folder of this file first.
         del sys.path[0]
@@ -147,5 +176,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     _channel.sendall(b"y" if threads() == 1 else b"n")
-    _arguments = serve(_channel, int(sys.argv[2]))
-    sys.exit(run(_arguments))
+    sys.exit(run(with_workers(serve(_channel, int(sys.argv[2])))))

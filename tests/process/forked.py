@@ -48,24 +48,11 @@ def relevant(environ):
     }
 
 
-class ForkServer:
-    """One server, for programs that see the same variables when they import."""
+class ForkChannel:
+    """Connection to a process that forks programs for this process."""
 
-    def __init__(self, variables) -> None:
-        self._channel, theirs = socket.socketpair()
-        kept = {k: v for k, v in os.environ.items() if k not in relevant(os.environ)}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, str(SERVER), str(theirs.fileno()), str(os.getpid())],
-                env={**kept, **variables},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        self._channel.settimeout(START_SECONDS)
-        self.is_fit = self._channel.recv(1) == b"y"
-        atexit.register(self.stop)
+    def __init__(self, channel) -> None:
+        self._channel = channel
 
     def fork(self, arguments, environ, folder, streams, *, new_session) -> int:
         """Return the pid of a child of this process that runs the arguments."""
@@ -86,6 +73,27 @@ class ForkServer:
             pid = int(mine.recv(32))
             mine.send(b"!")
         return pid
+
+
+class ForkServer(ForkChannel):
+    """One server, for programs that see the same variables when they import."""
+
+    def __init__(self, variables) -> None:
+        channel, theirs = socket.socketpair()
+        super().__init__(channel)
+        kept = {k: v for k, v in os.environ.items() if k not in relevant(os.environ)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(SERVER), str(theirs.fileno()), str(os.getpid())],
+                env={**kept, **variables},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._channel.settimeout(START_SECONDS)
+        self.is_fit = self._channel.recv(1) == b"y"
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         self._channel.close()
@@ -136,6 +144,9 @@ def server_for(environ) -> ForkServer | None:
 class Popen(subprocess.Popen):
     """A `subprocess.Popen` whose python program is forked, where it can be."""
 
+    def _server(self, environ):
+        return server_for(environ)
+
     def _execute_child(self, *given):
         # The arguments of the method of `subprocess` from Python 3.11 on, in its order.
         (args, executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *pipes) = given[:16]
@@ -146,7 +157,7 @@ class Popen(subprocess.Popen):
         server = None
         if is_program(arguments) and is_plain() and all(one in (None, -1) for one in others):
             with _lock:
-                server = server_for(environ)
+                server = self._server(environ)
         if server is None:
             super()._execute_child(*given)
             return
@@ -161,11 +172,29 @@ class Popen(subprocess.Popen):
         self._close_pipe_fds(*pipes)
 
 
+def fork_workers_of_this_process(channel) -> None:
+    """Let the workers that the agent in this process starts be forked behind ``channel``.
+
+    A worker whose imports would see other variables gets a fresh interpreter, as does whatever
+    is no worker.
+    """
+    server, seen = ForkChannel(channel), relevant(os.environ)
+
+    class WorkerPopen(Popen):
+        def _server(self, environ):
+            is_worker = self.args[1:3] in (["-u", bootstrap.__file__], ("-u", bootstrap.__file__))
+            if is_worker and relevant(environ) != seen:
+                print({k for k in relevant(environ).items() ^ seen.items()}, file=sys.stderr)
+            return server if is_worker and relevant(environ) == seen else None
+
+    subprocess.Popen = WorkerPopen
+
+
 def is_program(arguments) -> bool:
-    """Say whether the arguments are ``python SCRIPT ...`` or ``python -m MODULE ...``."""
+    """Say whether the arguments are ``python [-u] SCRIPT`` or ``python -m MODULE``, with more."""
     if PLAIN or len(arguments) < 2 or arguments[0] != sys.executable:
         return False
-    return arguments[1] == "-m" or not arguments[1].startswith("-")
+    return arguments[1] in ("-m", "-u") or not arguments[1].startswith("-")
 
 
 def is_plain() -> bool:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from resilient.distributed import identity
+from resilient.distributed import start_identity
 from resilient.distributed.start_identity import (
     StartIdentity,
     inherited_start,
@@ -70,13 +70,13 @@ def test_new_start_names_the_job_of_its_scheduler(environ, rendezvous, job, requ
     ],
 )
 def test_new_start_in_a_pod_names_its_owner(monkeypatch, pod, job):
-    monkeypatch.setattr(identity, "_descends_from_init", lambda: True)
+    monkeypatch.setattr(start_identity, "_descends_from_init", lambda: True)
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": pod}
     assert new_start(environ).job == job
 
 
 def test_new_start_by_hand_in_a_pod_has_no_job(monkeypatch):
-    monkeypatch.setattr(identity, "_descends_from_init", lambda: False)
+    monkeypatch.setattr(start_identity, "_descends_from_init", lambda: False)
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-x7k2p"}
     assert new_start(environ).job == ""
 

@@ -101,7 +101,7 @@ def _run_to_the_end(arguments: list[str]) -> None:
     # A program that opened a checkpointer has imported this module; others skip the import.
     ending = sys.modules.get("resilient.exit_hooks")
     if ending is not None:
-        ending.end()
+        ending.run_exit_hooks()
 
 
 def write_error_file(error: BaseException, code: int) -> None:

@@ -164,10 +164,10 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
         (roster, "is_served_here", lambda _: storm.loop.process.host.serves),
         (roster, "who_answers", lambda addresses: _answering(storm, addresses)),
         (worker_errors, "read_error", lambda path: storm.words.get(str(path), WorkerError())),
-        (attempt_monitor, "tell_stop", nothing),
-        (attempt_monitor, "told_unsaved", lambda _: ""),
+        (attempt_monitor, "write_stop_request", nothing),
+        (attempt_monitor, "exited_without_save", lambda _: ""),
         (attempt_monitor, "_TICK_SECONDS", _TICK_SECONDS),
-        (agent, "Health", lambda _notes, rule, clock, _emit: SimHealth(storm, rule, clock)),
+        (agent, "HealthMonitor", lambda _notes, rule, clock, _emit: SimHealth(storm, rule, clock)),
         (agent, "WorkerGroup", lambda commands, clock, _: SimGroup(storm, commands, clock)),
     ]
 

@@ -23,7 +23,7 @@ def test_a_plan_is_printed_as_the_call_that_makes_it():
     plan = FaultPlan(
         3, (StoreFault(17, StoreFaultKind.CRASH_AFTER), StoreFault(20, StoreFaultKind.DELAY, 0.5))
     )
-    names = {"FaultPlan": FaultPlan, "Fault": StoreFault, "Kind": StoreFaultKind}
+    names = {"FaultPlan": FaultPlan, "StoreFault": StoreFault, "StoreFaultKind": StoreFaultKind}
     assert eval(repr(plan), names) == plan  # noqa: S307 - what a person would paste
 
 
