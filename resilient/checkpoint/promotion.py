@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
-from resilient.checkpoint import events as events_module
+from resilient.checkpoint import events as checkpoint_events
 from resilient.checkpoint.commit import copy_manifest, put_manifest
 from resilient.checkpoint.context import PostCommitPlan
 from resilient.checkpoint.generations import check_fence
@@ -484,11 +484,11 @@ class TierPromoter:
         try:
             self._bring(desk, topic, due)
         except ResilientError as error:
-            desk.emit_once(events_module.PromotionFailed(due[-1].folder, error.message))
+            desk.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
         for one in due:
             if one in self._damaged:
                 desk.emit_once(
-                    events_module.PromotionFailed(one.folder, self._damaged[one].message)
+                    checkpoint_events.PromotionFailed(one.folder, self._damaged[one].message)
                 )
         return due[-1] in self._done
 
@@ -512,7 +512,9 @@ class TierPromoter:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
             if self._pace:
                 self._pace.note(took_seconds)
-            desk.emit_once(events_module.CheckpointPromoted(one.folder, put_bytes, took_seconds))
+            desk.emit_once(
+                checkpoint_events.CheckpointPromoted(one.folder, put_bytes, took_seconds)
+            )
         # A deleted checkpoint counts as done, because no later try would find it either.
         self._done.add(one)
         self._damaged.pop(one, None)
@@ -569,7 +571,7 @@ def add_near_tier(
     durable = desk.store
 
     def told(key: str, where: str) -> None:
-        desk.emit(events_module.NearCopyRejected(key, where, durable.url))
+        desk.emit(checkpoint_events.NearCopyRejected(key, where, durable.url))
 
     tiers = TieredStore(near, durable, told)
     return replace(desk, store=tiers, promoter=TierPromoter(tiers, tiering))

@@ -153,7 +153,7 @@ def opaque_in(
     Raises:
         StoreError: A file could not be read.
     """
-    reader = _Reader(folder, listing, tensors, known)
+    reader = _OpaqueReader(folder, listing, tensors, known)
     found: dict[str, Opaque] = {}
     for name in sorted(listing.sizes):
         label = "" if listing.is_file else _label(name, known.prefix)
@@ -169,7 +169,7 @@ def _label(name: str, prefix: str) -> str:
     return f"*/{name.removeprefix(prefix)}" if prefix and name.startswith(prefix) else name
 
 
-class _Reader:
+class _OpaqueReader:
     """Reader of digests for one view; it notes what it could not read."""
 
     def __init__(
@@ -334,7 +334,7 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
         StoreError: A file could not be read.
     """
     near = ReadAhead(folder, listing)
-    reader = _TheirsReader(near, listing, contents)
+    reader = _ContentReader(near, listing, contents)
     tensors, order = reader.tensors()
     fields = reader.fields()
     rates = contents.schedule.rates if contents.schedule else ()
@@ -357,7 +357,7 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
     )
 
 
-class _TheirsReader:
+class _ContentReader:
     """Reader of content that the summary of a checkpoint lacks; it notes what it could not read."""
 
     def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:

@@ -227,7 +227,7 @@ def mend_indexes(case: RepairCase) -> None:
             case.refused[name] = _ALONE
         for other in case.near:
             try:
-                made = _slices_index(case, other, prefix)
+                made = _index_from_donor(case, other, prefix)
             except Unreadable as error:
                 case.refused[name] = f"{other.url} does not fit: {error}"
                 continue
@@ -244,7 +244,7 @@ def mend_indexes(case: RepairCase) -> None:
             break
 
 
-def _slices_index(case: RepairCase, other: Donor, prefix: str) -> bytes:
+def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
     """Return an index with the names of another step and the locations of this one.
 
     Raises:

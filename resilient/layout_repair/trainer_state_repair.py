@@ -139,7 +139,7 @@ def _mend(case: RepairCase, name: str, optimizer: str) -> None:
         case.refused[name] = "nothing says of which step it was"
         return
     try:
-        value, source = _schedules_value(case, name, groups, step)
+        value, source = _schedule_state(case, name, groups, step)
         root = name.rpartition(".")[0]
         case.draft.put(name, torch_file(value, root))
     except Unreadable as error:
@@ -209,7 +209,7 @@ def _rate(archive: Archive, group: Any, key: str) -> float | None:
     return archive.number(group.get(key)) if isinstance(group, dict) else None
 
 
-def _schedules_value(
+def _schedule_state(
     case: RepairCase, name: str, groups: list[tuple[float, float]], step: int
 ) -> tuple[dict[str, Any], str]:
     rates = [now for _, now in groups]

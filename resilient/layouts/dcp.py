@@ -379,7 +379,7 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
         what = f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
         problems.append(Problem(".", what, is_fatal=True, cure=Remedy.COPY))
     whole = tuple(_joined(one) for one in boxes.values())
-    problems += [] if problems else _safe_slices_untiled(whole)
+    problems += [] if problems else _incomplete_slices(whole)
     ranks = max(numbers, default=0) or None
     return Index(whole, {}, frozenset(), version, ranks, tuple(problems))
 
@@ -417,7 +417,7 @@ def _joined(boxes: list[Tensor]) -> Tensor:
     return Tensor(boxes[0].name, boxes[0].part, boxes[0].dtype, shape, files, pieces)
 
 
-def _safe_slices_untiled(tensors: tuple[Tensor, ...]) -> list[Problem]:
+def _incomplete_slices(tensors: tuple[Tensor, ...]) -> list[Problem]:
     """Return the tensors whose boxes have another number of elements than the tensor."""
     return [
         Problem(

@@ -283,11 +283,11 @@ def read_random(
         what = f"ranks without a random state: {', '.join(map(str, gaps))}"
         problems.append(Problem(".", what, "random state", cure=Remedy.COPY))
     is_alone = stops and not _is_numbered(pattern, found.values())
-    problems += _progress_of_devices(values, device, is_alone=is_alone)
+    problems += _device_problems(values, device, is_alone=is_alone)
     return RandomStates(tuple(sorted(found)), _kinds(values[found[min(found)]])), problems
 
 
-def _progress_of_devices(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
+def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
     """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
     whole_ones = {name: one for name, one in values.items() if isinstance(one, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):

@@ -551,10 +551,10 @@ class _Walk:
 def _constants(tree: Any) -> Iterator[Any]:
     """Yield the constants of a tree in walk order: they change only if the tensors do."""
     if isinstance(tree, dict):
-        if "$tensor" in tree or ("$tuple" not in tree and _is_all_tensors(_recall_values(tree))):
+        if "$tensor" in tree or ("$tuple" not in tree and _is_all_tensors(_tree_values(tree))):
             yield tree
             return
-        tree = _recall_values(tree)
+        tree = _tree_values(tree)
     elif not isinstance(tree, list):
         return
     for one in tree:
@@ -565,10 +565,10 @@ def _names(constant: Any) -> list[str]:
     """Return the names of the tensors in a constant."""
     if "$tensor" in constant:
         return [constant["$tensor"]]
-    return [one["$tensor"] for one in _recall_values(constant)]
+    return [one["$tensor"] for one in _tree_values(constant)]
 
 
-def _recall_values(tree: dict[str, Any]) -> Sequence[Any]:
+def _tree_values(tree: dict[str, Any]) -> Sequence[Any]:
     """Return a tree's values for the values of a dict."""
     return [one for _, one in tree["$odict"]] if "$odict" in tree else [*tree.values()]
 

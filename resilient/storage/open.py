@@ -58,8 +58,6 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     if protocol_of(url) == "file":
         return LocalStore(local_path(url))
-    # A command on a local folder does not load TLS and fsspec.
-
     return open_remote(url, storage_options)
 
 
@@ -103,8 +101,7 @@ def _s3(url: str, options: S3Options) -> Store:
         from resilient.storage.fsspec_store import FsspecStore
 
         # Check the certificates now: the client's own error would come with the first request, and
-        # look
-        # like a server that is down.
+        # look like a server that is down.
         trusted(options)
         return FsspecStore(url, options.parts(MultipartConfig().part_bytes), **for_s3fs(options))
     from resilient.storage.s3_store import ObstoreStore

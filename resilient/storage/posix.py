@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4096
 """Disk blocks have this size or a divisor of it; the page size is a multiple of it."""
-_PIECE_BYTES = 16 << 20
+_WRITE_PIECE_BYTES = 16 << 20
 _DIRECT_BYTES_MIN = 1 << 20
 _NOT_DIRECTLY = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -69,7 +69,7 @@ class PosixWritableFile:
         may_be = self._may_be_direct and not self._at % _BLOCK_BYTES
         if not may_be or len(data) < _DIRECT_BYTES_MIN:
             return 0
-        size_bytes = min(len(data), _PIECE_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES
+        size_bytes = min(len(data), _WRITE_PIECE_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
             self._switch(direct=True)
             return os.write(self._descriptor, data[:size_bytes])
@@ -93,7 +93,7 @@ class PosixWritableFile:
 
 
 _READ_MAX_BYTES = 1 << 30
-_FILES_PIECE_BYTES = 512 << 10
+_READ_PIECE_BYTES = 512 << 10
 """A part of a core's own cache: the bytes are digested before they leave the cache."""
 _VECTOR_MAX = 1024
 """Maximum number of memory pieces in one system call, ``IOV_MAX``."""
@@ -195,7 +195,7 @@ class PosixFileSystem:
             _regular_size(os.fstat(descriptor), path)
             filled = 0
             while filled < len(room):
-                pieces = room.cut(filled, filled + _FILES_PIECE_BYTES)
+                pieces = room.cut(filled, filled + _READ_PIECE_BYTES)
                 came = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
                 if not came:
                     break

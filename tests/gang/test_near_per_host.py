@@ -9,7 +9,7 @@ from hosts import host, live
 from tiered import desk_over
 
 from resilient import events
-from resilient.checkpoint import events as events_module
+from resilient.checkpoint import events as checkpoint_events
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.context import PostCommitPlan
 from resilient.checkpoint.promotion import promote
@@ -104,7 +104,7 @@ def test_a_host_that_lost_its_disk_falls_back_together_with_all(nears, durable):
     run = live([nears[0], host("new")], durable, attempt="1")
     assert run.started_at == {0: 1, 1: 1}
     assert run.finals == expected()
-    fresh = run.said(events_module.NearTierEmpty)
+    fresh = run.said(checkpoint_events.NearTierEmpty)
     assert [list(one.ranks) for one in fresh] == [[1]]
     assert "new or lost its disk" in fresh[0].message()
     skipped = run.said(events.CheckpointSkipped)
@@ -137,7 +137,7 @@ def test_a_damaged_near_copy_of_another_host_is_read_from_the_durable_tier_and_t
     run = live(nears, durable, until=6, attempt="1")
     assert run.started_at == {0: 4, 1: 4}
     assert run.finals == expected(until=6)
-    doubted = run.said(events_module.NearCopyRejected)
+    doubted = run.said(checkpoint_events.NearCopyRejected)
     assert {one.key for one in doubted} == {key}
     assert {one.near for one in doubted} == {"test://near", "the near tier of rank 1's host"}
 

@@ -55,7 +55,7 @@ def changes(
     )
     words = ("status", "wait", "logs") if done else ()
     following = tuple(cluster.spell("resilient", "k8s", one, name) for one in words)
-    document = {"changes": [_document(one) for one in found], "next": list(following)}
+    document = {"changes": [_change_document(one) for one in found], "next": list(following)}
     blocks: tuple[Table | str, ...] = (
         Table(("OBJECT", "DONE" if done else "WOULD"), rows),
         Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
@@ -81,7 +81,7 @@ def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> Comma
     return CommandResult("k8s.delete", "deletion", document, blocks, objects)
 
 
-def _document(one: ObjectChange) -> dict[str, Any]:
+def _change_document(one: ObjectChange) -> dict[str, Any]:
     made = asdict(one)
     for field in made["fields"]:
         field |= {
@@ -128,17 +128,13 @@ def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
         Table(("LAST SEEN", "TIMES", "ABOUT", "WARNING", "MESSAGE"), warnings),
         f"next: {_next(run, cluster)}",
     )
-    return CommandResult(
-        "k8s.status", "run", _kubernetes_document(run, cluster), blocks, (run.state,)
-    )
+    return CommandResult("k8s.status", "run", _run_document(run, cluster), blocks, (run.state,))
 
 
 def ended(run: RunState, cluster: Cluster) -> CommandResult:
     """Build the answer of ``k8s wait``: the end of a run, and the next command."""
     blocks = (KeyValues(_facts(run)), f"next: {_next(run, cluster)}")
-    return CommandResult(
-        "k8s.wait", "run", _kubernetes_document(run, cluster), blocks, (run.state,)
-    )
+    return CommandResult("k8s.wait", "run", _run_document(run, cluster), blocks, (run.state,))
 
 
 def printed(line: PodLogLine) -> CommandResult:
@@ -196,7 +192,7 @@ def _last(pod: PodState) -> str:
     return meaning(pod.exit_code)
 
 
-def _kubernetes_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
+def _run_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
     # Redact here: text of the cluster may contain a URL with a user name or password.
     made = asdict(run)
     made["message"], made["repository"] = (

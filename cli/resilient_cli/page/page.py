@@ -198,7 +198,7 @@ def page_of(
     served, is_told = bool(version), bool(found.doings or found.launches or stored is None)
     views = [
         PageSection("run", "Run", run_part(found) if is_told else _untold(), is_live=True),
-        PageSection("checkpoints", "Checkpoints", _html_checkpoints(stored, more, served=served)),
+        PageSection("checkpoints", "Checkpoints", _checkpoints_part(stored, more, served=served)),
     ]
     if stored and served:
         views += [
@@ -255,7 +255,7 @@ def _section(one: PageSection) -> str:
     )
 
 
-def _html_checkpoints(stored: Listing | None, more: Extras, *, served: bool) -> str:
+def _checkpoints_part(stored: Listing | None, more: Extras, *, served: bool) -> str:
     if stored is None:
         return "<p>No repository of checkpoints is in this folder.</p>"
     lives = [f' id="{one}-live" data-live' if served else "" for one in ("stored", "lives")]

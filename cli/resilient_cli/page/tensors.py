@@ -202,7 +202,7 @@ _SHOWN = 120
 _DECADES_MAX = 12
 _NAME_MAX = 38
 _LAYER = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
-_LAYERS_SIDES = (MODEL, OPTIMIZER)
+_LAYER_PARTS = (MODEL, OPTIMIZER)
 
 
 @dataclass(slots=True)
@@ -254,13 +254,13 @@ def layers(changes: Sequence[TensorChange]) -> str:
     """Draw each layer in a row: a bar for its weights, and one for its optimizer state."""
     found: dict[str, _Layer] = {}
     for one in sorted(changes, key=lambda one: natural(layer_of(one.name))):
-        if one.part in _LAYERS_SIDES and one.measures and not is_counter(one):
+        if one.part in _LAYER_PARTS and one.measures and not is_counter(one):
             found.setdefault(layer_of(one.name), _Layer()).add(one)
     if not found:
         return ""
     shown = dict(list(found.items())[:_SHOWN])
     known = [
-        value for one in shown.values() for part in _LAYERS_SIDES if (value := one.relative(part))
+        value for one in shown.values() for part in _LAYER_PARTS if (value := one.relative(part))
     ]
     finite = [one for one in known if math.isfinite(one)]
     high = math.ceil(math.log10(max(finite))) if finite else 0
@@ -293,7 +293,7 @@ def _drawn(name: str, one: _Layer, scale: Scale, y: int) -> Iterator[str]:
     shown = name if len(name) <= _NAME_MAX else "..." + name[3 - _NAME_MAX :]
     yield f'<text class="name" x="{scale.first - 8}" y="{y + 14}">{short(shown)}</text>'
     ends = []
-    for nth, part in enumerate(_LAYERS_SIDES):
+    for nth, part in enumerate(_LAYER_PARTS):
         value = one.relative(part)
         if value is None:
             continue

@@ -180,7 +180,7 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
         Table(("CLASS", "TIME", "SHARE"), rows),
         Table(
             ("LIFE", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
-            tuple(_accounting_row(found, one) for one in found.faults),
+            tuple(_fault_row(found, one) for one in found.faults),
         ),
         Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),
         *_closing(found),
@@ -189,7 +189,7 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
     return CommandResult("report", "account", _document(found, spent, page), blocks)
 
 
-def _accounting_row(found: GoodputReport, one: Fault) -> tuple[str, ...]:
+def _fault_row(found: GoodputReport, one: Fault) -> tuple[str, ...]:
     where = f"{one.host or '?'} r{one.rank}" if one.rank >= 0 else one.host or NONE
     return (
         str(one.life),

@@ -342,14 +342,16 @@ def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> 
     """
     while True:
         try:
-            return _read_read(store, checkpoint, wanted)
+            return _read_from_nearest(store, checkpoint, wanted)
         except IntegrityError as error:
             # A damaged near copy does not damage the checkpoint while another copy exists.
             if not use_other_replica(store, error.key):
                 raise
 
 
-def _read_read(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> VerifiedCheckpoint:
+def _read_from_nearest(
+    store: Store, checkpoint: CheckpointId, wanted: ReadRequest
+) -> VerifiedCheckpoint:
     manifest, mended = _read_manifest(store, checkpoint, mends=wanted.mends)
     signed = check_signature(store, manifest, wanted.signing)
     # A signed digest covers the whole file, so the whole file must be read.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
-from resilient.checkpoint import events as events_module
+from resilient.checkpoint import events as checkpoint_events
 from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts, require_files
 from resilient.checkpoint.context import PostCommitPlan
 from resilient.checkpoint.fenced_put import put_fenced
@@ -523,7 +523,7 @@ def _settle_or_tell(
             desk.emit(events.RetentionFailed(folder, settled.message))
         else:
             desk.emit(
-                events_module.PostCommitCleanupFailed(
+                checkpoint_events.PostCommitCleanupFailed(
                     folder, f"{settled.message}{_place_of(cause)}"
                 )
             )
@@ -558,7 +558,7 @@ def _copy(desk: CheckpointContext, checkpoint: CheckpointId) -> None:
         return
     copied = capture_failure(lambda: copy_manifest(desk.store, checkpoint))
     if isinstance(copied, RankFailure):
-        desk.emit_once(events_module.ManifestCopyFailed(checkpoint.folder, copied.message))
+        desk.emit_once(checkpoint_events.ManifestCopyFailed(checkpoint.folder, copied.message))
 
 
 def _abort(desk: CheckpointContext, job: SaveJob, error: ResilientError) -> None:

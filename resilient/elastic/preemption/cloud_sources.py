@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from resilient.clock import Clock
 
-ENDPOINT = "http://169.254.169.254"
+METADATA_ENDPOINT = "http://169.254.169.254"
+"""Address of the metadata server on AWS and on Azure."""
 _TOKEN_TTL_SECONDS = 21_600
 _RENEW_SECONDS = _TOKEN_TTL_SECONDS / 2
 _ACTION = "/latest/meta-data/spot/instance-action"
@@ -65,7 +66,7 @@ class AwsSource:
     def __init__(
         self,
         clock: Clock,
-        endpoint: str = ENDPOINT,
+        endpoint: str = METADATA_ENDPOINT,
         *,
         stops_on_rebalance: bool = False,
         seconds: float = 2.0,
@@ -155,7 +156,7 @@ def _interruption(answer: MetadataResponse) -> Notice:
 
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-_HEADERS = {"Metadata": "true"}
+_AZURE_HEADERS = {"Metadata": "true"}
 _FIRST_SECONDS = 130.0
 _ENDINGS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Events that end the machine; a ``Freeze`` only pauses the machine for some seconds."""
@@ -175,7 +176,7 @@ class AzureSource:
     every_seconds = 1.0
 
     def __init__(
-        self, endpoint: str = ENDPOINT, *, acknowledges: bool = False, seconds: float = 5.0
+        self, endpoint: str = METADATA_ENDPOINT, *, acknowledges: bool = False, seconds: float = 5.0
     ) -> None:
         self._endpoint = endpoint
         self._acknowledges = acknowledges
@@ -195,7 +196,7 @@ class AzureSource:
             self._machine = self._find_name()
         seconds = self._seconds if self._is_on else _FIRST_SECONDS
         answer = http_get(
-            MetadataRequest(self._endpoint + _EVENTS, headers=_HEADERS, seconds=seconds)
+            MetadataRequest(self._endpoint + _EVENTS, headers=_AZURE_HEADERS, seconds=seconds)
         )
         if not answer.is_there:
             return None
@@ -218,7 +219,7 @@ class AzureSource:
             return
         body = json.dumps({"StartRequests": [{"EventId": one} for one in self._heard]}).encode()
         answer = http_get(
-            MetadataRequest(self._endpoint + _EVENTS, "POST", _HEADERS, body, self._seconds)
+            MetadataRequest(self._endpoint + _EVENTS, "POST", _AZURE_HEADERS, body, self._seconds)
         )
         if not answer.is_there:
             raise SourceLost("the events to acknowledge are not there any more")
@@ -228,7 +229,9 @@ class AzureSource:
 
     def _find_name(self) -> str | None:
         """Return the machine's name, because machines of a set see each other's events."""
-        request = MetadataRequest(self._endpoint + _NAME, headers=_HEADERS, seconds=self._seconds)
+        request = MetadataRequest(
+            self._endpoint + _NAME, headers=_AZURE_HEADERS, seconds=self._seconds
+        )
         try:
             answer = http_get(request)
             name = answer.text if answer.is_there else ""

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.clock import SystemClock
-from resilient.elastic.preemption.cloud_sources import ENDPOINT as AWS
-from resilient.elastic.preemption.cloud_sources import ENDPOINT as AZURE
-from resilient.elastic.preemption.cloud_sources import GCP_ENDPOINT as GCP
-from resilient.elastic.preemption.cloud_sources import AwsSource, AzureSource, GcpSource
+from resilient.elastic.preemption.cloud_sources import (
+    GCP_ENDPOINT,
+    METADATA_ENDPOINT,
+    AwsSource,
+    AzureSource,
+    GcpSource,
+)
 from resilient.elastic.preemption.local_sources import (
     FileSource,
     HookSource,
@@ -125,11 +128,11 @@ def _cloud(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSo
 def _endpoint(name: str, environ: Mapping[str, str]) -> str:
     """Return the address of a metadata server; the variables of AWS and GCP are the clouds' own."""
     if name == "aws":
-        return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or AWS
+        return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA_ENDPOINT
     if name == "azure":
-        return environ.get("RESILIENT_AZURE_METADATA") or AZURE
+        return environ.get("RESILIENT_AZURE_METADATA") or METADATA_ENDPOINT
     host = environ.get("GCE_METADATA_HOST", "")
-    return f"http://{host}" if host else GCP
+    return f"http://{host}" if host else GCP_ENDPOINT
 
 
 def _read(path: Path) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resilient.testing.chaos.plan import Injection
     from resilient.testing.chaos.processes import RankProcess
 
-_SLICE_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _BLOCK = bytes(1 << 16)
 
 
@@ -83,7 +83,7 @@ def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) ->
         while not all(_is_traced(pid) for pid in pids if is_running(pid)):
             if tracer.poll() is not None or clock.monotonic_seconds() > deadline_seconds:
                 raise JobFailed("strace does not get hold of the job")
-            clock.sleep(_SLICE_SECONDS)
+            clock.sleep(_POLL_SECONDS)
         yield
     finally:
         # strace detaches from its processes, and they continue.
@@ -145,7 +145,7 @@ def _ends_soon(job: Job, within_seconds: float) -> bool:
 
 NOTICE_FILE = "notice-{host}.json"
 _ORPHANS_SECONDS = 30.0
-_STRIKES_SLICE_SECONDS, _AWAKE = 0.1, 0.1
+_SLICE_SECONDS, _AWAKE = 0.1, 0.1
 
 
 class FaultInjector:
@@ -245,14 +245,14 @@ class FaultInjector:
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
             self._job.look()
-            self._clock.sleep(_STRIKES_SLICE_SECONDS)
+            self._clock.sleep(_SLICE_SECONDS)
 
     def _orphans(self, ranks: list[int]) -> tuple[int, ...]:
         deadline_seconds = self._clock.monotonic_seconds() + _ORPHANS_SECONDS
         while self._clock.monotonic_seconds() < deadline_seconds:
             if not any(map(is_running, ranks)):
                 return ()
-            self._clock.sleep(_STRIKES_SLICE_SECONDS)
+            self._clock.sleep(_SLICE_SECONDS)
         left = tuple(filter(is_running, ranks))
         send(left, signal.SIGKILL)
         return left
@@ -270,9 +270,9 @@ class FaultInjector:
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
             send([victim.pid], signal.SIGSTOP)
-            self._clock.sleep(_STRIKES_SLICE_SECONDS * (1 - _AWAKE))
+            self._clock.sleep(_SLICE_SECONDS * (1 - _AWAKE))
             send([victim.pid], signal.SIGCONT)
-            self._clock.sleep(_STRIKES_SLICE_SECONDS * _AWAKE)
+            self._clock.sleep(_SLICE_SECONDS * _AWAKE)
         what = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
         return replace(told, what=what, host=self._place(victim))
 
