@@ -15,7 +15,6 @@ from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.generations import list_numbers
 from resilient.checkpoint.refs import resolve
 from resilient.checkpoint.verify import verify
-from resilient.diff import foreign, native
 from resilient.distributed.launch_env import read_storage_options
 from resilient.errors import (
     IntegrityError,
@@ -392,7 +391,7 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
     if _REFERENCE.fullmatch(tail):
         return _referred(tail, head or ".")
     found = open_foreign(ref) if is_foreign(ref) else None
-    return _ours("latest", ref) if found is None else foreign.open_foreign(*found)
+    return _ours("latest", ref) if found is None else _view_of(*found)
 
 
 def require_whole(side: CheckpointView) -> None:
@@ -402,6 +401,8 @@ def require_whole(side: CheckpointView) -> None:
         IntegrityError: Something is damaged; the message names the first finding.
         StoreError: The checkpoint could not be read.
     """
+    from resilient.diff import native
+
     if side.layout == native.LAYOUT:
         place, _, name = side.url.rpartition("/")
         checkpoint = parse_checkpoint(name)
@@ -431,9 +432,18 @@ def _referred(ref: str, url: str) -> CheckpointView:
         found = open_foreign(path) if path else None
         if found is None:
             raise
-        return foreign.open_foreign(*found)
+        return _view_of(*found)
+
+
+def _view_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> CheckpointView:
+    # This import loads NumPy, which other commands do not need.
+    from resilient.diff import foreign
+
+    return foreign.open_foreign(folder, listing, contents)
 
 
 def _ours(ref: str, url: str) -> CheckpointView:
+    from resilient.diff import native
+
     store = open_repository(url, None)
     return native.open_native(store, read_manifest(store, resolve(store, ref)))

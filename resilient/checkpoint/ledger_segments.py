@@ -13,8 +13,6 @@ import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from resilient.checkpoint.fenced_put import put_fenced
 from resilient.checkpoint.generations import check_fence
 from resilient.checkpoint.verified_read import fetch
@@ -23,6 +21,7 @@ from resilient.format.keys import LEDGER, parse_segment
 from resilient.format.ledger import decode_segment, encode_segment
 
 if TYPE_CHECKING:
+    from numpy import int64
     from numpy.typing import NDArray
 
     from resilient.format.ledger import Segment
@@ -87,13 +86,16 @@ SAMPLES_MAX = 20_000_000
 """Largest dataset whose order is computed, which takes minutes; above, only digests are used."""
 
 
-def random_order(samples: int, seed: int) -> NDArray[np.int64]:
+def random_order(samples: int, seed: int) -> NDArray[int64]:
     """Return the result of ``torch.randperm(samples)`` on the CPU from a generator of this seed.
 
     Fisher and Yates' shuffle from the front: sample ``i`` changes places with one of those from
     ``i`` on, drawn as a 32-bit word of MT19937 modulo their number. The seed's low 32 bits start
     the generator as in Matsumoto and Nishimura's ``init_genrand``.
     """
+    # Commands that only copy segments import this module, and do not need NumPy.
+    import numpy as np
+
     if samples < 2:  # noqa: PLR2004 - there is nothing to shuffle
         return np.arange(samples, dtype=np.int64)
     # Only the legacy class seeds as `init_genrand` does.
@@ -109,6 +111,8 @@ def random_order(samples: int, seed: int) -> NDArray[np.int64]:
 
 def order_digest(order: Any) -> str:
     """Return the SHA-256 of an order: indices as 64-bit little-endian integers, in hex."""
+    import numpy as np
+
     return hashlib.sha256(np.ascontiguousarray(order, dtype="<i8").data).hexdigest()
 
 
@@ -121,6 +125,8 @@ def expected_digest(kind: str, samples: int, seed: int, epoch: int) -> str:
         seed: Seed of the run's order.
         epoch: Number of the epoch.
     """
+    import numpy as np
+
     if samples > SAMPLES_MAX:
         return ""
     if kind == "random":

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from resilient.errors import ConfigError, KeyNotFound, ResilientError, StoreDenied, StoreError
 from resilient.redaction import shell_quote
 from resilient.storage.errors import errors_of, is_missing, kind_of, kind_of_foreign
-from resilient.storage.fsspec_connect import connect, knows_ranges
 from resilient.storage.open import local_path
 from resilient.storage.options import for_cloud, for_s3fs, read_s3_options
 from resilient.storage.urls import (
@@ -306,6 +305,9 @@ class FsspecFolder:
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        # Commands on a local folder import this module, and do not need fsspec.
+        from resilient.storage.fsspec_connect import connect
+
         self.url = redacted(url)
         protocol = protocol_of(url)
         self._protocol, self._caught = protocol, errors_of(protocol)
@@ -359,6 +361,8 @@ class FsspecFolder:
         Raises:
             ConfigError: The file is too large to keep in memory.
         """
+        from resilient.storage.fsspec_connect import knows_ranges
+
         if name not in self._wholes:
             if knows_ranges(self._filesystem, path):
                 self._wholes[name] = None

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import ssl
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -192,6 +191,9 @@ def trusted(options: S3Options) -> bytes:
     path = _ca_path(options)
     if not path:
         return b""
+    # Commands on a local folder import this module, and do not need TLS.
+    import ssl
+
     try:
         found = Path(path).expanduser().read_bytes()
         ssl.create_default_context().load_verify_locations(cadata=found.decode("ascii", "ignore"))
