@@ -1,4 +1,4 @@
-"""Start python programs from a process that has imported torch already.
+"""Start python programs, and the workers of agents, from a process that has imported torch.
 
 ``Popen`` and ``run`` are those of ``subprocess``. A program that a fork cannot stand for gets a
 fresh interpreter: other variables that imports read, a `sitecustomize`, flags of the interpreter,
@@ -34,8 +34,8 @@ HEARD = (
     signal.SIGUSR2,
 )
 PROGRAMS_MIN = 6  # with unusual variables, before a server for them pays
-# TESTS_FORK=1: programs are forked; without it each gets a fresh interpreter.
-PLAIN = os.environ.get("TESTS_FORK", "0") != "1"
+# TESTS_FORK=0: each program gets a fresh interpreter.
+PLAIN = os.environ.get("TESTS_FORK", "1") == "0"
 
 
 def relevant(environ):
@@ -182,9 +182,7 @@ def fork_workers_of_this_process(channel) -> None:
 
     class WorkerPopen(Popen):
         def _server(self, environ):
-            is_worker = self.args[1:3] in (["-u", bootstrap.__file__], ("-u", bootstrap.__file__))
-            if is_worker and relevant(environ) != seen:
-                print({k for k in relevant(environ).items() ^ seen.items()}, file=sys.stderr)
+            is_worker = list(self.args)[1:3] == ["-u", bootstrap.__file__]
             return server if is_worker and relevant(environ) == seen else None
 
     subprocess.Popen = WorkerPopen

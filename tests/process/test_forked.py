@@ -95,3 +95,26 @@ def test_variables_that_imports_read_get_a_fresh_interpreter(tmp_path):
     forked.run(program(tmp_path, ""), check=True)
     environ = {**os.environ, "OMP_NUM_THREADS": "3"}
     assert not told(forked.run, program(tmp_path, TELL), tmp_path, env=environ)["is_forked"]
+
+
+def test_workers_of_a_forked_agent_are_forked(tmp_path):
+    """A worker that was not forked has not imported torch when its script begins."""
+    text = "print(json.dumps(['torch' in sys.modules, sys.argv[1:], sys.path[0], __name__]))"
+    (tmp_path / "script.py").write_text(f"import json, sys\n{text}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", "2"]
+    done = forked.run(
+        [*command, "script.py", "a"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    lines = [line[line.index("[true") :] for line in done.stdout.splitlines() if "[true" in line]
+    assert [json.loads(line) for line in lines] == [[True, ["a"], str(tmp_path), "__main__"]] * 2
+
+
+def test_a_worker_that_would_import_other_things_is_not_forked(tmp_path):
+    (tmp_path / "script.py").write_text("import sys\nprint('torch' in sys.modules)\n")
+    command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", "2"]
+    environ = {name: one for name, one in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = forked.run(
+        [*command, "script.py"],
+        cwd=tmp_path, env=environ, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.count("False") == 2
