@@ -28,8 +28,6 @@ from resilient.elastic.metrics.collector import Metrics
 from resilient.elastic.options import DaemonOptions, MetricsOptions, Timeouts, WorkerOptions
 from resilient.elastic.preemption.factory import choose_sources
 from resilient.elastic.preemption.watcher import Watcher
-from resilient.elastic.rendezvous.connect import RendezvousReconnect, connect
-from resilient.elastic.rendezvous.roster import limit_silence_toward
 from resilient.elastic.restart_controller import (
     ProgressLog,
     ProgressState,
@@ -192,6 +190,7 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from resilient.elastic.agent import ElasticAgent
+    from resilient.elastic.rendezvous.connect import RendezvousReconnect
 
     plan = resolve(options)
     alone = "127.0.0.1" if plan.nodes_max == 1 else ""
@@ -298,6 +297,9 @@ def _connect_rendezvous(plan: LaunchPlan) -> RendezvousHandler:
     # A shared rendezvous store breaks scaling up in torch 2.13; each attempt serves its own store.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+
+    from resilient.elastic.rendezvous.connect import connect
+    from resilient.elastic.rendezvous.roster import limit_silence_toward
 
     parameters = RendezvousParameters(
         backend=plan.backend,

@@ -7,6 +7,9 @@ cuts it into ``split_factor`` pieces first and takes the same chunk of each. A r
 have several runs of an axis. ``tests/property/test_placement.py`` compares this with torch.
 
 A :class:`FlatShard` is cut between any two elements, as in ZeRO, and one rank alone has it.
+
+``torch.distributed.tensor`` is imported inside the functions: it takes longer to import than the
+rest of this library, and most runs have no such tensor.
 """
 
 from __future__ import annotations
@@ -17,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from resilient.errors import UnsavableState
 from resilient.format.partial_read import ReadTarget, stored_spans
@@ -131,6 +132,8 @@ Runs = list[tuple[int, int]]
 
 def is_sharded(value: object) -> bool:
     """Return whether a tensor is sharded over ranks."""
+    from torch.distributed.tensor import DTensor
+
     return isinstance(value, DTensor | FlatShard)
 
 
@@ -140,6 +143,8 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
     Raises:
         UnsavableState: No rank has its values.
     """
+    from torch.distributed.tensor import DTensor
+
     if isinstance(tensor, DTensor) and any(one.is_partial() for one in tensor.placements):
         raise UnsavableState(
             f"`{path}` is a sum that was not made yet: its placements are {tensor.placements}",
@@ -150,6 +155,8 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's local tensor, which shares its memory."""
+    from torch.distributed.tensor import DTensor
+
     if isinstance(tensor, FlatShard):
         return tensor.memory
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
@@ -161,6 +168,8 @@ def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
     Raises:
         UnsavableState: Its memory does not match its placements.
     """
+    from torch.distributed.tensor import DTensor
+
     if isinstance(tensor, FlatShard):
         return _flat_boxes(tensor)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
@@ -225,6 +234,9 @@ def axis_runs(
         mesh_shape: Ranks per dimension of the mesh.
         coordinate: Coordinate of the rank, per dimension of the mesh.
     """
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     runs: Runs = [(0, size)] if size else []
     for placement, ranks, rank in zip(placements, mesh_shape, coordinate, strict=True):
         if isinstance(placement, Shard | _StridedShard) and placement.dim == axis:
@@ -268,6 +280,8 @@ def _cut(runs: Runs, begin: int, end: int) -> Runs:
 
 def holders(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the ranks with the same boxes as this rank, ascending; this rank is among them."""
+    from torch.distributed.tensor import DTensor
+
     if isinstance(tensor, FlatShard):
         return (dist.get_rank(),)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
