@@ -42,7 +42,7 @@ def call(capsys, monkeypatch):
     """Call the program in this process."""
     for name in ("RESILIENT_REPO", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    for module in ("listing", "inspecting", "keeping", "travelling", "unlocking"):
+    for module in ("ls", "inspect", "prune", "rollback", "unlock"):
         clock = f"resilient_cli.commands.{module}.SystemClock"
         monkeypatch.setattr(clock, lambda: TickingClock(59))
 

@@ -36,6 +36,7 @@ PRELOADED = (
 ADOPTION_SECONDS = 30.0
 REQUEST_BYTES = 8
 CODE_KILLED = 137
+DEMO = ["-m", "examples.demo"]
 
 
 def receive(channel: socket.socket) -> tuple[dict, list[int]] | None:
@@ -53,22 +54,25 @@ def receive(channel: socket.socket) -> tuple[dict, list[int]] | None:
 
 
 def with_workers(arguments: list[str]) -> list[str]:
-    """Fork a server for the workers of an agent; return the arguments in the agent and its workers.
+    """Fork a server for the programs that an agent starts.
 
-    The server is forked before the agent has threads. It ends with the agent.
+    The server is forked before this process has threads. It ends with this process.
+
+    Returns:
+        The arguments of this process; in a forked program its own.
     """
     if arguments[:3] != ["-m", "resilient_cli", "train"]:
         return arguments
-    agent, (mine, theirs) = os.getpid(), socket.socketpair()
+    starter, (mine, theirs) = os.getpid(), socket.socketpair()
     if not os.fork():
         mine.close()
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         for stream in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        return serve(theirs, agent)
+        return serve(theirs, starter)
     theirs.close()
-    forked.fork_workers_of_this_process(mine)
+    forked.fork_programs_of_this_process(mine)
     return arguments
 
 

@@ -172,20 +172,18 @@ class Popen(subprocess.Popen):
         self._close_pipe_fds(*pipes)
 
 
-def fork_workers_of_this_process(channel) -> None:
-    """Let the workers that the agent in this process starts be forked behind ``channel``.
+def fork_programs_of_this_process(channel) -> None:
+    """Let the process behind ``channel`` fork the python programs that this process starts.
 
-    A worker whose imports would see other variables gets a fresh interpreter, as does whatever
-    is no worker.
+    A program whose imports would see other variables gets a fresh interpreter.
     """
     server, seen = ForkChannel(channel), relevant(os.environ)
 
-    class WorkerPopen(Popen):
+    class ForkedPopen(Popen):
         def _server(self, environ):
-            is_worker = list(self.args)[1:3] == ["-u", bootstrap.__file__]
-            return server if is_worker and relevant(environ) == seen else None
+            return server if relevant(environ) == seen else None
 
-    subprocess.Popen = WorkerPopen
+    subprocess.Popen = ForkedPopen
 
 
 def is_program(arguments) -> bool:

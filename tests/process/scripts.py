@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 
+import forked
 import psutil
 from gangs import ROOT
 
@@ -33,7 +34,7 @@ class Script:
     def started(self):
         """Start it; whatever is left of it is gone at the end."""
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")])}
-        process = subprocess.Popen(
+        process = forked.Popen(
             self.command,
             env=environ,
             stdout=subprocess.PIPE,

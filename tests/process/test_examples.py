@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from endings import differences, ending
@@ -20,7 +20,7 @@ LONG = {"gpt.py"}  # a model, options and a log of samples, for the demo
 
 
 def run(*command, cwd, **environ):
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", *command],
         cwd=cwd,
         env={**os.environ, **environ},
