@@ -200,6 +200,11 @@ class CheckpointEngine:
         return self._life.number if self._life else 0
 
     @property
+    def run_id(self) -> str:
+        """Id of the run in all of its attempts; empty before ``resume``."""
+        return self._life.run_id if self._life else ""
+
+    @property
     def comms(self) -> ControlGroup:
         """Connection to the other ranks."""
         return self._desk.comms
@@ -415,7 +420,7 @@ class CheckpointEngine:
             checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
-            about = self.with_setup(about).closing(checkpoint, life)
+            about = self.with_setup(about)
             self._persister.begin(topic)
             steady = stable_storages(parts) if overlap else ()
             snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)

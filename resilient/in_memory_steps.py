@@ -32,7 +32,6 @@ from resilient.clock import Stopwatch
 from resilient.distributed.coordination import RankFailure, agree, capture_failure
 from resilient.distributed.host_sum import PAGE_BYTES, HostLocalSum
 from resilient.environment import read_integer
-from resilient.format.keys import CheckpointId
 from resilient.state_dict.capture_cache import CaptureCache
 from resilient.state_dict.snapshot import capture
 from resilient.state_dict.staging import StableStorageCache, StagingBuffers, has_idle_core, stage
@@ -120,7 +119,6 @@ class StepCache:
             self._turns += 1
             self._holder.invalidate(slot)
             about = self._checkpointer.with_setup(about)
-            about = about.closing(CheckpointId(life.number, step), life)
             snapshot = capture(step, parts, desk.world.rank, self._recall)
             is_beside = overlap and self._has_room_beside()
             steady = self._steadiness.of(parts, snapshot) if is_beside else ()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from resilient.clock import Clock
     from resilient.distributed.host_sum import HostLocalSum
     from resilient.events import Emitter, Event
+    from resilient.format.ledger import Segment
     from resilient.in_memory_steps import StepCache
     from resilient.start_guard import StartGuard
     from resilient.state_dict.snapshot import Part
@@ -535,13 +536,23 @@ class CheckpointSaver:
             self.took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
 
     def _save_now(self, step: int) -> CheckpointId:
+        # `_measure` waited for the previous save, so its rows of the ledger are durable.
         about = self._describe(self.ledger.close)
         return self._checkpointer.save(
             step, self._saved_parts, about, keep=self.best.kept, overlap=self._args.save_overlap
         )
 
-    def _describe(self, ledger: Callable[..., Any]) -> CheckpointInfo:
-        return replace(self._about(), metrics=self._state.measured(), ledger=ledger)
+    def _describe(
+        self, segment_of: Callable[[CheckpointId, str], Segment | None]
+    ) -> CheckpointInfo:
+        """Return the content of this step's manifest.
+
+        Args:
+            segment_of: Function from the checkpoint and the run to its segment of the ledger.
+        """
+        engine = self._checkpointer
+        segment = segment_of(CheckpointId(engine.generation, self.step), engine.run_id)
+        return replace(self._about(), metrics=self._state.measured(), segment=segment)
 
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint

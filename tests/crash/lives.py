@@ -140,14 +140,15 @@ class Diary:
         self.ledger.end_step(step, start, self.cursor, self.deal, 1, [1.0], updated=True)
         self.ledger.settle(lambda losses: [sum(one) for one in losses])
 
-    def about(self) -> CheckpointInfo:
+    def about(self, checkpoint: CheckpointId, run_id: str) -> CheckpointInfo:
         data = {"epoch": 0, "samples": self.cursor.samples}
-        return CheckpointInfo(data=data, ledger=self.ledger.close)
+        return CheckpointInfo(data=data, segment=self.ledger.close(checkpoint, run_id))
 
 
 def _save(checkpointer, step, parts, diary, life):
     try:
-        checkpoint = checkpointer.save(step, parts, diary.about())
+        about = diary.about(CheckpointId(checkpointer.generation, step), checkpointer.run_id)
+        checkpoint = checkpointer.save(step, parts, about)
         checkpointer.wait()
     except SaveFailed:
         diary.ledger.reopen()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from resilient.checkpoint.generations import Generation
     from resilient.format.ledger import Segment
 
-CloseLedger = Callable[[CheckpointId, str], "Segment | None"]
-"""Closes the ledger for a checkpoint of a run id; returns None if another rank does."""
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
@@ -35,27 +31,14 @@ class CheckpointInfo:
         strategy: Parallelism of the model, for example ``ddp``.
         metrics: Numbers measured at this step, by name; retention ranks checkpoints by them. Values
             that are not finite are left out, because they cannot be ranked.
-        ledger: Callback that closes the sample ledger once the previous save is durable.
-        segment: Ledger segment that the callback returned.
+        segment: Segment of the sample ledger that belongs to the checkpoint; None on other ranks.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "single"
     metrics: Mapping[str, float] = field(default_factory=dict)
-    ledger: CloseLedger | None = None
     segment: Segment | None = None
-
-    def closing(self, checkpoint: CheckpointId, life: Generation) -> CheckpointInfo:
-        """Return a copy with the ledger closed, if there is a ledger.
-
-        Crash: nothing was stored.
-        """
-        segment = self.ledger(checkpoint, life.run_id) if self.ledger else None
-        if segment is None:
-            return self
-        anchor = segment.anchor.to_json()
-        return replace(self, segment=segment, data={**self.data, "ledger": anchor})
 
 
 def draft_manifest(
@@ -77,6 +60,7 @@ def draft_manifest(
     Raises:
         UnsavableState: A metric is not a number.
     """
+    anchor = {"ledger": about.segment.anchor.to_json()} if about.segment else {}
     return Manifest(
         run_id=life.run_id,
         checkpoint=CheckpointId(life.number, step),
@@ -84,7 +68,7 @@ def draft_manifest(
         created_at=desk.clock.now_iso(),
         world={"size": desk.world.size, "strategy": about.strategy},
         config=about.config,
-        data=about.data,
+        data={**about.data, **anchor},
         metrics=_finite(about.metrics),
         protects=tuple(sorted(keep)),
         software=_software(),

@@ -58,7 +58,7 @@ class MemoryCheckpointer:
     def __init__(self, repository, world):
         self.repository = repository
         self.world = world
-        self.generation = 0
+        self.generation, self.run_id = 0, "run"
         self.failed = None
 
     def settle(self, wish, *, is_first=True):
