@@ -113,13 +113,13 @@ def test_a_plan_does_not_load_torch():
 def test_a_stop_is_heard_before_torch_is_imported():
     program = (
         "import os, signal, sys\n"
-        "from resilient import build\n"
+        "from resilient.elastic import launcher\n"
         "def begin(options, stops, emit):\n"
         "    assert 'torch' not in sys.modules\n"
         "    with stops.interrupting():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "build.build_agent = begin\n"
-        "sys.exit(build.supervise(build.TrainOptions('x.py')))\n"
+        "launcher.build_agent = begin\n"
+        "sys.exit(launcher.run_agent(launcher.TrainOptions('x.py')))\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60

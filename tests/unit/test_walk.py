@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+
+import pytest
 
 from tools import walk
 
@@ -34,3 +38,28 @@ def test_walk_above_the_limit_exits_with_code_1(capsys, monkeypatch):
     monkeypatch.setattr(walk, "render_sizes", lambda _: "")
     assert walk.main([]) == 1
     assert "TOO MANY" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (
+            [f"resilient_cli.commands.{one}" for one in ("ls", "inspect", "report", "cp", "logs")],
+            ["torch", "numpy", "fsspec", "ssl", "asyncio"],
+        ),
+        (["resilient.elastic.launcher"], ["torch", "numpy", "fsspec"]),
+        (["resilient.checkpoint.daemon.server"], ["torch", "numpy", "fsspec", "ssl"]),
+        (["resilient.train.trainer"], ["torch.distributed.tensor", "torch.distributed.elastic"]),
+    ],
+    ids=["commands", "launcher", "daemon", "trainer"],
+)
+def test_import_of_entry_point_loads_no_heavy_package(modules, heavy):
+    """A merged module must not import more at start-up than its parts did."""
+    probe = "import importlib, sys\n" + "".join(
+        f"importlib.import_module({one!r})\n" for one in modules
+    )
+    probe += f"print(*({{*{heavy!r}}} & {{*sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
