@@ -277,7 +277,7 @@ class TrainingRun:
         self.settle_counts()
         state.stateful_callbacks = callbacks
 
-    def hold_step(self, state: TrainerState, callbacks: Callable[[], dict[str, Any]]) -> None:
+    def cache_step(self, state: TrainerState, callbacks: Callable[[], dict[str, Any]]) -> None:
         """Cache this step in memory if it is due; this is not a checkpoint yet. Collective."""
         if self.saver.caches_this_step():
             self.settle_for_saving(state, callbacks())

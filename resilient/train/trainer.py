@@ -545,7 +545,7 @@ class Trainer(TrainerBase):
                 self._leave(run)
             batches = self._train_step(run, batches)
             self._log_evaluate_save(run)
-            run.hold_step(self.state, partial(shown_states, self.callback_handler))
+            run.cache_step(self.state, partial(shown_states, self.callback_handler))
         fire("on_epoch_end")
         run.end_epoch(cut_short=control.should_epoch_stop)
         self._log_evaluate_save(run)
