@@ -161,7 +161,7 @@ def test_library_has_no_unpickler():
             if name == "Unpickler" or of in ("pickle", "cPickle", "_pickle"):
                 found.append(path.relative_to(LIBRARY).as_posix())
     # The state of torch's own rendezvous, which the nodes of one job write for each other.
-    assert set(found) <= {"agent/nodes/clocks.py"}
+    assert set(found) <= {"elastic/rendezvous/connect.py"}
 
 
 @pytest.mark.parametrize("is_new", [False, True])
