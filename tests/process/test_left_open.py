@@ -23,30 +23,30 @@ opened.save(1)
 """
 FAILING = """
 import sys
-from resilient import ending
+from resilient import exit_hooks
 from resilient.errors import SaveFailed
 
 def fail():
     raise SaveFailed("checkpoint-9-g1 was not saved", hint="df -h")
 
-ending.before_exit(lambda: print("closed"))
-ending.before_exit(fail)
+exit_hooks.register_exit_hook(lambda: print("closed"))
+exit_hooks.register_exit_hook(fail)
 """
 POOLED = """
 from concurrent.futures import ThreadPoolExecutor
-from resilient import ending
+from resilient import exit_hooks
 
-ending.before_exit(lambda: ThreadPoolExecutor(1).submit(print, "sent").result())
+exit_hooks.register_exit_hook(lambda: ThreadPoolExecutor(1).submit(print, "sent").result())
 """
 FORKING = """
 import multiprocessing, os, sys
-from resilient import ending
+from resilient import exit_hooks
 
 def say():
     sys.stdout.write("closed by its own process" if os.getpid() == mine else "by another, ")
 
 mine = os.getpid()
-ending.before_exit(say)
+exit_hooks.register_exit_hook(say)
 child = multiprocessing.get_context("fork").Process(target=sys.exit)
 child.start()
 child.join()
@@ -56,10 +56,10 @@ os.waitpid(child, 0)
 """
 THREADED = """
 import sys, threading
-from resilient import ending
+from resilient import exit_hooks
 
 def train():
-    ending.before_exit(lambda: sys.stdout.write("closed"))
+    exit_hooks.register_exit_hook(lambda: sys.stdout.write("closed"))
     opened.set()
     main.join()
     sys.stdout.write("trained, ")
@@ -90,7 +90,7 @@ def test_pools_still_take_work_then():
 
 def test_a_python_without_that_hook_closes_by_atexit():
     without = "import concurrent.futures.thread, threading\ndel threading._register_atexit\n"
-    how = "from resilient import ending\nending.before_exit(lambda: print('closed'))"
+    how = "from resilient import exit_hooks\nexit_hooks.register_exit_hook(lambda: print('closed'))"
     assert run(without + how).stdout == "closed\n"
 
 
