@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "the agent does not hear what failed when the script was over",
         "resilient/elastic/workers/bootstrap.py",
-        "        ending.end()\n",
+        "        ending.run_exit_hooks()\n",
         "        pass\n",
         f"{LEFT_OPEN} -k worker_ends",
     ),

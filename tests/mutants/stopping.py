@@ -148,8 +148,8 @@ MUTANTS = [
     Mutant(
         "a plan that is printed cannot be ended",
         "cli/resilient_cli/commands/train.py",
-        ("        process_exit.stop_listening()\n"),
-        "",
+        "    process_exit.stop_listening()\n    answer",
+        "    answer",
         f"{STARTING} -k printed",
     ),
     Mutant(

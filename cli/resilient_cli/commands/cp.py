@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from pathlib import Path  # noqa: TC003 - typer reads the signatures
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +29,6 @@ from resilient_cli.repositories import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from resilient.checkpoint.replicate import ReplicationPlan
     from resilient.format.keys import CheckpointId

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads the signatures
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +49,6 @@ from resilient_cli.views.text import NONE, count, folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from resilient.checkpoint.repair import RepairPlan, RepairStep, UnrepairableFile
     from resilient.format.keys import CheckpointId

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path  # noqa: TC003 - typer reads the signatures
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,8 +23,6 @@ from resilient_cli.views.goodput import moment
 from resilient_cli.views.text import NONE, age, folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from resilient.checkpoint.fencing import Writer
     from resilient.checkpoint.generations import Generation
     from resilient.format.keys import CheckpointId
