@@ -109,9 +109,9 @@ def test_causes_of_failures_are_told_as_one_word(train):
 def test_a_slow_rank_is_told_and_left_alone(train):
     agent = train(
         """
-from resilient.distributed.heartbeat import own_pulse
+from resilient.distributed.heartbeat import progress_reporter
 from resilient.distributed.heartbeat import Phase
-pulse = own_pulse()
+pulse = progress_reporter()
 pulse.enter(Phase.FIRST)
 for step in range(60):
     pulse.begin_step()

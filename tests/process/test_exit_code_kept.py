@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from resilient_cli import app
-from resilient_cli.process_exit import Ending
+from resilient_cli.process_exit import ExitGuard
 
 class Slow:
     def __del__(self, sleep=time.sleep):
@@ -25,7 +25,7 @@ def ask():
 
 began = threading.Event()
 if "watched" in sys.argv:
-    ending = Ending()
+    ending = ExitGuard()
 threading.Thread(target=ask, daemon=True).start()
 assert began.wait(60)
 print("said to the end", end="")

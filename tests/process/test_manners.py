@@ -12,9 +12,9 @@ import pytest
 AUTOGROUP = Path("/proc/self/autogroup")
 SCRIPT = """
 import os
-from resilient.checkpoint.daemon.server import step_back
+from resilient.checkpoint.daemon.server import lower_own_priority
 before = open("/proc/self/autogroup").read()
-step_back()
+lower_own_priority()
 print(os.nice(0), before == open("/proc/self/autogroup").read())
 """
 

@@ -13,8 +13,8 @@ from resilient.storage.local import LocalStore
 SCRIPT = """
 import hashlib, json, os, sys, threading, time
 import torch
-from resilient.checkpoint_engine import About
-from resilient.engine_factory import open_checkpointer
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.engine_factory import open_engine
 from resilient.state_dict.snapshot import Part
 
 if hasattr(os, "sched_setaffinity"):
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 parts = {"model": Part(torch.nn.ParameterDict({
     str(number): torch.nn.Parameter(torch.zeros(1 << 22)) for number in range(12)
 }))}
-checkpointer = open_checkpointer(sys.argv[1])
+checkpointer = open_engine(sys.argv[1])
 checkpointer.resume(parts)
 checkpointer.warm(parts)
 ending, content = threading.Event(), bytes(4 << 20)
@@ -42,7 +42,7 @@ with torch.no_grad():
         one.add_(1)
 checkpointer._persister._pacing.end()
 time.sleep(0.5)
-checkpointer.save(1, parts, About())
+checkpointer.save(1, parts, CheckpointInfo())
 time.sleep(0.3)
 rests = not checkpointer.committed()
 done_bytes = checkpointer._persister._pace._done_bytes

@@ -24,14 +24,14 @@ from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
 from resilient.checkpoint.refs import resolve
 from resilient.checkpoint.retention import Retention
-from resilient.checkpoint.garbage_collection import carry_out, look
+from resilient.checkpoint.garbage_collection import apply_plan, scan_and_plan
 from resilient.checkpoint.refs import create_tag
 from pathlib import Path
 
 store = LocalStore(Path(sys.argv[1]))
 print("ready", flush=True)
 create_tag(store, "release", resolve(store, "step:20"), SystemClock())
-carry_out(store, look(store, Retention(keep_last=2), in_full=True), 1)
+apply_plan(store, scan_and_plan(store, Retention(keep_last=2), in_full=True), 1)
 """
 
 

@@ -13,14 +13,14 @@ from resilient.storage.local import LocalStore
 SCRIPT = """
 import sys
 import torch
-from resilient.checkpoint_engine import About
-from resilient.engine_factory import open_checkpointer
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.engine_factory import open_engine
 from resilient.state_dict.snapshot import Part
 
 model = torch.nn.ModuleList(torch.nn.Linear(1024, 4096) for _ in range(5))
-checkpointer = open_checkpointer(sys.argv[1])
+checkpointer = open_engine(sys.argv[1])
 checkpointer.resume({"model": Part(model)})
-checkpointer.save(1, {"model": Part(model)}, About())
+checkpointer.save(1, {"model": Part(model)}, CheckpointInfo())
 """
 
 

@@ -8,10 +8,10 @@ PATIENCE = ("--nproc-per-node", "2", "--hang-patience", "2", "--max-restarts", "
 
 # What the trainer shows, without the seconds that torch takes to be imported.
 SHOWN = """
-from resilient.distributed.heartbeat import Phase, own_pulse
+from resilient.distributed.heartbeat import Phase, progress_reporter
 
 def train():
-    pulse = own_pulse()
+    pulse = progress_reporter()
     pulse.enter(Phase.FIRST)
     for step in range(3):
         pulse.begin_step()
@@ -78,7 +78,7 @@ def test_a_rank_that_never_begins_is_found_by_who_waits_for_it(train):
         + """
 if rank == 1 and life == 1:
     stuck_here()
-pulse = own_pulse()
+pulse = progress_reporter()
 while rank == 0 and life == 1:
     time.sleep(0.1)  # as in the rendezvous of the ranks
 train()
@@ -98,7 +98,7 @@ def test_a_rank_that_never_begins_is_blamed_by_training_ranks_too(train):
     agent = train(
         SHOWN
         + """
-pulse = own_pulse()
+pulse = progress_reporter()
 if rank == 1 and life == 1:
     stuck_here()
 pulse.enter(Phase.FIRST)
@@ -172,7 +172,7 @@ def test_a_rank_that_works_on_after_the_others_says_so(train):
 train()
 for _ in range(8 * rank):
     time.sleep(0.5)
-    own_pulse().again()  # as evaluations do with each batch
+    progress_reporter().again()  # as evaluations do with each batch
 """,
         *PATIENCE,
     )

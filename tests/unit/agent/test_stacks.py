@@ -22,8 +22,8 @@ ANSWERS = """
 import os, sys, time
 os.environ["RESILIENT_NOTES"] = sys.argv[1]
 os.environ["LOCAL_RANK"] = sys.argv[2]
-from resilient.distributed.heartbeat import own_pulse
-own_pulse()
+from resilient.distributed.heartbeat import progress_reporter
+progress_reporter()
 def waits_here():
     sys.stdout.write("ready\\n")
     sys.stdout.flush()
