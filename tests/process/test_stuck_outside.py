@@ -160,7 +160,7 @@ for step in range(30):
 
 
 def test_ranks_that_all_start_slowly_are_waited_for(train):
-    agent = train(SHOWN + "\nown_pulse()\ntime.sleep(3)\ntrain()\n", *PATIENCE)
+    agent = train(SHOWN + "\nprogress_reporter()\ntime.sleep(3)\ntrain()\n", *PATIENCE)
     assert agent.end() == 0, agent.err
     assert len(agent.said("pid")) == 2
 
