@@ -346,10 +346,10 @@ def in_run(ref: str | None, url: str | None) -> str | None:
         return f"{url.rstrip('/')}/{named[0].name}"
     if named:
         shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
-        example = shell_quote(f"{folder.url.rstrip('/')}/{named[0].name}")
+        first = f"{folder.url.rstrip('/')}/{named[0].name}"
         raise UsageError(
             f"`{ref}` means {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
-            hint=f"resilient ckpt inspect {example}",
+            hint=f"resilient ckpt inspect {shell_quote(first)}",
         )
     raise NothingToResume(
         f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "

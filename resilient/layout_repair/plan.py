@@ -306,10 +306,10 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
         StoreError: A place could not be read.
     """
     if target.exists():
-        other = shell_quote(f"{target}-2")
+        url, other = plan.url, f"{target}-2"
         raise ConfigError(
             f"`{target}` is there already",
-            hint=f"resilient ckpt repair {shell_quote(plan.url)} --apply --out {other}",
+            hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(other)}",
         )
     if not plan.is_mended and not plan.salvaged:
         raise ConfigError(f"of `{plan.url}` nothing can be written")

@@ -40,7 +40,7 @@ def test_a_plan_is_printed_and_nothing_is_done(name, options, call, matches, tmp
 @pytest.fixture
 def any_machine(monkeypatch):
     """Let this machine have all that it takes."""
-    looked = "resilient.testing.chaos.capabilities.look_at_machine"
+    looked = "resilient_cli.commands.chaos.look_at_machine"
     monkeypatch.setattr(looked, lambda *_: MachineCapabilities())
 
 
@@ -55,7 +55,7 @@ def test_a_plan_for_hosts_says_which_of_them(name, options, call, matches, tmp_p
 
 
 def test_hosts_that_this_machine_cannot_have_are_refused(call, monkeypatch):
-    looked = "resilient.testing.chaos.capabilities.look_at_machine"
+    looked = "resilient_cli.commands.chaos.look_at_machine"
     monkeypatch.setattr(looked, lambda *_: MachineCapabilities(hosts="only root may"))
     ended = call("chaos", "run", "kills", "--hosts", "2", *TRAIN)
     assert (ended.status, ended.stdout) == (78, "")

@@ -81,7 +81,7 @@ def test_a_message_of_a_server_can_fake_neither_a_line_nor_a_hint(call, monkeypa
     def fails(*_, **__):
         raise StoreError(f"said\n  hint: rm -rf {EVIL}", hint=f"resilient\n{EVIL}")
 
-    monkeypatch.setattr("resilient_cli.repositories.open_repository", fails)
+    monkeypatch.setattr("resilient_cli.commands.ls.open_repository", fails)
     outcome = call("ckpt", "ls", "x")
     assert OBEYED.findall(outcome.stderr) == []
     assert [line for line in outcome.stderr.splitlines() if line.startswith("  hint: rm")] == []

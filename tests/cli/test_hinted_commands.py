@@ -200,7 +200,7 @@ def _is_quoted(one: ast.FormattedValue) -> bool:
         return True
     text = ast.unparse(one.value)
     return (
-        bool(re.match(r"quoted\(|typed\(|shlex\.join\(|math\.|\(lead_seconds", text))
+        bool(re.match(r"shell_quote\(|typed\(|shlex\.join\(|math\.|\(lead_seconds", text))
         or text in SAFE
     )
 

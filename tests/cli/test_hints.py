@@ -15,7 +15,7 @@ SOURCES = [
     *(ROOT / "cli" / "resilient_cli").rglob("*.py"),
     *(
         one
-        for folder in ("vault", "layouts", "mending", "comparison")
+        for folder in ("checkpoint", "layouts", "layout_repair", "diff")
         for one in (ROOT / "resilient" / folder).rglob("*.py")
     ),
 ]

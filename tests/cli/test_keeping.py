@@ -97,7 +97,7 @@ def test_what_was_pruned_is_listed_in_the_trash_and_comes_back(repo, call, match
 
 def test_an_undo_that_is_given_twice_leaves_an_older_prune_alone(repo, call, matches, monkeypatch):
     call("ckpt", "prune", repo, "--keep-last", "4", "--yes")
-    clock = "resilient.clock.SystemClock"
+    clock = "resilient_cli.commands.prune.SystemClock"
     monkeypatch.setattr(clock, lambda: TickingClock(120))
     done = json.loads(call("ckpt", "prune", repo, "--keep-last", "2", "--yes", "--json").stdout)
     newer = done["prune"]

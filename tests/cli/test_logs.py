@@ -69,7 +69,7 @@ def test_a_length_of_time_is_measured_from_now(run, call, monkeypatch):
         def now_iso(self):
             return "2026-11-24T03:12:01.000Z"
 
-    monkeypatch.setattr("resilient.clock.SystemClock", Now)
+    monkeypatch.setattr("resilient_cli.commands.logs.SystemClock", Now)
     assert "loss 2.4" not in call("logs", run, "--since", "9m").stdout
     assert "loss 2.4" in call("logs", run, "--since", "10m").stdout
     assert "loss 2.5" not in call("logs", run, "--since", "10m").stdout
@@ -104,7 +104,7 @@ def test_following_goes_over_to_the_next_life_until_it_is_interrupted(run, call,
                 raise KeyboardInterrupt
             step()
 
-    monkeypatch.setattr("resilient.clock.SystemClock", Clock)
+    monkeypatch.setattr("resilient_cli.commands.logs.SystemClock", Clock)
     outcome = call("logs", run, "--follow", "--tail", "1", "--json")
     assert outcome.status == 130
     said = [json.loads(one) for one in outcome.stdout.splitlines()]

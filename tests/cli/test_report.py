@@ -52,7 +52,7 @@ def run(tmp_path):
 def at(monkeypatch):
     def set_clock(seconds):
         clock = Later(seconds)
-        monkeypatch.setattr("resilient.clock.SystemClock", lambda: clock)
+        monkeypatch.setattr("resilient_cli.commands.report.SystemClock", lambda: clock)
         return clock
 
     return set_clock

@@ -49,7 +49,7 @@ def test_each_command_names_what_brings_it_back(command, ref, repo, call, tmp_pa
 
 def test_what_brings_it_back_takes_no_later_prune_back(repo, call, monkeypatch):
     assert call("ckpt", "prune", repo, "--keep-last", "3", "--yes").status == 0
-    clock = "resilient.clock.SystemClock"
+    clock = "resilient_cli.commands.prune.SystemClock"
     monkeypatch.setattr(clock, lambda: TickingClock(120))
     assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
     newer, older = prunes_in(trash_of(folders_of(LocalStore(repo))))

@@ -149,7 +149,7 @@ def test_a_page_outlives_its_files_and_is_not_made_again_for_nothing(tmp_path, m
         made.append(arguments[-1])
         return page_of(*arguments)
 
-    monkeypatch.setattr("resilient_cli.page.page.page_of", counted)
+    monkeypatch.setattr("resilient_cli.commands.ui.page_of", counted)
     file, clock = tmp_path / "agent.jsonl", Clock()
     file.write_text("\n".join(killed_run()[:9]) + "\n", encoding="utf-8")
     page = RunPage([tmp_path], clock)

@@ -30,7 +30,7 @@ class Host:
         self.health = HealthMonitor(folder, rule, clock, emit)
         self.health.begin({0: 0})
         self.pulse = ProgressReporter(progress_path(str(folder), 0), clock)
-        monkeypatch.setattr("resilient.elastic.stack_dump.state_of", lambda _: self.state)
+        monkeypatch.setattr("resilient.elastic.health_monitor.state_of", lambda _: self.state)
 
     def look(self, for_seconds=0.0):
         """Look as an agent does for so long; return the first hang that it finds."""

@@ -19,7 +19,7 @@ def side(path):
 
 
 def test_a_tensor_is_summed_up_as_torch_does(tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.diff.tensor_reader.BLOCK_ELEMENTS", 7)
+    monkeypatch.setattr("resilient.diff.tensor_stats.BLOCK_ELEMENTS", 7)
     monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 64)
     whole = torch.randn(50, dtype=torch.float64) + 1e6
     whole[::9] = 0

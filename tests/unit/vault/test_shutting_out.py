@@ -78,7 +78,7 @@ def test_one_that_saves_at_each_attempt_is_told_of(store, monkeypatch):
     def after_a_save(inner, *args, **kwargs):
         mine = claim(inner, *args, **kwargs)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("resilient.checkpoint.generations.check_fence", lambda *_: None)
+            patch.setattr("resilient.checkpoint.commit.check_fence", lambda *_: None)
             save(inner, CheckpointId(1, next(steps)))
         return mine
 
