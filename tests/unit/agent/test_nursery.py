@@ -9,13 +9,13 @@ import pytest
 
 import resilient
 
-NURSERY = Path(resilient.__file__).parent / "agent" / "workers" / "nursery.py"
+FORK_SERVER = Path(resilient.__file__).parent / "elastic" / "workers" / "fork_server.py"
 LOAD = f"""
 import importlib.util, os, sys, threading, time
-spec = importlib.util.spec_from_file_location("nursery", {str(NURSERY)!r})
-nursery = importlib.util.module_from_spec(spec)
-sys.modules["nursery"] = nursery
-spec.loader.exec_module(nursery)
+spec = importlib.util.spec_from_file_location("fork_server", {str(FORK_SERVER)!r})
+fork_server = importlib.util.module_from_spec(spec)
+sys.modules["fork_server"] = fork_server
+spec.loader.exec_module(fork_server)
 """
 
 
@@ -33,13 +33,13 @@ def told(code, *arguments):
 
 def test_a_process_with_a_thread_that_no_fork_survives_is_unfit():
     start = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    assert told("print(nursery.unfit())") == ""
-    assert "started 1 threads" in told(start + "print(nursery.unfit())")
+    assert told("print(fork_server.unfit())") == ""
+    assert "started 1 threads" in told(start + "print(fork_server.unfit())")
 
 
 def test_a_process_with_an_open_device_is_unfit():
-    device = "nursery._DEVICES = ('/dev/null',)\nfile = open('/dev/null')\n"
-    assert "has opened `/dev/null`" in told(device + "print(nursery.unfit())")
+    device = "fork_server._DEVICES = ('/dev/null',)\nfile = open('/dev/null')\n"
+    assert "has opened `/dev/null`" in told(device + "print(fork_server.unfit())")
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -48,7 +48,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path, whole):
     text = "".join(json.dumps(one) + "\n" for one in notes)
     (tmp_path / "imports").write_text(text if whole else text[:-5], encoding="utf-8")
     code = (
-        "imports = nursery.Imports(sys.argv[1])\nimports.look()\n"
+        "imports = fork_server.PreloadedImports(sys.argv[1])\nimports.look()\n"
         "print(len(imports._pending), imports.is_due())\n"
         "imports.step()\n"
         "print('numpy' in sys.modules, imports.seen, os.environ['OMP_NUM_THREADS'])\n"
@@ -60,8 +60,8 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path, whole):
 
 AGAIN = """
 import json
-imports = nursery.Imports(sys.argv[1])
-nursery._QUIET_SECONDS = 0.0
+imports = fork_server.PreloadedImports(sys.argv[1])
+fork_server._QUIET_SECONDS = 0.0
 
 def hear(*names):
     with open(sys.argv[1], "a") as file:
@@ -97,15 +97,15 @@ def test_a_package_counts_as_imported_under_the_variables_of_the_first_time(tmp_
 def test_what_was_imported_is_looked_at_before_another_request_is_waited_for(tmp_path):
     (tmp_path / "imports").write_text('{"name": "numpy", "variables": {}}\n', encoding="utf-8")
     code = """
-imports = nursery.Imports(sys.argv[1])
-nursery._QUIET_SECONDS = 0.0
+imports = fork_server.PreloadedImports(sys.argv[1])
+fork_server._QUIET_SECONDS = 0.0
 waits = []
 
 def is_asked(channel, within_seconds):
     waits.append(within_seconds)
     return len(waits) > 3
 
-nursery.is_asked, nursery.answer = is_asked, lambda *_: ["asked"]
-print(nursery.serve(None, imports), waits, imports.is_settled)
+fork_server.is_asked, fork_server.answer = is_asked, lambda *_: ["asked"]
+print(fork_server.serve(None, imports), waits, imports.is_settled)
 """
     assert told(code, str(tmp_path / "imports")) == "['asked'] [0.5, 0.0, 0.5, 0.5] True"

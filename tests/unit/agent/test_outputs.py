@@ -25,7 +25,7 @@ from resilient.elastic.worker_logs import (
     parse_line,
 )
 
-BOOTSTRAP = Path(resilient.__file__).parent / "agent" / "workers" / "bootstrap.py"
+BOOTSTRAP = Path(resilient.__file__).parent / "elastic" / "workers" / "bootstrap.py"
 PRINTS = """
 import os, signal, sys
 print("out", os.environ.get("RESILIENT_OUTPUT"))
