@@ -43,6 +43,13 @@ _COUNTERS = frozenset(
     }
 )
 _COMMON = frozenset({"base_lrs", "last_epoch", "verbose"})
+_RECORDED = {
+    "resilient.train.optimizers.third_party.MuonWithAdamW": (
+        "resilient.train.optimizers.muon.MuonWithAdamW"
+    ),
+    "resilient.train.schedules.factory.RateLR": "resilient.train.schedules.deepspeed.RateLR",
+}
+"""Names in checkpoints of our own classes that have moved since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,7 @@ def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
 def class_of(thing: Any) -> str:
     """Return the class of an object with its module, and the classes of schedulers inside it."""
     name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    name = _RECORDED.get(name, name)
     inner = getattr(thing, "_schedulers", None) if isinstance(thing, LRScheduler) else None
     return f"{name}({', '.join(map(class_of, inner))})" if inner else name
 

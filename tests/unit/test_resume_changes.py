@@ -12,7 +12,9 @@ from resilient.checkpoint.events import PartsMissing
 from resilient.clock import SystemClock
 from resilient.errors import IncompatibleCheckpoint
 from resilient.events import Emitter
-from resilient.state_dict.changes import SETUP, StateChanged
+from resilient.state_dict.changes import SETUP, StateChanged, class_of
+from resilient.train.optimizers.third_party import MuonWithAdamW
+from resilient.train.schedules.factory import RateLR
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
@@ -90,6 +92,17 @@ def test_scheduler_of_another_class_refused(tmp_path, monkeypatch, is_old):
     allowed = life(tmp_path, schedule=cosine, told=told, save=False, resume_changes="scheduler")
     assert allowed["scheduler"].last_epoch == 0, "an allowed scheduler starts fresh"
     assert [one.parts for one in told if isinstance(one, PartsMissing)] == [("scheduler",)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (MuonWithAdamW, "resilient.train.optimizers.muon.MuonWithAdamW"),
+        (RateLR, "resilient.train.schedules.deepspeed.RateLR"),
+    ],
+)
+def test_classes_of_ours_keep_the_name_that_checkpoints_hold(kind, name):
+    assert class_of(kind.__new__(kind)) == name
 
 
 def test_schedulers_inside_a_sequence_are_compared(tmp_path):
