@@ -20,7 +20,6 @@ from resilient.clock import SystemClock
 from resilient.errors import IntegrityError, KeyNotFound, UsageError
 from resilient.format.keys import MANIFEST
 from resilient.format.signature import UNSIGNED
-from resilient.layouts.model import Resumability
 from resilient.redaction import shell_quote
 from resilient_cli.durations import parse_duration, parse_percentage
 from resilient_cli.output import Progress
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
     from resilient.format.manifest import Manifest
     from resilient.format.signature import SigningPolicy
+    from resilient.layouts.model import Resumability
     from resilient.storage.store import Store
 
 
@@ -270,6 +270,8 @@ def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumabili
         manifest: Manifest of the checkpoint.
         found: Findings about its files.
     """
+    from resilient.layouts.model import Resumability
+
     checkpoint = manifest.checkpoint
     wrong = [one for one in found.findings if one.severity == "damaged"]
     if wrong:
