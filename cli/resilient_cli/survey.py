@@ -6,7 +6,6 @@ resume from one of our checkpoints.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -278,8 +277,7 @@ def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumabili
         why = tuple(f"{one.file}: {one.problem}" for one in wrong[:_NAMED_MAX])
         return Resumability("no", why, repair_command(store, checkpoint))
     lost = _losses(manifest)
-    repo = shlex.quote(store.url)
-    command = f"resilient train SCRIPT --repo {shell_quote(repo)} --resume {checkpoint}"
+    command = f"resilient train SCRIPT --repo {shell_quote(store.url)} --resume {checkpoint}"
     return Resumability("partly" if lost else "yes", lost, command)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
+from cli_repositories import write_usual_run
 
 from resilient.redaction import shell_quote
+from resilient.storage.open import local_path
 from resilient_cli.app import LazyGroup, build, load
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +173,13 @@ def test_a_hint_about_an_odd_place_is_one_command(words, start, tmp_path, monkey
     (place,) = [one for one in shlex.split(hint) if ODD in one]
     assert place.startswith("./-a" if start else "a")
     assert not wrong_in(hint)
+
+
+def test_the_command_that_resumes_names_an_odd_repository_as_one_word(tmp_path, call):
+    write_usual_run(tmp_path / ODD)
+    outcome = call("ckpt", "inspect", "latest", tmp_path / ODD, "--format", "json")
+    words = shlex.split(json.loads(outcome.stdout)["resumable"]["command"])
+    assert local_path(words[words.index("--repo") + 1]) == tmp_path / ODD
 
 
 def test_no_command_is_put_together_without_quotes():
