@@ -20,7 +20,11 @@ from resilient.train import schedules
 
 theirs = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_schedule_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deepspeed_schedules")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("deepspeed_schedules"),
+    pytest.mark.timeout(480),  # DeepSpeed is imported, and fifteen worlds run, in one setup
+]
 RATE = 3e-4
 
 
