@@ -8,11 +8,9 @@ standard library.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +75,15 @@ class ExitGuard:
     """
 
     def __init__(self) -> None:
+        import atexit  # not above: signals are recorded before anything else is imported
+
         self.status: int | None = None
         # The hook registered first runs last, after the cleanup of all others.
         atexit.register(self._leave)
 
     def _leave(self) -> None:
+        import threading
+
         if self.status is None or threading.active_count() == 1:
             return
         for stream in (sys.stdout, sys.stderr):
