@@ -162,9 +162,9 @@ def test_resume_never_of_a_requeued_job_continues(train, old_run):
 # Life 1 dies while it writes the imported checkpoint.
 TAKING = """
 import runpy
-from resilient import checkpointer
+from resilient import checkpoint_engine
 if life == 1:
-    checkpointer.Checkpointer.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint_engine.CheckpointEngine.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 sys.argv = [{worker!r}, ".", "reg_sgd:0"]
 runpy.run_path({worker!r}, run_name="__main__")
 """

@@ -90,7 +90,9 @@ def test_resilient_stop_saves_the_last_step_and_waits_for_the_end(tmp_path):
 def keeper_of(job: Job) -> int:
     """Return the keeper's process of an agent."""
     pids = tree(job.process.pid)
-    return next(pid for pid in pids if b"vault.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(
+        pid for pid in pids if b"checkpoint.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("save_steps", ["100000", "1"])
