@@ -63,9 +63,7 @@ MUTANTS = [
         "one part is read in place when it is loaded alone",
         "resilient/checkpoint_engine.py",
         "desk.read_request({stored}, landing.boxes)",
-        (
-            "desk.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)"
-        ),
+        "desk.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
         GANG,
     ),
     Mutant(

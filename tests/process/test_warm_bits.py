@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import forked
 from endings import differences, ending
 from jobs import PATIENCE_SECONDS, Job, run
 
@@ -24,7 +25,9 @@ def facts(folder, name):
     return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
-def test_a_job_recovers_bit_for_bit_through_warm_workers_and_again(tmp_path):
+def test_a_job_recovers_bit_for_bit_through_warm_workers_and_again(tmp_path, monkeypatch):
+    # The fork server learns from what the first workers import.
+    monkeypatch.setattr(forked, "PLAIN", True)
     folder, calm = tmp_path / "struck", tmp_path / "calm"
     with Job(folder, "--pause", "0.08", launch=("--events", str(folder / "events"))) as job:
         ranks = [job.wait_for_step(5, rank) for rank in (0, 1)]

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import forked
 import pytest
 from agent_harness import is_alive, wait_until
 
@@ -51,6 +52,12 @@ print("err of life", life, file=sys.stderr)
 OF_A_LIFE = ("MASTER_PORT", "RESILIENT_ATTEMPT", "RESILIENT_CAUSE", "TORCHELASTIC_RESTART_COUNT")
 OF_A_LIFE += ("TORCHELASTIC_ERROR_FILE",)
 EVENTS = ("--events", "events")
+
+
+@pytest.fixture(autouse=True)
+def first_workers_are_cold(monkeypatch):
+    """Start the first workers afresh: the fork server learns from what they import."""
+    monkeypatch.setattr(forked, "PLAIN", True)
 
 
 def lives(agent):

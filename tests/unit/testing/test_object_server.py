@@ -78,4 +78,5 @@ def test_a_trouble_may_last():
 
 def test_a_mishap_is_printed_as_the_call_that_makes_it():
     mishap = PlannedRequestFault(3, RequestFault.LATE, 4)
-    assert eval(repr(mishap), {"PlannedRequestFault": PlannedRequestFault, "RequestFault": RequestFault}) == mishap  # noqa: S307
+    names = {"PlannedRequestFault": PlannedRequestFault, "RequestFault": RequestFault}
+    assert eval(repr(mishap), names) == mishap  # noqa: S307
