@@ -87,7 +87,7 @@ sys.exit(75)
 """
     agent = train(SAVED + script, *TWO)
     agent.wait_for("ready", 2)
-    time.sleep(0.6)
+    time.sleep(2.0)
     victim = [int(one) for one in (agent.folder / "pid.1").read_text().split()][-1]
     os.kill(victim, signal.SIGKILL)
     assert agent.end() == 75, agent.err
