@@ -26,7 +26,7 @@ class Script:
     """One command: an example, the folder that it trains into, and how long it trains."""
 
     def __init__(self, path, folder, length, *, launcher=(), repository="") -> None:
-        self.path = path
+        self.path, self.launcher = path, launcher
         self.command = [sys.executable, *launcher, str(path), str(folder), str(length)]
         self.repository = folder / repository
 
@@ -34,7 +34,9 @@ class Script:
     def started(self):
         """Start it; whatever is left of it is gone at the end."""
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")])}
-        process = forked.Popen(
+        # Ranks of a launcher are found by their command lines, which forked ranks lack.
+        start = subprocess.Popen if self.launcher else forked.Popen
+        process = start(
             self.command,
             env=environ,
             stdout=subprocess.PIPE,
