@@ -116,6 +116,8 @@ def begin(request: dict, files: list[int], client: int) -> None:
     paths = request["environ"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [one for one in paths if one and one not in sys.path]
     sys.modules["numpy"].random.seed()
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].tempdir = None  # of this environment, not of the server's
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
