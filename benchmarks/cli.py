@@ -1,4 +1,4 @@
-"""CPU seconds until a command of `resilient` has answered, against Python, torchrun and accelerate.
+"""CPU seconds until a command of `resilient` has answered, beside Python, torchrun and accelerate.
 
 The figure of a call is the user and system time of the child process, as the kernel counts it. A
 busy machine hardly changes this time. `ckpt ls` lists ten committed checkpoints in a local folder.

@@ -1,4 +1,4 @@
-"""Memory that `resilient ckpt diff` takes for two checkpoints of 10 GB, and the time.
+"""Memory and time of `resilient ckpt diff` for two checkpoints of 10 GB.
 
 Each side is a file of 100 tensors on disk, and the files differ in one tensor. `memory_over_500_mb`
 is the peak memory of the process. `diff_over_reading` is its time over that of a plain sequential

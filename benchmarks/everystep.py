@@ -1,4 +1,4 @@
-"""A step that memory holds against one that it does not: the demo's model, by turns in one run.
+"""Time of a step with and without the step cache: the demo's model, by turns in one run.
 
 One training of two ranks (and one of one rank) runs under `resilient train`, with gloo and one
 thread each. It keeps each step in memory (`--every memory=1step`) for a block of steps, and none

@@ -1,4 +1,4 @@
-"""Steps that a job keeps under a published trace of spot preemptions, against torchrun with HF's.
+"""Steps kept under a published trace of spot preemptions, against torchrun with HF's Trainer.
 
 `peers/traces/us_west_2c.json` has the number of available spot instances out of four, per tick. A
 job runs while all four are available (here as two ranks of the demo's model, see `recovery`). It

@@ -1,4 +1,4 @@
-"""How soon a checkpoint is back in the live tensors, proved, against raw reads and peers.
+"""Time to load a checkpoint into the live tensors and verify it, against raw reads and peers.
 
 One process, a local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
 contender, `cold` has nothing in the page cache, and `warm` comes right after it. `raw` reads the

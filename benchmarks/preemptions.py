@@ -1,4 +1,4 @@
-"""Preemptions at random moments of one run: is the agreed step saved, in time, with exit 75?
+"""Preemptions at random moments of one run: agreed step saved, in time, with exit code 75.
 
 Each attempt of one run of two ranks is asked to stop: by SIGTERM, SIGUSR1 or a notice in a file.
 The request comes in a random phase (start-up, loading, forward, backward, evaluation, saving),

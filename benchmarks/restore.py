@@ -1,4 +1,4 @@
-"""How soon the next life is back: from the keeper's memory, from disk, and as peers load.
+"""Time to resume the next attempt: from the saver daemon's memory, from disk, and by peers.
 
 One process, a local disk, a model and its AdamW (parameters and two moments, fp32). `keeper` and
 `ours` are a whole `resume`: it lists the checkpoints, claims an attempt, and verifies every byte

@@ -1,4 +1,4 @@
-"""How long our Trainer takes to go on, at step 1,000,000 of a run against step 10.
+"""Time of our Trainer to resume at step 1,000,000 of a run, against step 10.
 
 The time runs from the call of ``train()`` to the end of the first step. A new Trainer resumes from
 a local repository, on the CPU with one thread. No run trains a million steps here. A callback moves

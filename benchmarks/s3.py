@@ -1,4 +1,4 @@
-"""How soon a checkpoint is committed to S3, and proved when read back, against bare clients.
+"""Time to commit a checkpoint to S3, and to read it back verified, against bare clients.
 
 One process moves a model and its AdamW (parameters and two moments, fp32) to and from one real
 server. The server is Ceph's gateway on loopback: release 20 in a root of its own if it can be

@@ -1,4 +1,4 @@
-"""Saves to S3 under faults: what was acknowledged is there and whole, and nothing hangs.
+"""Saves to S3 under faults: acknowledged checkpoints lost or damaged, and saves too late.
 
 A real server (Ceph's gateway on loopback) runs behind a proxy that injects faults. For both clients
 and each fault there are some saves of 24 MiB, with the fault during each save. Then every

@@ -1,4 +1,4 @@
-"""How long training waits for a save and how soon it is durable, against raw copies and peers.
+"""Wait of training for a save and time until it is durable, against raw copies and peers.
 
 One process saves a model and its AdamW (parameters and two moments, fp32) to a local disk. Per
 round and contender, `stall` is the time that the training thread waits, and `durable` the time

@@ -1,4 +1,4 @@
-"""What one save asks of the store, of the ranks' board and of rank 0, up to 16,384 ranks.
+"""Requests of one save to store, key-value store and rank 0, with up to 16,384 ranks.
 
 Every rank is a thread of this process that runs `persist`: the whole path from host bytes to the
 commit and the work after it, over the real `ControlGroup` and `TorchKVStore`. Simulated are the

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_repositories import write_usual_run
 
+from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.redaction import shell_quote
-from resilient.storage.open import local_path
+from resilient.storage.local import LocalStore
 from resilient_cli.app import LazyGroup, build, load
+from resilient_cli.survey import Survey, assess_native
 
 ROOT = Path(__file__).parents[2]
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -175,11 +177,15 @@ def test_a_hint_about_an_odd_place_is_one_command(words, start, tmp_path, monkey
     assert not wrong_in(hint)
 
 
-def test_the_command_that_resumes_names_an_odd_repository_as_one_word(tmp_path, call):
-    write_usual_run(tmp_path / ODD)
-    outcome = call("ckpt", "inspect", "latest", tmp_path / ODD, "--format", "json")
-    words = shlex.split(json.loads(outcome.stdout)["resumable"]["command"])
-    assert local_path(words[words.index("--repo") + 1]) == tmp_path / ODD
+def test_the_command_that_resumes_names_an_odd_repository_as_one_word(tmp_path):
+    write_usual_run(tmp_path)
+    store = LocalStore(tmp_path)
+    checkpoint = committed(store)[0]
+    manifest = read_manifest(store, checkpoint)
+    elsewhere = SimpleNamespace(url=f"s3://bucket/{ODD}")
+    verdict = assess_native(elsewhere, manifest, Survey(checkpoint, manifest, ()))
+    words = shlex.split(verdict.command)
+    assert words[words.index("--repo") + 1] == elsewhere.url
 
 
 def test_no_command_is_put_together_without_quotes():
