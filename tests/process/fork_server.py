@@ -111,21 +111,26 @@ def begin(request: dict, files: list[int], client: int) -> None:
         del request["arguments"][0]
     open_streams(is_unbuffered=is_unbuffered)
     os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environ"])
-    paths = request["environ"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [one for one in paths if one and one not in sys.path]
-    sys.modules["numpy"].random.seed()
-    if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # of this environment, not of the server's
-    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    forget_the_server(request["environ"])
     os.write(told, str(os.getpid()).encode())
     word = os.read(told, 1)
     os.close(told)
     if not word:
         os._exit(CODE_KILLED)
+
+
+def forget_the_server(environ: dict[str, str]) -> None:
+    """Take the environment of the program, and drop what the server derived from its own."""
+    os.environ.clear()
+    os.environ.update(environ)
+    paths = environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [one for one in paths if one and one not in sys.path]
+    sys.modules["numpy"].random.seed()
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].tempdir = None
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_streams(*, is_unbuffered: bool) -> None:
