@@ -4,6 +4,10 @@ A heartbeat is a few stores into a mapped file that the rank shares with the age
 costs about a microsecond and needs no network. The agent can read it in any state of the rank and
 its collectives. Its times are those of the monotonic clock, which all processes of a host share.
 
+The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
+rejects a slot that is half written and reads the other one. A rank that is stopped or killed inside
+a write therefore keeps the progress before it.
+
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
 handler is faulthandler's, in C. It therefore answers even if the rank is stuck inside a collective
 or holds the interpreter's lock.
@@ -39,9 +43,10 @@ STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 RECENT_STEPS = 64
 
-_HEAD = struct.Struct("<QqQdQ")  # signs, last step done, phase, since when, steps timed
-_SIGNS = struct.Struct("<Q")
+# number, last step done, phase, since when, steps timed, number
+_HEAD = struct.Struct("<QqQdQQ")
 _NUMBER = struct.Struct("<d")
+_EMPTY = (0,) * 6
 _WRITE_HEAD = _HEAD.pack_into
 _READS_MAX = 5
 
@@ -63,7 +68,7 @@ class Phase(IntEnum):
     COMPILING = 7
 
 
-_LONGEST_AT = _HEAD.size
+_LONGEST_AT = 2 * _HEAD.size
 _RECENT_AT = _LONGEST_AT + len(Phase) * _NUMBER.size
 _OWN_AT = _RECENT_AT + RECENT_STEPS * _NUMBER.size
 _SIZE = _OWN_AT + RECENT_STEPS * _NUMBER.size
@@ -151,10 +156,11 @@ class ProgressReporter:
             self._longest[before] = took_seconds
             _NUMBER.pack_into(self._memory, _LONGEST_AT + before * _NUMBER.size, took_seconds)
         self._phase, self._since_seconds = phase, now_seconds
-        self._signs += 1
         # This code runs six times per step and is repeated here, because a call would double its
         # cost.
-        _WRITE_HEAD(self._memory, 0, self._signs, self._step, phase, now_seconds, self._timed)
+        self._signs = signs = self._signs + 1
+        at = _HEAD.size if signs & 1 else 0
+        _WRITE_HEAD(self._memory, at, signs, self._step, phase, now_seconds, self._timed, signs)
 
     def again(self) -> None:
         """Publish that the current phase makes progress."""
@@ -201,10 +207,10 @@ class ProgressReporter:
             self._write()
 
     def _write(self) -> None:
-        self._signs += 1
-        _WRITE_HEAD(
-            self._memory, 0, self._signs, self._step, self._phase, self._since_seconds, self._timed
-        )
+        self._signs = signs = self._signs + 1
+        at = _HEAD.size if signs & 1 else 0
+        head = (signs, self._step, self._phase, self._since_seconds, self._timed, signs)
+        _WRITE_HEAD(self._memory, at, *head)
 
 
 class PhaseScope:
@@ -247,8 +253,10 @@ def read_progress(path: Path) -> ProgressRecord | None:
 
 
 def _parse(data: bytes) -> ProgressRecord | None:
-    signs, step, phase, since_seconds, timed = _HEAD.unpack_from(data)
-    if not signs or phase >= len(Phase):
+    heads = [_HEAD.unpack_from(data, at) for at in (0, _HEAD.size)]
+    complete = [head for head in heads if head[0] == head[-1] and head[2] < len(Phase)]
+    signs, step, phase, since_seconds, timed, _ = max(complete, default=_EMPTY)
+    if not signs:
         return None
     count = min(timed, RECENT_STEPS)
     own_seconds = _numbers(data, _OWN_AT, count)

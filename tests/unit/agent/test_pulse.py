@@ -1,7 +1,7 @@
 """What a pulse shows, and how it is read."""
 
 import os
-import threading
+import signal
 
 import pytest
 from clocks import OwnClock
@@ -109,23 +109,47 @@ def test_only_recent_steps_are_remembered(shown, clock):
     assert sorted(signs().step_seconds) == [float(n) for n in range(3, heartbeat.RECENT_STEPS + 3)]
 
 
+def beat_for_ever(path):
+    one, number = ProgressReporter(path, SystemClock()), 0
+    while True:
+        number += 1
+        one.end_step(number)
+        one.begin_step()
+
+
 def test_a_reader_never_sees_a_torn_sign(tmp_path):
-    one, done = ProgressReporter(tmp_path / "p", SystemClock()), threading.Event()
-
-    def beat():
-        number = 0
-        while not done.is_set():
-            number += 1
-            one.end_step(number)
-            one.begin_step()
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    seen = [read_progress(tmp_path / "p") for _ in range(500)]
-    done.set()
-    thread.join()
+    path = tmp_path / "p"
+    ProgressReporter(path, SystemClock())
+    if not (child := os.fork()):
+        beat_for_ever(path)
+    try:
+        while read_progress(path) is None or read_progress(path).step < 0:
+            pass
+        seen = [read_progress(path) for _ in range(5000)]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     steps = [signs.step for signs in seen]
     assert steps == sorted(steps)
+    assert steps[0] < steps[-1]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 8, 20, 40])
+def test_a_half_written_head_leaves_the_progress_before_it(tmp_path, clock, kept):
+    path = tmp_path / "p"
+    one = ProgressReporter(path, clock)
+    one.end_step(3)
+    before = path.read_bytes()
+    one.end_step(4)
+    after = path.read_bytes()
+    size = heartbeat._HEAD.size
+    at = next(at for at in (0, size) if before[at : at + size] != after[at : at + size])
+    # The interpreter zeroes the place before it writes the values in order.
+    torn = after[at : at + kept].ljust(size, b"\0")
+    path.write_bytes(after[:at] + torn + after[at + size :])
+    assert read_progress(path).step == 3
+    path.write_bytes(after)
+    assert read_progress(path).step == 4
 
 
 def test_a_pulse_replaces_one_that_somebody_still_has_open(tmp_path, clock):
