@@ -26,9 +26,9 @@ MUTANTS = [
     ),
     Mutant(
         "an id is answered with advice in words",
-        "cli/resilient_cli/manual.py",
-        '(_DOCTOR, "resilient help storage, for how a URL is written")',
-        '("look at the URL", _DOCTOR)',
+        "cli/resilient_cli/help_texts/errors.md",
+        "- resilient doctor --repo REPO\n- resilient help storage",
+        "- look at the URL\n- resilient help storage",
         "tests/cli/test_manual.py -k next_is_a_command",
     ),
     Mutant(

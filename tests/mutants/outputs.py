@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "a page says nothing of what it may load",
         "cli/resilient_cli/page/server.py",
-        '    "Content-Security-Policy": POLICY,\n',
+        '        "Content-Security-Policy": served_policy(),\n',
         "",
         SERVED,
     ),

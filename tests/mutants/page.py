@@ -10,7 +10,7 @@ PAGE = "tests/cli/test_inspector_page.py"
 MUTANTS = [
     Mutant(
         "the tabs of a narrow page stand in two rows",
-        "cli/resilient_cli/page/assets.py",
+        "cli/resilient_cli/page/static/page.css",
         "nav{gap:0}nav a{padding:7px 9px}",
         "",
         "tests/process/test_inspector_views.py -k tree_sizes",
@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "a page in a file may ask others",
         "cli/resilient_cli/page/assets.py",
-        "    \"default-src 'none'; style-src",
-        '    "default-src *; style-src',
+        "        \"default-src 'none'; style-src",
+        '        "default-src *; style-src',
         "tests/cli/test_report.py -k nothing_beside_it",
     ),
 ]

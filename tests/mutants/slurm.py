@@ -11,7 +11,7 @@ SCRIPT = "cli/resilient_cli/slurm/script.py"
 MUTANTS = [
     Mutant(
         "a task of an array requeues all of them",
-        SCRIPT,
+        "cli/resilient_cli/slurm/batch_template.sh",
         'scontrol requeue "$job" || {',
         'scontrol requeue "$SLURM_JOB_ID" || {',
         f"{TESTS} -k transcripts",
@@ -19,8 +19,8 @@ MUTANTS = [
     Mutant(
         "a bug of the script is requeued for ever",
         SCRIPT,
-        'permanent = "|".join(str(one) for one in PERMANENT)',
-        'permanent = "|".join(str(one) for one in PERMANENT[:1])',
+        '"permanent_codes": "|".join(str(one) for one in PERMANENT)',
+        '"permanent_codes": "|".join(str(one) for one in PERMANENT[:1])',
         f"{TESTS} -k each_code",
     ),
     Mutant(

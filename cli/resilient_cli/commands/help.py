@@ -13,24 +13,17 @@ from resilient.redaction import shell_quote
 from resilient_cli.app import main
 from resilient_cli.command_tree import COMMANDS
 from resilient_cli.manual import (
-    ENVIRONMENT,
-    EXPLANATIONS,
-    REFS,
-    STORAGE,
+    explanations,
     schema_document,
     schema_names,
     schema_text,
+    topic_blocks,
 )
 from resilient_cli.output import CommandResult, KeyValues, Table, show
 from resilient_cli.repositories import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-_JSON = (
-    "With --json each answer is one object on a line of stdout, and an error is the last line of "
-    "stderr. `schema` names its schema and `type` its kind; fields are added, never taken away."
-)
 
 
 def errors() -> dict[str, type[ResilientError]]:
@@ -77,7 +70,7 @@ def all_errors() -> CommandResult:
 
 def one_error(code: str) -> CommandResult:
     """Build the explanation of one id of :func:`errors`."""
-    error, more = errors()[code], EXPLANATIONS[code]
+    error, more = errors()[code], explanations()[code]
     facts = KeyValues(
         (
             ("id", code),
@@ -93,7 +86,7 @@ def one_error(code: str) -> CommandResult:
 
 
 def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
-    """Build the answer with one page of :mod:`resilient_cli.manual`."""
+    """Build the answer with one topic of :mod:`resilient_cli.manual`."""
     rows = [
         dict(zip(map(str.lower, block.columns), row, strict=True))
         for block in blocks
@@ -111,8 +104,9 @@ def all_schemas() -> CommandResult:
     """Build the list of the schemas in :mod:`resilient_cli.manual` and their descriptions."""
     known = {name: str(schema_document(name)["description"]) for name in schema_names()}
     table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
-    said = (_JSON, table, "Example: resilient help json ckpt.ls > ckpt.ls.schema.json")
-    return CommandResult("help", "schemas", {"schemas": known}, said, tuple(known))
+    description, example = topic_blocks(JSON)
+    blocks = (description, table, example)
+    return CommandResult("help", "schemas", {"schemas": known}, blocks, tuple(known))
 
 
 def one_schema(name: str) -> CommandResult:
@@ -144,7 +138,7 @@ def _below(base: type[ResilientError]) -> Iterator[type[ResilientError]]:
             yield from _below(child)
 
 
-PAGES = {"refs": REFS, "storage": STORAGE, "environment": ENVIRONMENT}
+PAGES = ("refs", "storage", "environment")
 JSON = "json"
 TOPICS = {
     "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
@@ -182,7 +176,7 @@ def manual(
     if found:
         show(found(), output)
     elif name.lower() in PAGES:
-        show(topic(name.lower(), PAGES[name.lower()]), output)
+        show(topic(name.lower(), topic_blocks(name.lower())), output)
     elif name in {str(one.number) for one in EXIT_CODES}:
         show(one_code(int(name)), output)
     elif name.upper() in errors():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import parse_qsl
 
 from resilient.errors import ConfigError
-from resilient_cli.page.assets import POLICY
+from resilient_cli.page.assets import served_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,15 +29,6 @@ _SILENT_SECONDS = 10
 _POLL_SECONDS = 0.1
 _FIELDS_MAX = 4
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 _ALLOWED = {"Allow": "GET, HEAD"}
 
 
@@ -193,9 +184,22 @@ class _Handler(BaseHTTPRequestHandler):
         body = text.encode("utf-8", "replace")
         self.close_connection = True
         self.send_response(status)
-        fields = {**_HEADERS, **(more or {}), "Content-Type": kind, "Content-Length": len(body)}
+        fields = {**_headers(), **(more or {}), "Content-Type": kind, "Content-Length": len(body)}
         for name, value in fields.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _headers() -> dict[str, str]:
+    """Return the headers of every answer."""
+    return {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": served_policy(),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }

@@ -19,6 +19,7 @@ from resilient_cli.launch_checks import (
     refuse_given,
     secret_option,
 )
+from resilient_cli.package_files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -233,51 +234,15 @@ _OURS = {
 
 _REQUEUE = 75
 
-_HEAD = """\
-set -u
-# A task of an array has a number of its own. SLURM_JOB_ID of one of them is that of the whole
-# array, which `scontrol requeue` would requeue.
-job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-start="${SLURM_RESTART_COUNT:-0}"
-run="$SLURM_JOB_NAME-$job-r$start"
+# A placeholder that fills its line takes whole lines, or none; the others take words.
+_PLACEHOLDER = re.compile(r"^@\{(\w+)\}\n|@\{(\w+)\}", re.MULTILINE)
+
+_MEETING_LINES = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 10000))
 """
-
-_SAY = """
-say() { printf 'slurm: %s\\n' "$*" >&2; }
-
-requeue() {
-  # A job that was cancelled stays so; one that SLURM requeued or preempted starts by itself.
-  state=$(scontrol show job -o "$job") || state="JobState=RUNNING"
-  case "$state" in
-    *JobState=RUNNING*|*Reason=TimeLimit*) ;;
-    *) say "exit $code; SLURM has ended job $job already"; exit "$code" ;;
-  esac
-  say "exit $code: $1; job $job is requeued after start $start"
-  scontrol requeue "$job" || { say "not requeued; by hand: scontrol requeue $job"; exit "$code"; }
-  exit "$code"
-}
-"""
-
-_WAIT = """
-# SLURM signals this shell alone; srun passes the notice on to the agents of all nodes.
-trap 'say "the time is nearly over: save and leave"; kill -USR1 "$agents" 2>/dev/null' USR1
-trap 'kill -TERM "$agents" 2>/dev/null' TERM
-code=0
-# A signal ends `wait`, not what is waited for.
-while :; do
-  wait "$agents"
-  code=$?
-  kill -0 "$agents" 2>/dev/null || break
-done
-trap '' USR1 TERM
-# If both came at once, the code is still to be had.
-wait "$agents" 2>/dev/null
-last=$?
-[ "$last" -eq 127 ] || code=$last
-"""
-
-
-_OF_FIRST = """\
+_EXIT_CODES_LINE = 'codes=$(mktemp -u "${TMPDIR:-/tmp}/resilient-$run-XXXXXX")\n'
+_CODE_OF_FIRST_LINES = """\
 [ ! -s "$codes.0" ] || read -r code < "$codes.0"
 rm -f "$codes".*
 """
@@ -285,19 +250,18 @@ rm -f "$codes".*
 
 def render(job: SlurmJob) -> str:
     """Return the batch script of a job, which ends with a line break."""
-    parts = [
-        "#!/bin/bash\n",
-        *(f"#SBATCH {one}\n" for one in _directives(job)),
-        *(_variable(name, value) for name, value in job.environment),
-        *(f"{line}\n" for line in job.setup),
-        _HEAD,
-        _SAY,
-        _agents(job),
-        _WAIT,
-        _OF_FIRST if job.nodes_min < job.nodes_max else "",
-        _verdict(job),
-    ]
-    return "".join(parts)
+    values = {
+        "directives": "".join(f"#SBATCH {option}\n" for option in _directives(job)),
+        "variables": "".join(_variable(name, value) for name, value in job.environment),
+        "setup": "".join(f"{line}\n" for line in job.setup),
+        **_agents(job),
+        "requeue_code": str(_REQUEUE),
+        "permanent_codes": "|".join(str(one) for one in PERMANENT),
+        "failures": f"{job.logs.rstrip('/')}/$SLURM_JOB_NAME-$job.failures",
+        "failures_max": str(job.failures_max),
+    }
+    template = read_text("slurm/batch_template.sh")
+    return _PLACEHOLDER.sub(lambda found: values[found[1] or found[2]], template)
 
 
 def _directives(job: SlurmJob) -> list[str]:
@@ -336,41 +300,32 @@ def _variable(name: str, value: str | None) -> str:
     )
 
 
-def _agents(job: SlurmJob) -> str:
-    """Return the lines that start one agent per node in the background."""
-    own = [] if job.says_grace else [f"--grace {job.grace_seconds:g}"]
-    lines = []
-    if job.nodes_max > 1:
-        lines = [
-            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n',
-            "port=$((20000 + SLURM_JOB_ID % 10000))\n",
-        ]
-        # The agents must not wait for nodes that SLURM did not give.
-        own.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')
-        own.append('--rdzv-endpoint "$head:$port"')
-    own.append('--rdzv-id "$run"')
-    program = "resilient train"
-    if job.nodes_min < job.nodes_max:
-        # srun reports the code of a node that died; the first agent writes the code of the run.
-        lines.append('codes=$(mktemp -u "${TMPDIR:-/tmp}/resilient-$run-XXXXXX")\n')
-        named = f'export {EXIT_CODE_FILE}="$0.$SLURM_PROCID"'
-        program = f"""bash -c '{named}; exec resilient train "$@"' "$codes\""""
-    cpus = f"--cpus-per-task={job.place.cpus} " if job.place.cpus else ""
-    # --no-kill of the job keeps its nodes; without that of the step, SLURM kills their agents.
+def _agents(job: SlurmJob) -> dict[str, str]:
+    """Return the values for the lines that start one agent per node in the background."""
     is_elastic = job.nodes_min < job.nodes_max
-    stays = "--no-kill --ntasks-per-node=1 " if is_elastic else ""
-    words = " ".join(map(_quote, job.command))
-    return "".join(
-        [
-            "\n",
-            *lines,
-            # An agent that leaves first must not end the others, which may still be saving.
-            f"srun {cpus}{stays}--kill-on-bad-exit=0 --wait=0 \\\n",
-            f"  {program} {' '.join(own)} \\\n",
-            f"  {words} &\n",
-            "agents=$!\n",
-        ]
-    )
+    # --no-kill of the job keeps its nodes; without that of the step, SLURM kills their agents.
+    srun_options = [f"--cpus-per-task={job.place.cpus}"] if job.place.cpus else []
+    srun_options += ["--no-kill", "--ntasks-per-node=1"] if is_elastic else []
+    agent_options = [] if job.says_grace else [f"--grace {job.grace_seconds:g}"]
+    if job.nodes_max > 1:
+        # The agents must not wait for nodes that SLURM did not give.
+        agent_options.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')
+        agent_options.append('--rdzv-endpoint "$head:$port"')
+    agent_options.append('--rdzv-id "$run"')
+    program = "resilient train"
+    if is_elastic:
+        # srun reports the code of a node that died; the first agent writes the code of the run.
+        export = f'export {EXIT_CODE_FILE}="$0.$SLURM_PROCID"'
+        program = f"""bash -c '{export}; exec resilient train "$@"' "$codes\""""
+    return {
+        "meeting": (_MEETING_LINES if job.nodes_max > 1 else "")
+        + (_EXIT_CODES_LINE if is_elastic else ""),
+        "srun_options": "".join(f"{option} " for option in srun_options),
+        "program": program,
+        "agent_options": " ".join(agent_options),
+        "command": " ".join(map(_quote, job.command)),
+        "code_of_first": _CODE_OF_FIRST_LINES if is_elastic else "",
+    }
 
 
 def _quote(word: str) -> str:
@@ -379,27 +334,3 @@ def _quote(word: str) -> str:
         return shlex.quote(word)
     texts = [shlex.quote(one) if one else "" for one in word.split(TASK)]
     return '"$SLURM_ARRAY_TASK_ID"'.join(texts)
-
-
-def _verdict(job: SlurmJob) -> str:
-    permanent = "|".join(str(one) for one in PERMANENT)
-    failures = f"{job.logs.rstrip('/')}/$SLURM_JOB_NAME-$job.failures"
-    return f"""\
-case "$code" in
-  0) exit 0 ;;
-  {_REQUEUE}) requeue "saved" ;;
-  {permanent}) say "exit $code: another start would end the same way"; exit "$code" ;;
-esac
-failures="{failures}"
-echo "start $start exit $code nodes $SLURM_JOB_NODELIST" >> "$failures" &&
-  failed=$(wc -l < "$failures") || {{
-  # Who cannot count would start for ever.
-  say "exit $code, and $failures cannot be written: job $job is left alone"
-  exit "$code"
-}}
-if [ "$failed" -ge {job.failures_max} ]; then
-  say "exit $code: $failed starts have failed, see $failures; job $job is left alone"
-  exit "$code"
-fi
-requeue "failure $failed of {job.failures_max}"
-"""
