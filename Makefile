@@ -97,7 +97,7 @@ scale: $(STAMP)
 # one: both digests, and all faults, as one line of JSON.
 FAULTS ?= 100
 storm: $(STAMP)
-	folder=$$(mktemp -d) && $(BIN)/python tests/process/canonical_job.py storm $$folder $(FAULTS),$(SEED) '{}'; code=$$?; rm -r $$folder; exit $$code
+	folder=$$(mktemp -d) && $(BIN)/python -m tests.process.canonical_job storm $$folder $(FAULTS),$(SEED) '{}'; code=$$?; rm -r $$folder; exit $$code
 
 # How many spoiled inputs each reader gets, and where to begin: make fuzz RUNS=1000 SEED=1000000
 # A million over all of them, as it stands.

@@ -6,7 +6,8 @@ import os
 import threading
 
 import pytest
-from seeds import begin_streams
+
+from tests.helpers.seeds import begin_streams
 
 # A failing contract shows its values, as a test of our own would; before anybody imports it.
 pytest.register_assert_rewrite("resilient.testing.store_contract")

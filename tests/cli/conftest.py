@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_repositories import TickingClock
-from json_schemas import check_output
-from manifest_schemas import check_schema
 
 from resilient_cli.app import main
+from tests.helpers.cli_repositories import TickingClock
+from tests.helpers.json_schemas import check_output
+from tests.helpers.manifest_schemas import check_schema
 from tests.services import kubectl
 from tests.services.apiserver import ApiServer
 from tests.services.presence import require

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_repositories import flip_bit, write_two_ranks
+
+from tests.helpers.cli_repositories import flip_bit, write_two_ranks
 
 MODEL, OPTIMIZER = "model.r00000.safetensors", "optimizer.r00001.safetensors"
 

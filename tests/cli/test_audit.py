@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from ledgers import Forger, Run, usual_run
+
+from tests.helpers.ledgers import Forger, Run, usual_run
 
 FIRST, SECOND, LOST, THIRD, LAST = (
     "ledger/g000001-000000000002.json",

@@ -6,12 +6,12 @@ import json
 import shutil
 
 import pytest
-from ledgers import Forger, Run, usual_run
 
 from resilient.checkpoint.generations import claim, mark_committed, read_generation
 from resilient.checkpoint.rollback import apply_rollback, plan_rollback, plan_undo
 from resilient.format.keys import CheckpointId, generation_key
 from resilient.storage.local import LocalStore
+from tests.helpers.ledgers import Forger, Run, usual_run
 
 FIRST, LOST, THIRD, LAST = map(generation_key, range(1, 5))
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import write_run, write_usual_run
 
 from resilient.checkpoint.catalog import ancestry, committed
 from resilient.storage.local import LocalStore
 from resilient_cli.commands.bisect import BisectResult, Verdict, bisect_sequence
+from tests.helpers.cli_repositories import write_run, write_usual_run
 
 JUDGE = """
 import os, sys

@@ -7,11 +7,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from cli_repositories import write_usual_run
-from test_schemas import leaves
 
 from resilient_cli.app import load
 from resilient_cli.command_tree import COMMANDS
+from tests.cli.test_schemas import leaves
+from tests.helpers.cli_repositories import write_usual_run
 
 CANARY = "c4n4ry-Do-Not-Show+="
 TRAIN = ("train", "--repo", "URL", "SCRIPT")

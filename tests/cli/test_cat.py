@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from drifting_runs import write_drifting_run
 
 from resilient_cli.app import main
 from resilient_cli.commands.cat import split_ref_path
+from tests.helpers.drifting_runs import write_drifting_run
 
 THEIRS = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 

@@ -6,7 +6,8 @@ import json
 import shutil
 
 import pytest
-from cli_repositories import cut, flip_bit, write_run, write_usual_run
+
+from tests.helpers.cli_repositories import cut, flip_bit, write_run, write_usual_run
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_repositories import flip_bit
-from manifests import begin, frozen_parts_of, save
 
 from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import flip_bit
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 MODEL = "model.r00000.safetensors"
 

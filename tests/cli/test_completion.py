@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import write_usual_run
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.refs import create_tag
@@ -15,6 +14,7 @@ from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
 from resilient_cli.app import main
 from resilient_cli.repositories import references
+from tests.helpers.cli_repositories import write_usual_run
 
 
 @pytest.fixture

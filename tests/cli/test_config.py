@@ -10,9 +10,9 @@ from dataclasses import fields
 
 import jsonschema
 import pytest
-from cli_repositories import write_usual_run
 
 from resilient.train.arguments.arguments import TrainingArguments
+from tests.helpers.cli_repositories import write_usual_run
 
 GOOD = """output_dir = "runs/mine"
 learning_rate = 3e-4

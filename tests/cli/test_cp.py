@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from cli_repositories import write_run, write_usual_run
+
+from tests.helpers.cli_repositories import write_run, write_usual_run
 
 
 @pytest.fixture

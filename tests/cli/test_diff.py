@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_repositories import TickingClock, write_usual_run
-from drifting_runs import write_drifting_run
 
 from resilient_cli.output import Progress
+from tests.helpers.cli_repositories import TickingClock, write_usual_run
+from tests.helpers.drifting_runs import write_drifting_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 

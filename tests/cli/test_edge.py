@@ -10,12 +10,12 @@ from typing import Annotated
 
 import pytest
 import typer
-from cli_repositories import write_usual_run
 
 import resilient.errors
 from resilient.errors import ResilientError
 from resilient.redaction import redact_userinfo
 from resilient_cli.output import human_age, human_size
+from tests.helpers.cli_repositories import write_usual_run
 
 EXIT_CODES = {
     "ResilientError": (1, "RES-ERROR"),

@@ -6,7 +6,8 @@ import json
 import shutil
 
 import pytest
-from hf_runs import HERE
+
+from tests.helpers.hf_runs import HERE
 
 THEIRS = HERE / "gpt2_all" / "run" / "checkpoint-8"
 SLOW = pytest.mark.filterwarnings("ignore")  # of the peers

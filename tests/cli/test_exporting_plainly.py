@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
-from cli_repositories import flip_bit
-from drifting_runs import write_drifting_run
-from foreign_folders import write_slices
 from safetensors.torch import load_file
-from sharded_folders import optimizer, values
+
+from tests.helpers.cli_repositories import flip_bit
+from tests.helpers.drifting_runs import write_drifting_run
+from tests.helpers.foreign_folders import write_slices
+from tests.helpers.sharded_folders import optimizer, values
 
 FORMATS = ("safetensors", "torch", "dcp")
 

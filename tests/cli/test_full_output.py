@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import write_usual_run
+
+from tests.helpers.cli_repositories import write_usual_run
 
 
 @pytest.fixture

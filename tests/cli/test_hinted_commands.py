@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_repositories import write_usual_run
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.redaction import shell_quote
 from resilient.storage.local import LocalStore
 from resilient_cli.app import LazyGroup, build, load
 from resilient_cli.survey import Survey, assess_native
+from tests.helpers.cli_repositories import write_usual_run
 
 ROOT = Path(__file__).parents[2]
 TRANSCRIPTS = Path(__file__).parent / "transcripts"

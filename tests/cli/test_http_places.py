@@ -7,12 +7,12 @@ import socket
 
 import pytest
 import torch
-from http_places import served
 
 from resilient.errors import ConfigError
 from resilient.storage import folder as folder_module
 from resilient.storage.folder import open_folder
 from resilient.storage.fsspec_store import FsspecStore
+from tests.helpers.http_places import served
 
 
 @pytest.fixture(scope="module")

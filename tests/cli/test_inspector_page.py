@@ -12,7 +12,6 @@ import time
 from html.parser import HTMLParser
 
 import pytest
-from inspected_runs import EVIL, LAYERS, spoil, write_inspected_run
 
 from resilient.clock import SystemClock
 from resilient.errors import StoreError
@@ -24,6 +23,7 @@ from resilient_cli.page.lazy_parts import RenderQueue
 from resilient_cli.page.tensors import layer_of
 from resilient_cli.store_wrappers import CountingStore
 from resilient_cli.survey import VerifyLevel, examine
+from tests.helpers.inspected_runs import EVIL, LAYERS, spoil, write_inspected_run
 
 VOID = ("meta", "input", "path", "rect", "circle", "wbr")
 LAST, BEFORE = "checkpoint-50-g2", "checkpoint-40-g2"

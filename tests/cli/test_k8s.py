@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifest_rules import check_restricted, check_rules, pods
-from manifest_schemas import VERSIONS, check_schema
-from told import RANK, SIZES, line
 
 from resilient.errors import EXIT_CODES, PERMANENT
 from resilient_cli.kubernetes.manifests import REQUEUE, to_yaml
+from tests.helpers.manifest_rules import check_restricted, check_rules, pods
+from tests.helpers.manifest_schemas import VERSIONS, check_schema
+from tests.helpers.told import RANK, SIZES, line
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 IMAGE = (

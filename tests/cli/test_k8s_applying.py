@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from clusters import pod
 
+from tests.helpers.clusters import pod
 from tests.services.apirequests import TOKEN
 from tests.services.apiserver import CORE, Fault
 

@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
-from clusters import condition, holder, pod, warning, workload
 
 from resilient.errors import ClusterUnavailable
 from resilient_cli.kubernetes.kubectl import Cluster
 from resilient_cli.kubernetes.status import state_of
 from resilient_cli.kubernetes.watch import get_run, resources
+from tests.helpers.clusters import condition, holder, pod, warning, workload
 from tests.services.apirequests import TOKEN
 from tests.services.apiserver import CORE, Fault
 

@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import TickingClock, cut, flip_bit, write_usual_run
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import TickingClock, cut, flip_bit, write_usual_run
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from cli_repositories import write_usual_run
 
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import write_usual_run
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from cli_repositories import write_usual_run
+
+from tests.helpers.cli_repositories import write_usual_run
 
 WORDS = {
     "export": ("ckpt", "export", "latest", "run", "--format", "safetensors", "--out"),

@@ -6,12 +6,12 @@ import re
 import shutil
 
 import pytest
-from gangs import ROOT
-from pages import commands_of, paste_on_a_new_machine, section, shell_of
 
 from resilient.errors import EXIT_CODES, PERMANENT
 from resilient_cli.app import load
 from resilient_cli.command_tree import COMMANDS
+from tests.helpers.pages import commands_of, paste_on_a_new_machine, section, shell_of
+from tests.process.gangs import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import TickingClock
-from told import RANK, SIZES, killed_run, line
 
 from resilient.checkpoint.generations import claim
 from resilient.storage.open import open_store
+from tests.helpers.cli_repositories import TickingClock
+from tests.helpers.told import RANK, SIZES, killed_run, line
 
 PROMOTED = [
     line(

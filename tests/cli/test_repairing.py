@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_repositories import cut, flip_bit, write_usual_run
+
+from tests.helpers.cli_repositories import cut, flip_bit, write_usual_run
 
 NEWEST = "checkpoint-35-g2"
 MODEL = "model.r00000.safetensors"

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
-from cli_repositories import cut, write_usual_run
-from told import BEGAN, killed_run
 
 from resilient_cli.commands.ui import version_of
+from tests.helpers.cli_repositories import cut, write_usual_run
+from tests.helpers.told import BEGAN, killed_run
 
 
 class Later:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_repositories import write_usual_run
-from json_schemas import check, check_output, documents, validator
 
 from resilient_cli.app import main
 from resilient_cli.command_tree import COMMANDS
 from resilient_cli.manual import schema_document, schema_names
+from tests.helpers.cli_repositories import write_usual_run
+from tests.helpers.json_schemas import check, check_output, documents, validator
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = {

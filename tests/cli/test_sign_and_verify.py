@@ -6,7 +6,8 @@ import json
 import shutil
 
 import pytest
-from cli_repositories import flip_bit, write_usual_run
+
+from tests.helpers.cli_repositories import flip_bit, write_usual_run
 
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
 

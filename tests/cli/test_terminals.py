@@ -14,11 +14,11 @@ from fcntl import ioctl
 from io import StringIO
 
 import pytest
-from cli_repositories import TickingClock, write_usual_run
 
 from resilient_cli.app import load
 from resilient_cli.command_tree import COMMANDS, LazyCommand
 from resilient_cli.output import KeyValues, Progress, Table, Waiting, _human_lines
+from tests.helpers.cli_repositories import TickingClock, write_usual_run
 
 PROGRAM = (sys.executable, "-m", "resilient_cli")
 

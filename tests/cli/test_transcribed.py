@@ -9,19 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_repositories import write_usual_run
-from hf_runs import HERE
-from test_schemas import TRANSCRIPTS as IN_JSON
-from test_schemas import leaves
-from test_stopping import OBEYS, word
-from test_ui import hear_ctrl_c
-from told import killed_run
 
 import resilient
 from resilient_cli.command_tree import COMMANDS
 from resilient_cli.commands import doctor
 from resilient_cli.preemption_budget import Check
 from tests.cli.conftest import TRANSCRIPTS, Outcome
+from tests.cli.test_schemas import TRANSCRIPTS as IN_JSON
+from tests.cli.test_schemas import leaves
+from tests.cli.test_stopping import OBEYS, word
+from tests.cli.test_ui import hear_ctrl_c
+from tests.helpers.cli_repositories import write_usual_run
+from tests.helpers.hf_runs import HERE
+from tests.helpers.told import killed_run
 
 TEXTS = {
     "ckpt.verify": "verify-all",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_repositories import TickingClock, write_usual_run
 
 from resilient.checkpoint.catalog import folders_of, prunes_in, read_manifest, trash_of
 from resilient.storage.local import LocalStore
 from resilient_cli.app import drop_useless_hint
+from tests.helpers.cli_repositories import TickingClock, write_usual_run
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
-from cli_repositories import cut, write_usual_run
 
 from resilient.checkpoint.catalog import lineage
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import cut, write_usual_run
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from json_schemas import check
-from told import killed_run
 
 from resilient_cli.commands.ui import RunPage
 from resilient_cli.page.page import page_of
 from resilient_cli.page.server import PageServer
+from tests.helpers.json_schemas import check
+from tests.helpers.told import killed_run
 
 SAID = ("36.7 %", "aws: spot terminate", "checkpoint-5-g1")
 

@@ -10,11 +10,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from cli_repositories import write_usual_run
 
 from resilient.checkpoint.generations import list_numbers
 from resilient.format.keys import generation_key
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import write_usual_run
 
 HERE = socket.gethostname()
 

@@ -6,11 +6,11 @@ import json
 from random import Random
 
 import pytest
-from cli_repositories import cut, flip_bit, write_usual_run
 
 from resilient.clock import parse_length
 from resilient_cli import survey
 from resilient_cli.durations import parse_duration, parse_percentage
+from tests.helpers.cli_repositories import cut, flip_bit, write_usual_run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from boards import PATIENT_SECONDS, Timed
 
 from resilient.distributed.coordination import ControlGroup, agree
 from resilient.distributed.kv_store import Address, InMemoryKVStore, KVStoreServer, SocketKVStore
@@ -24,6 +23,7 @@ from resilient.distributed.launch_env import (
 from resilient.distributed.torch_kv_store import TorchKVStore, connect
 from resilient.errors import DeadlineExceeded, PeerFailed
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.boards import PATIENT_SECONDS, Timed
 
 
 @pytest.fixture(params=["memory", "tcp", "sockets"])

@@ -9,7 +9,6 @@ import time
 from datetime import datetime
 
 import pytest
-from metadata import Plain, serving
 
 from resilient.clock import SystemClock
 from resilient.elastic.preemption.local_sources import (
@@ -21,6 +20,7 @@ from resilient.elastic.preemption.local_sources import (
 from resilient.elastic.preemption.metadata_http import MetadataRequest, http_get
 from resilient.elastic.preemption.notice import Notice, SourceGarbled, SourceLost, unix_seconds
 from resilient.errors import ConfigError
+from tests.helpers.metadata import Plain, serving
 
 CLOCK = SystemClock()
 TOKEN = "open-sesame"  # noqa: S105

@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from metadata import Aws, Azure, Gcp, Plain, iso, serving
 
 from resilient.clock import SystemClock
 from resilient.elastic.preemption.cloud_sources import AwsSource, AzureSource, GcpSource
 from resilient.elastic.preemption.metadata_http import MetadataRequest, http_get
 from resilient.elastic.preemption.notice import Notice, SourceGarbled, SourceLost, unix_seconds
+from tests.helpers.metadata import Aws, Azure, Gcp, Plain, iso, serving
 
 CLOCK = SystemClock()
 

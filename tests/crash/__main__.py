@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
-from figures import Figures  # noqa: E402 - the folder is on the path only now
-from objects import IMPATIENT, PATIENT, several, singles, sweep_cases  # noqa: E402
-from parts import Report, resumed  # noqa: E402
-from remembering import remembering  # noqa: E402
-from sweep import Depth, sweep_history  # noqa: E402
+from tests.crash.figures import Figures  # noqa: E402 - the folder is on the path only now
+from tests.crash.objects import IMPATIENT, PATIENT, several, singles, sweep_cases  # noqa: E402
+from tests.crash.parts import Report, resumed  # noqa: E402
+from tests.crash.remembering import remembering  # noqa: E402
+from tests.crash.sweep import Depth, sweep_history  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,8 +140,7 @@ def kill_all(given: argparse.Namespace, report: Report) -> None:
 def kill(seed: int, kills: int) -> dict:
     command = [sys.executable, str(HERE / "kills.py"), "--kills", str(kills)]
     command += ["--seed", str(seed)]
-    path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         sys.exit("no process could be killed")

@@ -14,10 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from ledger import Expected, Ledger, NotedStore
-from little import DURABLE, NEAR, Life, Setup, TickingClock
-from promotions import Pool
-
 from resilient.checkpoint import catalog
 from resilient.checkpoint.promotion_policy import TieringOptions
 from resilient.checkpoint.refs import read_tags
@@ -35,6 +31,9 @@ from resilient.testing.disk_model import (
     Tree,
 )
 from resilient.testing.fault_store import Crash
+from tests.crash.ledger import Expected, Ledger, NotedStore
+from tests.crash.little import DURABLE, NEAR, Life, Setup, TickingClock
+from tests.crash.promotions import Pool
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder that forgets, which is what is modelled
 PLACE = ("runs", "seven")

@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from little import NEAR, Life, Setup, content_of, value_at
-
 from resilient.checkpoint import catalog
 from resilient.checkpoint.restore.read import read
 from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.errors import NoIntactCheckpoint, ResilientError
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import MemoryStore
+from tests.crash.little import NEAR, Life, Setup, content_of, value_at
 
 if TYPE_CHECKING:
-    from ledger import Expected
+    from tests.crash.ledger import Expected
 
 ANOTHER_STATE = "it holds another state than its step has"
 REFUSED = "it refused to start, and nothing was lost"

@@ -21,7 +21,6 @@ from pathlib import Path
 from random import Random
 
 import torch
-from lives import KEEP, Folded
 
 from resilient.checkpoint import catalog
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -41,6 +40,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.storage.posix import PosixFileSystem
 from resilient.testing.disk_model import FileOpLog, RecordingFileSystem
+from tests.crash.lives import KEEP, Folded
 
 STEPS = 12
 LIVES_MAX = 8

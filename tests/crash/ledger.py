@@ -8,11 +8,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from little import DURABLE, NEAR, Book
-
 from resilient.errors import KeyExists
 from resilient.format.keys import MANIFEST, CheckpointId, split_checkpoint_key
 from resilient.storage.store import Sweepable
+from tests.crash.little import DURABLE, NEAR, Book
 
 if TYPE_CHECKING:
     from collections.abc import Callable

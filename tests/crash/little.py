@@ -11,9 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from promotions import Pool
-from shelf import Shelf
-
 from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.garbage_collection import (
@@ -43,6 +40,8 @@ from resilient.format.keys import CheckpointId, rank_part, rank_part_file, shard
 from resilient.format.manifest import Manifest, PartEntry, StoredRegion, TensorEntry
 from resilient.format.regions import Region, whole
 from resilient.format.safetensors_file import StagedFile, TensorSlot, compute_layout
+from tests.crash.promotions import Pool
+from tests.crash.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

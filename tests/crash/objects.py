@@ -6,11 +6,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from figures import Figures
-from invariants import Checker, Facts
-from ledger import Ledger, NotedStore
-from little import Life, Setup, TickingClock
-
 from resilient.checkpoint.promotion_policy import TieringOptions
 from resilient.checkpoint.retention import BestOf, Retention
 from resilient.errors import ResilientError
@@ -22,6 +17,10 @@ from resilient.testing.object_server import (
     PlannedRequestFault,
     RequestFault,
 )
+from tests.crash.figures import Figures
+from tests.crash.invariants import Checker, Facts
+from tests.crash.ledger import Ledger, NotedStore
+from tests.crash.little import Life, Setup, TickingClock
 
 if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from figures import Figures
+from tests.crash.figures import Figures
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ("resilient/*/*.py", "tests/crash/*.py")

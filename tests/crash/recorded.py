@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from histories import PLACE
-from little import Life, Setup, TickingClock
-
 from resilient.checkpoint.retention import Retention
 from resilient.storage.local import LocalStore
 from resilient.storage.posix import PosixFileSystem
 from resilient.testing.disk_model import FileOp, FileOpKind, FileOpLog, RecordingFileSystem
+from tests.crash.histories import PLACE
+from tests.crash.little import Life, Setup, TickingClock
 
 
 def spelled(steps: list[FileOp]) -> list[str]:

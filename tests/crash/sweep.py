@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from figures import Figures
-from histories import Segment, below, flat, history, shows
-from invariants import Checker, LyingChecker
-
 from resilient.storage.local import TEMPORARY
 from resilient.testing.disk_model import Disk, FileOp, Tree
+from tests.crash.figures import Figures
+from tests.crash.histories import Segment, below, flat, history, shows
+from tests.crash.invariants import Checker, LyingChecker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

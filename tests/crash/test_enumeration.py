@@ -13,15 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from figures import Figures
-from histories import history, setup_of
-from objects import IMPATIENT, PATIENT, several, singles, sweep_cases
-from parts import resumed
-from remembering import remembering
-from sweep import Depth, sweep_history
 
 from resilient.storage.local import LocalStore
 from tests.crash.__main__ import main as crash_command
+from tests.crash.figures import Figures
+from tests.crash.histories import history, setup_of
+from tests.crash.objects import IMPATIENT, PATIENT, several, singles, sweep_cases
+from tests.crash.parts import resumed
+from tests.crash.remembering import remembering
+from tests.crash.sweep import Depth, sweep_history
 
 HERE = Path(__file__).resolve().parent
 SHARDS = 9
@@ -143,10 +143,9 @@ def test_a_violation_is_counted_and_says_what_makes_it_again(monkeypatch, capsys
 
 
 def test_processes_that_are_really_killed_leave_what_was_promised(tmp_path):
-    path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     done = subprocess.run(
         [sys.executable, str(HERE / "kills.py"), "--kills", "40", "--seed", "1"],
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=200,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hosts import live
-from tiered import Shelf
 
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.restore.read import read
@@ -12,6 +10,8 @@ from resilient.checkpoint.tiers.tiered_store import TieredStore
 from resilient.errors import NoIntactCheckpoint, ResilientError
 from resilient.testing.fault_store import FaultPlan, FaultyStore, every_crash
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.hosts import live
+from tests.helpers.tiered import Shelf
 
 STEPS = 3
 STRIDE = 5

@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from lives import FOREIGN, Witness, unneeded
-from manifests import begin, frozen_parts_of, save
 
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
@@ -28,6 +26,8 @@ from resilient.testing.fault_store import (
     StoreFaultKind,
     every_crash,
 )
+from tests.crash.lives import FOREIGN, Witness, unneeded
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 CLOCK = SystemClock()
 PINNED = CheckpointId(1, 2)

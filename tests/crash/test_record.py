@@ -30,8 +30,7 @@ LINE = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\)\s+= (-?\d+)(<.*>)?")
 
 def run(folder: Path, *before: str) -> list[str]:
     command = [*before, sys.executable, str(HERE / "recorded.py"), str(folder)]
-    path = os.pathsep.join([str(HERE), str(ROOT)])
-    environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )

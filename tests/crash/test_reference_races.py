@@ -11,7 +11,6 @@ from functools import cache, partial
 from itertools import combinations
 
 import pytest
-from manifests import begin, frozen_parts_of, save
 
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
@@ -23,6 +22,7 @@ from resilient.errors import Fenced, ResilientError
 from resilient.format.keys import CheckpointId
 from resilient.testing.fault_store import FaultyStore
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 LAST = Retention(keep_last=1)
 

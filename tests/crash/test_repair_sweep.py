@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from lives import FOREIGN, Witness
-from manifests import begin, save
 
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.garbage_collection import collect_garbage
@@ -23,6 +21,8 @@ from resilient.testing.fault_store import (
     StoreFaultKind,
     every_crash,
 )
+from tests.crash.lives import FOREIGN, Witness
+from tests.helpers.manifests import begin, save
 
 OLDER, DAMAGED = CheckpointId(1, 1), CheckpointId(1, 2)
 

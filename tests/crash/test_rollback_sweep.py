@@ -7,8 +7,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from lives import FOREIGN, Witness
-from manifests import begin, frozen_parts_of, save
 
 from resilient.checkpoint import commit
 from resilient.checkpoint.catalog import committed, lineage
@@ -27,6 +25,8 @@ from resilient.testing.fault_store import (
     StoreFaultKind,
     every_crash,
 )
+from tests.crash.lives import FOREIGN, Witness
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 CLOCK = SystemClock()
 TARGET, NEWEST = CheckpointId(1, 2), CheckpointId(2, 4)

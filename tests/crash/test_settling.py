@@ -5,9 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from histories import PLACE, machine, visible
-from invariants import proof_of, shown
-from little import Life, Setup, TickingClock
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.generations import list_numbers
@@ -19,6 +16,9 @@ from resilient.storage.posix import PosixFileSystem
 from resilient.storage.retry import RetryingStore
 from resilient.testing.disk_model import Disk, FileOpKind, FileOpLog, RecordingFileSystem
 from resilient.testing.fault_store import Crash
+from tests.crash.histories import PLACE, machine, visible
+from tests.crash.invariants import proof_of, shown
+from tests.crash.little import Life, Setup, TickingClock
 
 ALL = Setup(Retention(keep_last=3))
 

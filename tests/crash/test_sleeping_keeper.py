@@ -10,9 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from manifests import parts_of
-from one_rank import open_one
-from test_reference_races import Interrupted
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.daemon.client import is_committed
@@ -23,6 +20,9 @@ from resilient.checkpoint.verify import verify
 from resilient.errors import ResilientError
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import MemoryStore
+from tests.crash.test_reference_races import Interrupted
+from tests.helpers.manifests import parts_of
+from tests.helpers.one_rank import open_one
 
 FIRST, SLEPT, BEST, LAST = (CheckpointId(1, step) for step in (1, 2, 3, 4))
 KEPT = {FIRST: (), SLEPT: (FIRST,), BEST: (BEST,), LAST: (BEST,)}

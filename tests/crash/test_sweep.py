@@ -10,7 +10,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from lives import KEEP, STEPS, Witness, crashed_life, live, unneeded
 
 from resilient.checkpoint import catalog
 from resilient.errors import NoIntactCheckpoint
@@ -22,6 +21,7 @@ from resilient.testing.fault_store import (
     StoreFaultKind,
     every_crash,
 )
+from tests.crash.lives import KEEP, STEPS, Witness, crashed_life, live, unneeded
 
 CRASHES = (StoreFaultKind.CRASH_BEFORE, StoreFaultKind.CRASH_AFTER)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from lives import Witness
-from tiered import STEPS, Shelf, crashed, train
 
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.restore.read import read
@@ -18,6 +16,8 @@ from resilient.testing.fault_store import (
     every_crash,
 )
 from resilient.testing.memory_store import MemoryStore
+from tests.crash.lives import Witness
+from tests.helpers.tiered import STEPS, Shelf, crashed, train
 
 
 def shelves(store):

@@ -10,8 +10,6 @@ from contextlib import suppress
 from functools import cache
 
 import pytest
-from manifests import begin, frozen_parts_of, save
-from test_reference_races import Interrupted
 
 from resilient.checkpoint.catalog import committed, folders_of, lineage, trash_of
 from resilient.checkpoint.garbage_collection import apply_plan, collect_garbage, scan_and_plan
@@ -29,6 +27,8 @@ from resilient.testing.fault_store import (
     every_crash,
 )
 from resilient.testing.memory_store import MemoryStore
+from tests.crash.test_reference_races import Interrupted
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 NEWEST = CheckpointId(1, 6)
 LAST = Retention(keep_last=2)

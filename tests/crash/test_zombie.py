@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from lives import STEPS, Witness, live
 
 from resilient.checkpoint import catalog
 from resilient.checkpoint.generations import list_numbers
 from resilient.checkpoint.restore.read import read
 from resilient.errors import Fenced, ResilientError
 from resilient.testing.fault_store import FaultyStore
+from tests.crash.lives import STEPS, Witness, live
 
 
 class Paused(FaultyStore):

@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent.parent)]
 
-from contradictions import kinds_of  # noqa: E402 - the folder is on the path only now
-from matrix import Bench, Cell  # noqa: E402
-from page import PAGE, rendered, wrong  # noqa: E402
-from sharded import ALL  # noqa: E402
+from tests.damage.contradictions import kinds_of  # noqa: E402 - the folder is on the path only now
+from tests.damage.matrix import Bench, Cell  # noqa: E402
+from tests.damage.page import PAGE, rendered, wrong  # noqa: E402
+from tests.damage.sharded import ALL  # noqa: E402
 
 
 def main() -> int:

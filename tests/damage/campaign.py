@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parents[1])]
 
-from contradictions import GENERAL, kinds_of  # noqa: E402 - the folder is on the path only now
-from doors import (  # noqa: E402
+from tests.damage.contradictions import GENERAL, kinds_of  # noqa: E402 - the folder is on the path only now
+from tests.damage.doors import (  # noqa: E402
     KINDS,
     LATER,
     LOSES,
@@ -31,19 +30,19 @@ from doors import (  # noqa: E402
     by_trainer,
     disagreements,
 )
-from import_kinds import KINDS_OF_IMPORTS  # noqa: E402
-from kinds import Inapplicable  # noqa: E402
-from matrix import Bench, said_of  # noqa: E402
-from page import BEYOND  # noqa: E402
-from repairs import STAYS, quiet, repaired  # noqa: E402
-from samples import load_trainer  # noqa: E402
-from sharded import ALL, SHARDS  # noqa: E402
+from tests.damage.import_kinds import KINDS_OF_IMPORTS  # noqa: E402
+from tests.damage.kinds import Inapplicable  # noqa: E402
+from tests.damage.matrix import Bench, said_of  # noqa: E402
+from tests.damage.page import BEYOND  # noqa: E402
+from tests.damage.repairs import STAYS, quiet, repaired  # noqa: E402
+from tests.damage.samples import load_trainer  # noqa: E402
+from tests.damage.sharded import ALL, SHARDS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kinds import Kind
-    from samples import Loaded, Sample
+    from tests.damage.kinds import Kind
+    from tests.damage.samples import Loaded, Sample
 
 TABLE = HERE.parents[1] / "build" / "damage-campaign.md"
 SUMMARY = HERE.parents[1] / "docs" / "damage-campaign.md"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed.checkpoint as dcp
-from foreign_folders import accelerate_run, lightning_run, write_slices
-from samples import load_script, run_trainer
-from sharded import FSDP, SHARDS, ZERO2, ZERO3, ranks
 from transformers import AutoModelForCausalLM
 
 from resilient.diff.verification import verify_folder
+from tests.damage.samples import load_script, run_trainer
+from tests.damage.sharded import FSDP, SHARDS, ZERO2, ZERO3, ranks
+from tests.helpers.foreign_folders import accelerate_run, lightning_run, write_slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

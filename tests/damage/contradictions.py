@@ -9,10 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
-from kinds import KINDS, Inapplicable, Kind, Scene, missing, on, optimizer_in, rewritten
-from misfits import ENGINE_GONE, KINDS_OF_MISFITS, OPTIMIZER_GONE
-from samples import ARGUMENTS, CONFIG, INDEX, OPTIMIZER, RANDOM, SCHEDULE, STATE, WEIGHTS
-from sharded import BESIDE, FSDP, MEGATRON, SHARDS, STEP, TITAN, ZERO2, ZERO3
+
+from tests.damage.kinds import (
+    KINDS,
+    Inapplicable,
+    Kind,
+    Scene,
+    missing,
+    on,
+    optimizer_in,
+    rewritten,
+)
+from tests.damage.misfits import ENGINE_GONE, KINDS_OF_MISFITS, OPTIMIZER_GONE
+from tests.damage.samples import (
+    ARGUMENTS,
+    CONFIG,
+    INDEX,
+    OPTIMIZER,
+    RANDOM,
+    SCHEDULE,
+    STATE,
+    WEIGHTS,
+)
+from tests.damage.sharded import BESIDE, FSDP, MEGATRON, SHARDS, STEP, TITAN, ZERO2, ZERO3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import own
 import torch
-from our_trainer import HERE, resumed
-from repairs import quiet, same
-from samples import Loaded
-from sharded import FSDP, SHARDS, ZERO2, ZERO3
 
 from resilient.errors import EXIT_CODES, ResilientError
+from tests.damage import own
+from tests.damage.our_trainer import HERE, resumed
+from tests.damage.repairs import quiet, same
+from tests.damage.samples import Loaded
+from tests.damage.sharded import FSDP, SHARDS, ZERO2, ZERO3
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from samples import Sample
+    from tests.damage.samples import Sample
 
 LATER = "Trainer, a later step"
 KINDS = {

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
-from kinds import Inapplicable, Kind, Scene, optimizer_in, rewritten
-from samples import CONFIG, OPTIMIZER, RANDOM, SCHEDULE, STATE, WEIGHTS
+
+from tests.damage.kinds import Inapplicable, Kind, Scene, optimizer_in, rewritten
+from tests.damage.samples import CONFIG, OPTIMIZER, RANDOM, SCHEDULE, STATE, WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from foreign_folders import look
-from resumming import resummed
-from samples import (
+
+from resilient.layouts.torch_zip import resolve_pieces
+from resilient.storage.folder import open_folder
+from tests.damage.samples import (
     INDEX,
     LEDGER,
     OPTIMIZER,
@@ -24,15 +25,14 @@ from samples import (
     STEP_NAME,
     WEIGHTS,
 )
-
-from resilient.layouts.torch_zip import resolve_pieces
-from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import look
+from tests.helpers.resumming import resummed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from samples import Sample
+    from tests.damage.samples import Sample
 
 NAN, INFINITE = struct.pack("<f", float("nan")), struct.pack("<f", float("inf"))
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import own
-from kinds import Inapplicable, Scene
-from repairs import loaded, quiet, repaired
-
 from resilient.diff.foreign_verify import verify_foreign
 from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability, remedy
 from resilient.storage.folder import open_folder
+from tests.damage import own
+from tests.damage.kinds import Inapplicable, Scene
+from tests.damage.repairs import loaded, quiet, repaired
 
 if TYPE_CHECKING:
-    from kinds import Kind
-    from samples import Loaded, Sample
+    from tests.damage.kinds import Kind
+    from tests.damage.samples import Loaded, Sample
 
 UNSEEN = "unseen"
 

@@ -7,8 +7,9 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
-from kinds import Inapplicable, Kind, Scene, optimizer_in, rewritten
-from samples import OPTIMIZER, SCHEDULE, STATE, WEIGHTS
+
+from tests.damage.kinds import Inapplicable, Kind, Scene, optimizer_in, rewritten
+from tests.damage.samples import OPTIMIZER, SCHEDULE, STATE, WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

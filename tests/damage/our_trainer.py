@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parents[1])]
 
 import torch  # noqa: E402 - the folders are on the path only now
-from hf_runs import BASE, Tokens, gpt2, stack  # noqa: E402
 
 from resilient.train.arguments import TrainingArguments  # noqa: E402
 from resilient.train.callbacks.base import TrainerCallback  # noqa: E402
 from resilient.train.trainer import Trainer  # noqa: E402
+from tests.helpers.hf_runs import BASE, Tokens, gpt2, stack  # noqa: E402
 
 GOLDEN = HERE.parent / "golden" / "transformers" / "gpt2_all" / "run"
 COMMON = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from resilient.storage.open import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TRAIN = Path(__file__).parents[1] / "unit" / "train"
 STEPS, NEXT = 4, 6
 
 
@@ -42,9 +40,7 @@ def resume(path: Path) -> tuple[dict, int]:
 
 
 def _trainer(folder: Path, steps: int, **options):
-    if str(TRAIN) not in sys.path:
-        sys.path.append(str(TRAIN))
-    from models import make_trainer
+    from tests.unit.train.models import make_trainer
 
     return make_trainer(folder, max_steps=steps, **options)
 

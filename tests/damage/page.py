@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contradictions import EVERY_KIND
-from matrix import UNSEEN, Cell
-from repairs import COPY, MENDS, STAYS
-from sharded import ALL
+from tests.damage.contradictions import EVERY_KIND
+from tests.damage.matrix import UNSEEN, Cell
+from tests.damage.repairs import COPY, MENDS, STAYS
+from tests.damage.sharded import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from matrix import Said
+    from tests.damage.matrix import Said
 
 _TEMPORARY = re.compile(r"(?:/tmp)?/tmp[0-9a-z_]{8}(?=/)")
 PAGE = Path(__file__).parents[2] / "docs" / "damage-matrix.md"

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / one) for one in ("helpers", "process")] + [str(TESTS.parent)]
 
 import torch  # noqa: E402 - the folders are on the path only now
-from deepspeed_forks import exit_codes, fork_world, preload  # noqa: E402
-from hf_runs import BASE, Tokens, gpt2, recording, stack  # noqa: E402
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-from transformers_sharded_kinds import KINDS  # noqa: E402
-from transformers_sharded_worker import shard_on_cpu  # noqa: E402
+
+from tests.helpers.hf_runs import BASE, Tokens, gpt2, recording, stack  # noqa: E402
+from tests.process.deepspeed_forks import exit_codes, fork_world, preload  # noqa: E402
+from tests.process.transformers_sharded_kinds import KINDS  # noqa: E402
+from tests.process.transformers_sharded_worker import shard_on_cpu  # noqa: E402
 
 RANKS = 2
 

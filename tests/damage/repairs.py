@@ -12,20 +12,19 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import own
 import torch
-from samples import load_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from resilient.errors import UnknownLayout
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from tests.damage import own
+from tests.damage.samples import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from samples import Loaded, Sample
-
     from resilient.layout_repair.plan import LayoutRepairPlan
+    from tests.damage.samples import Loaded, Sample
 
 MENDS, LOSES, SAVES, STAYS, COPY = "mends", "loses", "saves", "stays", "copy"
 

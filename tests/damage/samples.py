@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import own
 import safetensors.torch
 import torch
-from foreign_folders import (
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from tests.damage import own
+from tests.helpers.foreign_folders import (
     accelerate_run,
     lightning_run,
     write_accelerate,
@@ -23,14 +31,7 @@ from foreign_folders import (
     write_titan,
     write_universal,
 )
-from sharded_folders import write_zero
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from tests.helpers.sharded_folders import write_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from samples import (
+from transformers import AutoModelForCausalLM
+
+from tests.damage.samples import (
     ARGUMENTS,
     CONFIG,
     INDEX,
@@ -35,8 +37,6 @@ from samples import (
     make_titan,
     make_trainer,
 )
-from transformers import AutoModelForCausalLM
-
 from tests.services.ports import held_ports
 
 STEP, BESIDE = 6, 4

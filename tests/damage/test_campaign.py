@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from campaign import CASES_MIN, Campaign, cases, kinds_for
-from samples import SAMPLES
-from sharded import ALL
+from tests.damage.campaign import CASES_MIN, Campaign, cases, kinds_for
+from tests.damage.samples import SAMPLES
+from tests.damage.sharded import ALL
 
 EVERY = {"Trainer": 12, "ours": 25}
 """One case of so many is run here; of the other layouts one of :data:`REST`."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from repairs import quiet
-from samples import GOLDEN, run_trainer
-
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 from resilient.train.hf_interop.rebuild import rebuild_folder
+from tests.damage.repairs import quiet
+from tests.damage.samples import GOLDEN, run_trainer
 
 STATE = "trainer_state.json"
 OLD = ("train_batch_size", "stateful_callbacks", "num_input_tokens_seen", "best_global_step")

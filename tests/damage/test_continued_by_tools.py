@@ -5,23 +5,19 @@ A slice of the damages runs by default; ``--every-repair`` runs all of them, Dee
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from continuing import TOOLS, verdict_of
-from contradictions import kinds_of
-from kinds import Inapplicable
-from matrix import Bench
-from repairs import quiet
-from sharded import ALL
-
 from resilient.errors import UnknownLayout
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from tests.damage.continuing import TOOLS, verdict_of
+from tests.damage.contradictions import kinds_of
+from tests.damage.kinds import Inapplicable
+from tests.damage.matrix import Bench
+from tests.damage.repairs import quiet
+from tests.damage.sharded import ALL
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLES = {one.name: one for one in ALL if one.name in TOOLS}

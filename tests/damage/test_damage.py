@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from contradictions import kinds_of
-from matrix import Bench
-from page import BEYOND, read_page, words_of, wrong_help
-from sharded import ALL
+from tests.damage.contradictions import kinds_of
+from tests.damage.matrix import Bench
+from tests.damage.page import BEYOND, read_page, words_of, wrong_help
+from tests.damage.sharded import ALL
 
 EVERY = 3
 """One damage of so many of each layout; over the layouts each comes at least once."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from manifests import Values, empty_manifest
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.commit import commit, gather_receipts
@@ -38,6 +37,7 @@ from resilient.state_dict.optimizer import NamedOptimizer
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values, empty_manifest
 
 CLOCK = SystemClock()
 ROWS, COLUMNS = 1024, 128

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from manifests import frozen_parts_of
 
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.daemon import memory
@@ -23,6 +22,7 @@ from resilient.events import Emitter
 from resilient.format.keys import CheckpointId
 from resilient.storage.open import open_store
 from resilient.storage.shared_memory import SPARE_BYTES, SharedFolder
+from tests.helpers.manifests import frozen_parts_of
 
 SECOND = CheckpointId(1, 2)
 

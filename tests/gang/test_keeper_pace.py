@@ -7,8 +7,6 @@ import threading
 import time
 
 import pytest
-from keepers import open_one, weight
-from paces import resting, wait_until
 
 from resilient.checkpoint.daemon.memory import MemoryQuota, SharedMemoryPool
 from resilient.checkpoint.daemon.server import SaverDaemon
@@ -18,6 +16,8 @@ from resilient.distributed.kv_store import InMemoryKVStore, KVStoreServer
 from resilient.distributed.launch_env import World
 from resilient.storage.shared_memory import SharedFolder
 from resilient.storage.transfer import map_parallel
+from tests.helpers.keepers import open_one, weight
+from tests.helpers.paces import resting, wait_until
 
 SIZE = 6 << 20
 BYTES = 4 * SIZE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -25,6 +24,7 @@ from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.storage.shared_memory import SharedFolder
+from tests.helpers.manifests import Values
 
 SAVED = CheckpointId(1, 1)
 

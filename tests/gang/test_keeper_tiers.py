@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hosts import Folded
 
 from resilient.checkpoint import events
 from resilient.checkpoint.catalog import committed
@@ -27,6 +26,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.storage.shared_memory import SharedFolder
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.hosts import Folded
 
 
 class Machine:

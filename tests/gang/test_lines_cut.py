@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hosts import host
-from lives import Folded
-from tiered import desk_over
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.promotion_policy import TieringOptions
@@ -18,6 +15,9 @@ from resilient.errors import PeerFailed, SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.crash.lives import Folded
+from tests.helpers.hosts import host
+from tests.helpers.tiered import desk_over
 
 SECOND = CheckpointId(1, 2)
 PATIENCE_SECONDS = 60

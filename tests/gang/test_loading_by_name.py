@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from manifests import Values
 
 from resilient.checkpoint import resume_selection
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -15,6 +14,7 @@ from resilient.errors import NothingToResume
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
 
 
 def by_reference(world, board, store, ref):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -21,6 +20,7 @@ from resilient.format.parity import parity_bytes
 from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import FaultPlan, FaultyStore, StoreFault, StoreFaultKind
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
 
 NEWEST = CheckpointId(1, 3)
 OWN = [NEWEST.key("model.r00001.safetensors"), NEWEST.key("rng_state_1.safetensors")]

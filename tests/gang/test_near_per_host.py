@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hosts import host, live
-from tiered import desk_over
 
 from resilient import events
 from resilient.checkpoint import events as checkpoint_events
@@ -25,6 +23,8 @@ from resilient.distributed.launch_env import World
 from resilient.errors import IntegrityError, SaveFailed, StoreUnavailable
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.hosts import host, live
+from tests.helpers.tiered import desk_over
 
 SELDOM = TieringOptions(durable_every=99)
 

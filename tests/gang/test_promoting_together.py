@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hosts import host
-from manifests import parts_of
-from tiered import desk_over, steps
 
 from resilient.checkpoint.promotion_policy import TieringOptions
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -18,6 +15,9 @@ from resilient.distributed.kv_store import InMemoryKVStore
 from resilient.errors import StoreUnavailable
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.hosts import host
+from tests.helpers.manifests import parts_of
+from tests.helpers.tiered import desk_over, steps
 
 SECOND = CheckpointId(1, 2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values, begin, empty_manifest
 
 from resilient.checkpoint.commit import commit, gather_receipts
 from resilient.checkpoint.restore.read import ReadRequest, read
@@ -20,6 +19,7 @@ from resilient.format.regions import Region
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values, begin, empty_manifest
 
 ROWS, COLUMNS = 4096, 1024  # 16 MiB: four chunks and the tail that the header pushes out
 FILE = "model.r00000.safetensors"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -18,6 +17,7 @@ from resilient.events import Emitter
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
 
 
 def model_of(step):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from manifests import Values
 
 from resilient.checkpoint import catalog
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -29,6 +28,7 @@ from resilient.events import Emitter
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
 
 
 def checkpointer(store, world, board, within_seconds=10.0, told=None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
@@ -19,6 +18,7 @@ from resilient.events import Emitter, SaveAborted
 from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import FaultyStore
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
 
 WEIGHT_BYTES = 4 << 20
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from boards import PATIENT_SECONDS, Timed
-from hosts import host
-from manifests import parts_of
-from tiered import desk_over, steps
 
 from resilient.checkpoint import events
 from resilient.checkpoint.catalog import committed, read_manifest
@@ -18,6 +14,10 @@ from resilient.checkpoint.verify import verify
 from resilient.checkpoint_engine import CheckpointEngine
 from resilient.distributed.kv_store import InMemoryKVStore
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.boards import PATIENT_SECONDS, Timed
+from tests.helpers.hosts import host
+from tests.helpers.manifests import parts_of
+from tests.helpers.tiered import desk_over, steps
 
 CARRIED = "checkpoint-1-g1/carried/1"
 RULING = "save/2/ruling"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from resilient.state_dict.load import load
 from resilient.storage.local import LocalStore
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER))
-from make import Held, golden_state  # noqa: E402 - the writer stands beside its output
+from tests.golden.make import Held, golden_state  # noqa: E402 - the writer stands beside its output
 
 VERSIONS = [1, 2]
 FROZEN = "checkpoint-1-g1/model.r00001.safetensors"

@@ -14,8 +14,6 @@ from random import Random
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from examples.gpt import Gpt, Windows
 from resilient import Trainer, TrainerCallback, TrainingArguments
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from endings import differences, ending
+
+from tests.helpers.endings import differences, ending
 
 pytestmark = [
     pytest.mark.gpu,

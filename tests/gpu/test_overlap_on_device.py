@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manifests import Values
-from one_rank import open_one
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.optimizer import NamedOptimizer
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values
+from tests.helpers.one_rank import open_one
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-import forked
+from tests.process import forked
 
 WAIT_SECONDS = 60
 

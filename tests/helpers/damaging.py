@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from manifests import begin, empty_manifest, save
-
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.commit import commit, copy_manifest, gather_receipts
 from resilient.checkpoint.repair import apply_repair, plan_repair
@@ -13,6 +11,7 @@ from resilient.format.keys import CheckpointId
 from resilient.format.manifest import PartEntry
 from resilient.format.safetensors_file import StagedFile
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import begin, empty_manifest, save
 
 CHECKPOINT = CheckpointId(1, 7)
 

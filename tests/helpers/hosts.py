@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING
 
-from lives import Folded
-from tiered import desk_over
-
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.checkpoint_engine import CheckpointEngine
 from resilient.errors import PeerFailed, ResilientError
 from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import Crash
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.crash.lives import Folded
+from tests.helpers.tiered import desk_over
 
 if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId

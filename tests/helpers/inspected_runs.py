@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from cli_repositories import cut, flip_bit
-from told import killed_run
 from torch import nn
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -14,6 +12,8 @@ from resilient.clock import SystemClock
 from resilient.engine_factory import open_engine
 from resilient.events import Emitter
 from resilient.state_dict.statefuls import collect_parts
+from tests.helpers.cli_repositories import cut, flip_bit
+from tests.helpers.told import killed_run
 
 EVIL = "<img src=x onerror=\"document.title='taken'\">&amp;\x1b[31m\u202e"
 LAYERS = 12

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import torch
-from manifests import Values
 
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.daemon.client import DaemonSaveExecutor
@@ -22,6 +21,7 @@ from resilient.distributed.launch_env import World
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
+from tests.helpers.manifests import Values
 
 
 class Keeper:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from cli_repositories import TickingClock
-
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.commit import commit
 from resilient.checkpoint.generations import claim
@@ -26,6 +24,7 @@ from resilient.format.ledger import (
 from resilient.format.manifest import Manifest
 from resilient.storage.open import open_store
 from resilient.train.ledger import Ledger
+from tests.helpers.cli_repositories import TickingClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from job_controller import Controller
+from tests.helpers.job_controller import Controller
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from gangs import ROOT
+from tests.process.gangs import ROOT
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ENDS = re.compile(r"\s(?:[|&;>]|2>|#)|\s*$", re.MULTILINE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from manifests import Values
-
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.refs import resolve
 from resilient.checkpoint_engine import CheckpointEngine
@@ -13,6 +11,7 @@ from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.manifests import Values
 
 
 def restored_step(folder) -> tuple[int, list[str]]:

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from gangs import ROOT
-from jobs import WORKLOAD
+from tests.process.gangs import ROOT
+from tests.process.jobs import WORKLOAD
 
 PATIENCE_SECONDS = 150.0
 STEPS = 5

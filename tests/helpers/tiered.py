@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from lives import Folded, Life
-from shelf import Shelf
-
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.promotion import add_near_tier
@@ -20,6 +17,8 @@ from resilient.errors import ResilientError
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import Crash
+from tests.crash.lives import Folded, Life
+from tests.crash.shelf import Shelf
 
 __all__ = [
     "KEEP",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from manifests import Values, empty_manifest
 
 from resilient.checkpoint.commit import commit, gather_receipts
 from resilient.checkpoint.generations import Generation, mark_committed
@@ -19,6 +18,7 @@ from resilient.format.signature import SigningPolicy
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values, empty_manifest
 
 CHECKPOINT = CheckpointId(1, 7)
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use

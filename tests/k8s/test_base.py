@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from manifest_rules import check_restricted, check_rules
-from manifest_schemas import VERSIONS, check_schema
 
 from resilient.errors import EXIT_CODES, PERMANENT
 from resilient_cli.preemption_budget import MARGIN_SECONDS
+from tests.helpers.manifest_rules import check_restricted, check_rules
+from tests.helpers.manifest_schemas import VERSIONS, check_schema
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 ROOT = K8S.parent

@@ -14,12 +14,12 @@ import time
 from typing import NamedTuple
 
 import pytest
-from canonical_job import digest
-from host_jobs import SCRIPT, audited
-from one_box import Box
 
 from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.spec import Flavor, KubeRun
+from tests.helpers.one_box import Box
+from tests.process.canonical_job import digest
+from tests.process.host_jobs import SCRIPT, audited
 from tests.services import netns
 from tests.services.presence import require
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-from job_controller import Controller, action_for
 
 from resilient.errors import PERMANENT
 from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.spec import Flavor, KubeRun
+from tests.helpers.job_controller import Controller, action_for
 
 RUN = KubeRun("train", "image", ("t.py",), 1, 2)
 (JOB,) = (one for one in manifests(RUN, Flavor.JOB) if one["kind"] == "Job")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifest_rules import check_restricted, check_rules, pods
-from manifest_schemas import VERSIONS, check_schema
 
 from resilient.errors import EXIT_CODES, PERMANENT
 from resilient_cli.preemption_budget import NOTICE_SECONDS
+from tests.helpers.manifest_rules import check_restricted, check_rules, pods
+from tests.helpers.manifest_schemas import VERSIONS, check_schema
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 NAMES = sorted(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifest_rules import check_rules
-from manifest_schemas import check_schema
+
+from tests.helpers.manifest_rules import check_rules
+from tests.helpers.manifest_schemas import check_schema
 
 SAMPLES = Path(__file__).with_name("samples")
 BAD = sorted((SAMPLES / "bad").glob("*.yaml"))

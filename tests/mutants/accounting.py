@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ACCOUNT = "tests/unit/accounting/test_account.py"
+ACCOUNT = "tests/unit/goodput/test_account.py"
 PAGE = "tests/cli/test_report.py"
 
-STEADY = "tests/unit/accounting/test_steadying.py"
+STEADY = "tests/unit/goodput/test_steadying.py"
 REPORT = "tests/cli/test_report.py"
 
 MUTANTS = [
@@ -79,7 +79,7 @@ MUTANTS = [
         "resilient/goodput/report.py",
         "    except OverflowError:  # JSON integers are unbounded\n        return None\n",
         "    finally:\n        pass\n",
-        "tests/unit/accounting/test_account.py -k passed_over",
+        "tests/unit/goodput/test_account.py -k passed_over",
     ),
     Mutant(
         "what a failure took to end counts as training",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-INTERVAL = "tests/unit/accounting/test_interval.py"
+INTERVAL = "tests/unit/goodput/test_interval.py"
 CADENCE = "tests/unit/train/test_cadence.py"
-DURABLE = "tests/unit/vault/test_durable_cadence.py"
+DURABLE = "tests/unit/checkpoint/test_durable_cadence.py"
 PLAN = "tests/cli/test_plan.py"
 
 MUTANTS = [

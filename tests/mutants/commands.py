@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SAMPLING = "resilient/checkpoint/verify.py"
-SAMPLED = "tests/unit/vault/test_verify_sampling.py"
+SAMPLED = "tests/unit/checkpoint/test_verify_sampling.py"
 PARTLY = "cli/resilient_cli/survey.py"
 PARTLY_TOLD = "tests/cli/test_verifying_partly.py"
 WRITING = "resilient/diff/safetensors_export.py"

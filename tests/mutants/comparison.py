@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ELEMENTS = "tests/unit/comparison/test_elements.py"
-MEASURES = "tests/unit/comparison/test_measures.py"
-DRAWS = "tests/unit/comparison/test_draws.py"
-PAIRING = "tests/unit/comparison/test_pairing.py"
-COMPARISON = "tests/unit/comparison/test_comparison.py"
-HOSTILE = "tests/unit/comparison/test_hostile_sides.py"
-SUMMARY = "tests/unit/comparison/test_summary.py"
+ELEMENTS = "tests/unit/diff/test_elements.py"
+MEASURES = "tests/unit/diff/test_measures.py"
+DRAWS = "tests/unit/diff/test_draws.py"
+PAIRING = "tests/unit/diff/test_pairing.py"
+COMPARISON = "tests/unit/diff/test_comparison.py"
+HOSTILE = "tests/unit/diff/test_hostile_sides.py"
+SUMMARY = "tests/unit/diff/test_summary.py"
 DIFF = "tests/cli/test_diff.py"
 CAT = "tests/cli/test_cat.py"
 
-OPAQUE = "tests/unit/comparison/test_opaque.py"
+OPAQUE = "tests/unit/diff/test_opaque.py"
 
-PAGES = "tests/unit/comparison/test_pages.py"
+PAGES = "tests/unit/diff/test_pages.py"
 
 MUTANTS = [
     Mutant(

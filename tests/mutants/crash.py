@@ -120,7 +120,7 @@ MUTANTS = [
         "resilient/checkpoint/start_generation.py",
         "        above = _highest(desk.store)\n",
         "        above = max((one.generation for one in folders_of(desk.store)), default=0)\n",
-        "tests/unit/vault/test_tiers.py -k nobody_knows",
+        "tests/unit/checkpoint/test_tiers.py -k nobody_knows",
     ),
     Mutant(
         "a promotion commits before it carries, and the power goes",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-RULES = "tests/unit/agent/test_heartbeat.py"
-PULSE = "tests/unit/agent/test_pulse.py"
-STACKS = "tests/unit/agent/test_stacks.py"
-CAUSES = "tests/unit/agent/test_causes.py"
-HISTORY = "tests/unit/agent/test_history.py"
+RULES = "tests/unit/elastic/test_heartbeat.py"
+PULSE = "tests/unit/elastic/test_pulse.py"
+STACKS = "tests/unit/elastic/test_stacks.py"
+CAUSES = "tests/unit/elastic/test_causes.py"
+HISTORY = "tests/unit/elastic/test_history.py"
 HANGS = "tests/process/test_hangs.py"
-MEMBERS = "tests/unit/agent/test_membership.py"
-EDGES = "tests/unit/agent/test_edges.py"
+MEMBERS = "tests/unit/elastic/test_membership.py"
+EDGES = "tests/unit/elastic/test_edges.py"
 OUTSIDE = "tests/process/test_stuck_outside.py"
 
 MUTANTS = [
@@ -41,7 +41,7 @@ MUTANTS = [
         "resilient/elastic/outcome.py",
         "DeadlineExceeded.code, SaveAbandoned.code}",
         "DeadlineExceeded.code}",
-        "tests/unit/agent/test_failures.py",
+        "tests/unit/elastic/test_failures.py",
     ),
     Mutant(
         "a rank that waits for others is blamed",
@@ -174,7 +174,7 @@ MUTANTS = [
         "resilient/elastic/health_monitor.py",
         " or (is_idle and is_over_elsewhere()):",
         ":",
-        "tests/unit/agent/test_ends_elsewhere.py",
+        "tests/unit/elastic/test_ends_elsewhere.py",
     ),
     Mutant(
         "a store that is lost ends a job",
@@ -300,21 +300,21 @@ MUTANTS = [
         "resilient/elastic/rendezvous/connect.py",
         "            beats[node] = self._seen[node].ours\n",
         "            pass\n",
-        "tests/unit/agent/test_heartbeats_seen.py -k change",
+        "tests/unit/elastic/test_heartbeats_seen.py -k change",
     ),
     Mutant(
         "a node writes others' heartbeats as it saw them",
         "resilient/elastic/rendezvous/connect.py",
         "return seen.raw if seen and seen.ours == moment else moment",
         "return moment",
-        "tests/unit/agent/test_heartbeats_seen.py -k written",
+        "tests/unit/elastic/test_heartbeats_seen.py -k written",
     ),
     Mutant(
         "a host that is silent lives on",
         "resilient/elastic/rendezvous/connect.py",
         "is_new = before is None or before.raw != moment",
         "is_new = True",
-        "tests/unit/agent/test_heartbeats_seen.py -k change",
+        "tests/unit/elastic/test_heartbeats_seen.py -k change",
     ),
     Mutant(
         "heartbeats carry the time of day of their hosts",

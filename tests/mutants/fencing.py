@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FENCE = "tests/unit/vault/test_fence_token.py"
+FENCE = "tests/unit/checkpoint/test_fence_token.py"
 GENERATIONS = "resilient/checkpoint/generations.py"
 PUT = "resilient/checkpoint/fenced_put.py"
 HANDED = "tests/process/test_fence_keeper.py"

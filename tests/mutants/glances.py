@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 GLANCES = "resilient/state_dict/capture_cache.py"
-SAME = "tests/unit/state/test_glances.py"
-LATER = "tests/unit/state/test_glances_later.py"
-AGAIN = "tests/unit/state/test_known_again.py"
-ASKING = "tests/unit/state/test_asked_state.py"
+SAME = "tests/unit/state_dict/test_glances.py"
+LATER = "tests/unit/state_dict/test_glances_later.py"
+AGAIN = "tests/unit/state_dict/test_known_again.py"
+ASKING = "tests/unit/state_dict/test_asked_state.py"
 SUMMED = "tests/process/test_held_sums.py"
-STEADY = "tests/unit/state/test_steady.py"
-SPELLED = "tests/unit/state/test_spelling.py"
+STEADY = "tests/unit/state_dict/test_steady.py"
+SPELLED = "tests/unit/state_dict/test_spelling.py"
 
 MUTANTS = [
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
         GLANCES,
         "if not _DICTS.issuperset(type(own[name]) for name in _HELD):",
         "if False:",
-        "tests/unit/state/test_odd_modules.py",
+        "tests/unit/state_dict/test_odd_modules.py",
     ),
     Mutant(
         "what is asked each time is among what is kept",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SIGHT = "tests/unit/agent/test_sight.py"
-STANDING = "tests/unit/agent/test_standing.py"
-ELSEWHERE = "tests/unit/agent/test_elsewhere.py"
+SIGHT = "tests/unit/elastic/test_sight.py"
+STANDING = "tests/unit/elastic/test_standing.py"
+ELSEWHERE = "tests/unit/elastic/test_elsewhere.py"
 BEAT = "tests/unit/test_beat.py"
 LOOPS = "tests/process/test_hangs_of_loops.py"
-KILLED_HERE = "tests/unit/agent/test_ends_beside_a_hang.py"
+KILLED_HERE = "tests/unit/elastic/test_ends_beside_a_hang.py"
 ADAPTERS = "tests/process/test_adapters.py -k get_on"
-MEMBERS = "tests/unit/agent/test_membership.py"
+MEMBERS = "tests/unit/elastic/test_membership.py"
 HOOK = "register_step_post_hook(self.beat.end_step)"
 
 MUTANTS = [
@@ -62,7 +62,7 @@ MUTANTS = [
         "resilient/elastic/rendezvous/connect.py",
         "self._sight.shifted(at_seconds) + lasts_seconds",
         "at_seconds + lasts_seconds",
-        "tests/unit/agent/test_heartbeats_seen.py -k suspended",
+        "tests/unit/elastic/test_heartbeats_seen.py -k suspended",
     ),
     Mutant(
         "a host is to blame for how far a stopped one had come",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 HELD = "tests/process/test_held_steps.py"
-CHOICE = "tests/unit/vault/test_choose_step.py"
+CHOICE = "tests/unit/checkpoint/test_choose_step.py"
 PEEK = "tests/unit/train/test_peeking.py"
-AGAIN = "tests/unit/state/test_known_again.py"
+AGAIN = "tests/unit/state_dict/test_known_again.py"
 SEAT = "resilient/checkpoint/daemon/session.py"
 SLATE = "resilient/checkpoint/daemon/step_slots.py"
-SLATES = "tests/unit/vault/test_slate.py"
+SLATES = "tests/unit/checkpoint/test_slate.py"
 RECALL = "resilient/state_dict/capture_cache.py"
 
 MUTANTS = [
@@ -100,7 +100,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/memory.py",
         "no longer has what there was.\n            self._held.pop(name, None)\n",
         "no longer has what there was.\n",
-        "tests/unit/vault/test_room.py",
+        "tests/unit/checkpoint/test_room.py",
     ),
     Mutant(
         "what holds steps gives its memory where that is not enough",
@@ -128,7 +128,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/server.py",
         "                with suppress(OSError):\n                    lines.send(answer)\n",
         "                lines.send(answer)\n",
-        "tests/unit/vault/test_keeper_hears_all.py",
+        "tests/unit/checkpoint/test_keeper_hears_all.py",
     ),
     Mutant(
         "a held step lands before the save that is on its way",
@@ -261,7 +261,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/connection.py",
         "if not self._there.poll(0) or ",
         "if ",
-        "tests/unit/vault/test_conversation.py",
+        "tests/unit/checkpoint/test_conversation.py",
     ),
     Mutant(
         "a step is whole before it is said",

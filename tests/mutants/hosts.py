@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SILENT = "tests/unit/agent/test_member_silent.py"
-MEMBERS = "tests/unit/agent/test_membership.py"
-CLOSED = "tests/unit/agent/test_closed_rendezvous.py"
+SILENT = "tests/unit/elastic/test_member_silent.py"
+MEMBERS = "tests/unit/elastic/test_membership.py"
+CLOSED = "tests/unit/elastic/test_closed_rendezvous.py"
 SLICE = "tests/simulation/hosts -k slice"
-ENDINGS = "tests/unit/agent/test_endings_together.py"
-PARTING = "tests/unit/agent/test_parting.py"
+ENDINGS = "tests/unit/elastic/test_endings_together.py"
+PARTING = "tests/unit/elastic/test_parting.py"
 WATCH = "resilient/elastic/attempt_monitor.py"
 
 MUTANTS = [
@@ -160,28 +160,28 @@ MUTANTS = [
         "resilient/elastic/rendezvous/leave.py",
         "is_given_up and _tell_why(group.spec.rdzv_handler, action)",
         "is_given_up",
-        "tests/unit/agent/test_closed_rendezvous.py",
+        "tests/unit/elastic/test_closed_rendezvous.py",
     ),
     Mutant(
         "the last host that gives up says why",
         "resilient/elastic/rendezvous/leave.py",
         'store.compare_set(_why_key(handler), "", json.dumps(told))',
         "store.set(_why_key(handler), json.dumps(told))",
-        "tests/unit/agent/test_closed_rendezvous.py",
+        "tests/unit/elastic/test_closed_rendezvous.py",
     ),
     Mutant(
         "who serves the rendezvous gives up before others can hear why",
         "resilient/elastic/rendezvous/leave.py",
         " or (is_told and roster.nodes > 1)",
         "",
-        "tests/unit/agent/test_closed_rendezvous.py",
+        "tests/unit/elastic/test_closed_rendezvous.py",
     ),
     Mutant(
         "the code of who gave up is not that of the others",
         "resilient/elastic/restart_policy.py",
         "exit_code(outcome.status) or PeerFailed.exit_code",
         "PeerFailed.exit_code",
-        "tests/unit/agent/test_closed_rendezvous.py",
+        "tests/unit/elastic/test_closed_rendezvous.py",
     ),
     Mutant(
         "hosts go on although fewer are left than they must be",

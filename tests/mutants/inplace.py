@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BERTHS = "tests/unit/state/test_berths.py"
+BERTHS = "tests/unit/state_dict/test_berths.py"
 GANG = "tests/gang/test_loading_in_place.py"
 ROOM = "tests/unit/storage/test_room_for_reads.py"
 

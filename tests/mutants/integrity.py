@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BITS = "tests/unit/vault/test_every_bit.py -k every_flipped_bit"
-BESIDE = "tests/unit/vault/test_every_bit_beside.py"
-SIGNING = "tests/unit/vault/test_signing.py tests/unit/vault/test_signing_keys.py"
-BOUNDS = "tests/unit/vault/test_bounds.py"
-DEEP = "tests/unit/vault/test_deep.py"
+BITS = "tests/unit/checkpoint/test_every_bit.py -k every_flipped_bit"
+BESIDE = "tests/unit/checkpoint/test_every_bit_beside.py"
+SIGNING = "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py"
+BOUNDS = "tests/unit/checkpoint/test_bounds.py"
+DEEP = "tests/unit/checkpoint/test_deep.py"
 FUZZ = "tests/property/test_fuzz_readers.py -k tree"
 
 MUTANTS = [
@@ -45,7 +45,7 @@ MUTANTS = [
         "resilient/format/document.py",
         "    if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:\n",
         "    if root_digest(canonical(body)) != claimed:\n",
-        "tests/unit/vault/test_every_bit.py -k right_one",
+        "tests/unit/checkpoint/test_every_bit.py -k right_one",
     ),
     Mutant(
         "nobody looks at the second copy of a manifest",
@@ -59,14 +59,14 @@ MUTANTS = [
         "resilient/checkpoint/verify.py",
         "    except (IntegrityError, KeyNotFound):\n        return False\n    return True\n",
         "    except (IntegrityError, KeyNotFound):\n        return True\n    return True\n",
-        "tests/unit/vault/test_verify.py",
+        "tests/unit/checkpoint/test_verify.py",
     ),
     Mutant(
         "verify holds a sound file whole",
         "resilient/checkpoint/verify.py",
         'if level == "full" and _is_whole(store, manifest, entry):',
         "if False:",
-        "tests/unit/vault/test_verify.py",
+        "tests/unit/checkpoint/test_verify.py",
     ),
     Mutant(
         "a copy of a manifest is there or not, whatever it says",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-POLICY = "tests/unit/vault/test_resume_policy.py tests/property/test_resume_situations.py"
-DECIDE = "tests/unit/agent/test_decide.py"
-JUDGING = "tests/unit/agent/test_stop_judging.py"
-PROGRESS = "tests/unit/agent/test_progress.py"
+POLICY = "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py"
+DECIDE = "tests/unit/elastic/test_decide.py"
+JUDGING = "tests/unit/elastic/test_stop_judging.py"
+PROGRESS = "tests/unit/elastic/test_progress.py"
 CODES = "tests/process/test_agent_codes.py"
 SIGNALS = "tests/process/test_agent_signals.py"
 MODULE = "resilient/elastic/restart_policy.py"
@@ -89,7 +89,7 @@ MUTANTS = [
         "resilient/elastic/restart_policy.py",
         "lives if is_silent else ",
         "",
-        "tests/unit/agent/test_history.py",
+        "tests/unit/elastic/test_history.py",
     ),
     Mutant(
         "a refused checkpoint is tried again",
@@ -188,14 +188,14 @@ MUTANTS = [
         "resilient/elastic/outcome.py",
         " or bool(_PEER_GONE.search(message))",
         "",
-        "tests/unit/agent/test_failures.py -k lost_the_connection",
+        "tests/unit/elastic/test_failures.py -k lost_the_connection",
     ),
     Mutant(
         "any connection that is reset was one to a peer",
         "resilient/elastic/outcome.py",
         r'r"gloo/transport/.*(Read',
         r'r"(Read',
-        "tests/unit/agent/test_causes.py",
+        "tests/unit/elastic/test_causes.py",
     ),
     Mutant(
         "who tells of a failure leaves no time to see it",
@@ -209,21 +209,21 @@ MUTANTS = [
         WATCH,
         "self._nodes > 1 and first.is_mere_echo",
         "False",
-        "tests/unit/agent/test_ends_beside_a_hang.py -k only_lost",
+        "tests/unit/elastic/test_ends_beside_a_hang.py -k only_lost",
     ),
     Mutant(
         "lives that only lose others go on for ever",
         "resilient/elastic/restart_policy.py",
         "lives = self.no_progress_lives + (progressed is False)",
         "lives = 0",
-        "tests/unit/agent/test_history.py -k only_lose_others",
+        "tests/unit/elastic/test_history.py -k only_lose_others",
     ),
     Mutant(
         "losses of which nothing tells the progress go on for ever",
         MODULE,
         "    if budget.losses_left <= 0:\n",
         "    if False:\n",
-        "tests/unit/agent/test_history.py -k nothing_tells",
+        "tests/unit/elastic/test_history.py -k nothing_tells",
     ),
     Mutant(
         "a host that is known to be gone does not explain a loss",
@@ -244,13 +244,13 @@ MUTANTS = [
         "resilient/elastic/restart_policy.py",
         "losses=(*self.losses, at_seconds), no_progress_lives=lives",
         "no_progress_lives=lives",
-        "tests/unit/agent/test_history.py -k no_crash_loop_is_wanted",
+        "tests/unit/elastic/test_history.py -k no_crash_loop_is_wanted",
     ),
     Mutant(
         "a broken device is hidden by the connections that it takes along",
         "resilient/elastic/outcome.py",
         "(is_echo(code, message) and not seen.gpu_faults)",
         "is_echo(code, message)",
-        "tests/unit/agent/test_causes.py",
+        "tests/unit/elastic/test_causes.py",
     ),
 ]

@@ -41,7 +41,7 @@ MUTANTS = [
         "landed = found is True or "
         "capture_failure(lambda: is_committed(desk.store, checkpoint)) is True",
         "landed = False",
-        "tests/unit/vault/test_verdict.py",
+        "tests/unit/checkpoint/test_verdict.py",
     ),
     Mutant(
         "what the run protects is forgotten with a keeper",
@@ -105,7 +105,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/connection.py",
         "min(looked_seconds, 2 * _LOOK_SECONDS)",
         "looked_seconds",
-        "tests/unit/vault/test_conversation.py",
+        "tests/unit/checkpoint/test_conversation.py",
     ),
     Mutant(
         "a keeper that was only slow has not saved",
@@ -134,7 +134,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/memory.py",
         "            if 0 < self.share.host_bytes_max < needed_bytes:",
         "            if False:",
-        "tests/unit/vault/test_room.py",
+        "tests/unit/checkpoint/test_room.py",
     ),
     Mutant(
         "state that does not fit is staged all the same",
@@ -155,7 +155,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/connection.py",
         "        slot = self._take()\n",
         "        slot = self._take()\n        self._free.append(slot)\n",
-        "tests/unit/vault/test_stream.py",
+        "tests/unit/checkpoint/test_stream.py",
     ),
     Mutant(
         "a file that could not be copied is taken for one that came",
@@ -164,7 +164,7 @@ MUTANTS = [
         '            raise DeadlineExceeded(f"`{wanted.file}` was not copied in time")\n'
         "        self._require()\n",
         "        wanted.is_there.wait(self._within_seconds)\n",
-        "tests/unit/vault/test_stream.py",
+        "tests/unit/checkpoint/test_stream.py",
     ),
     Mutant(
         "the keeper waits for the files of a rank that is dead",
@@ -216,14 +216,14 @@ MUTANTS = [
         "resilient/elastic/saver_daemon.py",
         "left_bytes // AUTO_SHARE",
         "left_bytes",
-        "tests/unit/agent/test_memory.py",
+        "tests/unit/elastic/test_memory.py",
     ),
     Mutant(
         "a size that the host has not is granted",
         "resilient/elastic/saver_daemon.py",
         "    if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):",
         "    if least_bytes <= granted_bytes:",
-        "tests/unit/agent/test_memory.py",
+        "tests/unit/elastic/test_memory.py",
     ),
     Mutant(
         "a keeper that cannot start is told at every life",

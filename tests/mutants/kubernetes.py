@@ -110,20 +110,20 @@ MUTANTS = [
         "resilient/elastic/rendezvous/connect.py",
         'parameters.get_as_int("join_timeout", 0) or 0',
         "0",
-        "tests/unit/agent/test_late_first_node.py -k late",
+        "tests/unit/elastic/test_late_first_node.py -k late",
     ),
     Mutant(
         "a pod that lost pod 0 looks for it at the place that is gone",
         "resilient/elastic/rendezvous/connect.py",
         "spec.rdzv_handler = self.connect()",
         "self.connect()",
-        "tests/unit/agent/test_comeback.py -k anew",
+        "tests/unit/elastic/test_comeback.py -k anew",
     ),
     Mutant(
         "a pod whose own name leads nowhere for a moment fails",
         "resilient/elastic/rendezvous/connect.py",
         "get_rendezvous_handler(told_where(parameters))",
         "get_rendezvous_handler(parameters)",
-        "tests/unit/agent/test_names.py -k address_of_its_own",
+        "tests/unit/elastic/test_names.py -k address_of_its_own",
     ),
 ]

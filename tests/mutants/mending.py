@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FILES = "tests/unit/mending/test_files.py"
-RUNS = "tests/unit/mending/test_runs.py"
+FILES = "tests/unit/layout_repair/test_files.py"
+RUNS = "tests/unit/layout_repair/test_runs.py"
 SWEEP = "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair"
-HISTORIES = "tests/unit/mending/test_histories.py"
+HISTORIES = "tests/unit/layout_repair/test_histories.py"
 AGAIN = "tests/unit/train/test_random_states_again.py"
-COPIES = "tests/unit/vault/test_repair_from_copies.py"
+COPIES = "tests/unit/checkpoint/test_repair_from_copies.py"
 
 MUTANTS = [
     Mutant(

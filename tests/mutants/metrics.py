@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FIGURES = "tests/unit/agent/test_metrics.py"
-PAGE = "tests/unit/agent/test_metrics_page.py"
-SERVER = "tests/unit/agent/test_metrics_server.py"
+FIGURES = "tests/unit/elastic/test_metrics.py"
+PAGE = "tests/unit/elastic/test_metrics_page.py"
+SERVER = "tests/unit/elastic/test_metrics_server.py"
 FOLDER = "resilient/elastic/metrics"
 
 MUTANTS = [

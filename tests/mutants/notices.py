@@ -6,8 +6,8 @@ from tests.mutants.mutant import Mutant
 
 CLOUDS = "tests/contract/test_notice_sources.py"
 PLACES = "tests/contract/test_notice_places.py"
-JUDGING = "tests/unit/agent/test_notice_judging.py"
-WATCHER = "tests/unit/agent/test_notice_watcher.py"
+JUDGING = "tests/unit/elastic/test_notice_judging.py"
+WATCHER = "tests/unit/elastic/test_notice_watcher.py"
 LEAVING = "tests/unit/train/test_leaving.py"
 CUT = "tests/unit/train/test_cut_evaluation.py"
 AGREEING = "tests/gang/test_stop_agreement.py"

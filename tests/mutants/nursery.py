@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-RULES = "tests/unit/agent/test_nursery.py"
+RULES = "tests/unit/elastic/test_nursery.py"
 WARM = "tests/process/test_warm_workers.py"
 CODES = "tests/process/test_agent_codes.py"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-RULES = "tests/unit/agent/test_outputs.py"
+RULES = "tests/unit/elastic/test_outputs.py"
 SHOWN = "tests/cli/test_logs.py"
 SERVED = "tests/cli/test_ui.py"
 

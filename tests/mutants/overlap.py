@@ -99,7 +99,7 @@ MUTANTS = [
         "            self._missing -= 1\n",
         "            self._missing -= 1\n            if not one.changed():\n"
         "                self._work.remove(one)\n",
-        "tests/unit/state/test_known_again.py -k counted_after",
+        "tests/unit/state_dict/test_known_again.py -k counted_after",
     ),
     Mutant(
         "a held step is not looked at again before an update",
@@ -120,7 +120,7 @@ MUTANTS = [
         "resilient/state_dict/flatten.py",
         "    if (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg()):\n",
         "    if False:\n",
-        "tests/unit/state/test_naming.py",
+        "tests/unit/state_dict/test_naming.py",
     ),
     Mutant(
         "what is spoiled is written all the same",

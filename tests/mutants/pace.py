@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PACE = "tests/unit/vault/test_pace.py"
+PACE = "tests/unit/checkpoint/test_pace.py"
 KEEPER_PACE = "tests/gang/test_keeper_pace.py"
 
 MUTANTS = [
@@ -55,14 +55,14 @@ MUTANTS = [
         "resilient/checkpoint/save/executor.py",
         "            self._pace.hurry()\n",
         "            pass\n",
-        "tests/unit/vault/test_persister.py",
+        "tests/unit/checkpoint/test_persister.py",
     ),
     Mutant(
         "a rank rests beyond the deadline of its peers",
         "resilient/checkpoint/context.py",
         "return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)",
         "return self.pace_seconds_max",
-        "tests/unit/vault/test_persister.py",
+        "tests/unit/checkpoint/test_persister.py",
     ),
     Mutant(
         "a keeper's save whose rank is gone rests on",

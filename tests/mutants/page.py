@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HISTOGRAMS = "tests/unit/comparison/test_histograms.py"
+HISTOGRAMS = "tests/unit/diff/test_histograms.py"
 PAGE = "tests/cli/test_inspector_page.py"
 
 MUTANTS = [

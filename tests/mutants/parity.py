@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 CODE = "tests/unit/format/test_parity.py"
-REPAIR = "tests/unit/vault/test_repair.py tests/unit/vault/test_repair_from_copies.py"
+REPAIR = "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py"
 SWEEP = "tests/crash/test_repair_sweep.py"
 GANG = "tests/gang/test_mending.py"
-REFER = "tests/unit/vault/test_refer_with_parity.py"
+REFER = "tests/unit/checkpoint/test_refer_with_parity.py"
 
 MUTANTS = [
     Mutant(

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 TREES = "tests/unit/strategies/test_pipeline_trees.py"
 CUTTING = "tests/unit/strategies/test_pipeline_cutting.py"
 OPTIONS = "tests/unit/strategies/test_pipeline_options.py"
-STAGED = "tests/unit/state/test_staged.py"
+STAGED = "tests/unit/state_dict/test_staged.py"
 RANDOM = "tests/unit/strategies/test_pipeline_random.py"
 CHOOSING = "tests/unit/strategies/test_choosing.py"
 RUNS = "tests/process/test_pipelines.py"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-REFER = "tests/unit/vault/test_refer.py tests/unit/vault/test_refer_and_read.py"
+REFER = "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py"
 FAILED = "tests/unit/test_failed_saves.py"
-ROTATE = "tests/unit/vault/test_rotate_references.py"
+ROTATE = "tests/unit/checkpoint/test_rotate_references.py"
 RACES = "tests/crash/test_reference_races.py"
 MACHINE = "tests/property/test_vault_machine.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k anywhere"
@@ -178,14 +178,14 @@ MUTANTS = [
         "resilient/checkpoint/save/dedup.py",
         "length - taken_bytes <= room_bytes",
         "length > room_bytes",
-        "tests/unit/vault/test_refer.py -k shorter_copy",
+        "tests/unit/checkpoint/test_refer.py -k shorter_copy",
     ),
     Mutant(
         "files are copied at once, whatever memory is left",
         "resilient/checkpoint/save/persist.py",
         "        at_once = min(at_once, copies_bytes_max // copied_bytes)\n",
         "        pass\n",
-        "tests/unit/vault/test_write.py -k as_memory",
+        "tests/unit/checkpoint/test_write.py -k as_memory",
     ),
     Mutant(
         "the keeper does not say what its bound has left",

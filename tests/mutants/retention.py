@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PLANNING = "tests/unit/vault/test_planning.py tests/property/test_retention.py"
-ROTATE = "tests/unit/vault/test_rotate.py"
-TAGS = "tests/unit/vault/test_tags.py"
+PLANNING = "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py"
+ROTATE = "tests/unit/checkpoint/test_rotate.py"
+TAGS = "tests/unit/checkpoint/test_tags.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere"
 ROOM = "tests/gang/test_room_for_a_save.py"
 PRUNE = "tests/cli/test_keeping.py"
-TRASH = "tests/unit/vault/test_trash.py"
+TRASH = "tests/unit/checkpoint/test_trash.py"
 TRASH_SWEEP = "tests/crash/test_trash_sweep.py"
 FAILED = "tests/unit/test_failed_saves.py"
 
@@ -20,7 +20,7 @@ MUTANTS = [
         "resilient/checkpoint/retention.py",
         'if count in ("min", "max") and not way:',
         'if count in ("min",) and not way:',
-        "tests/unit/vault/test_planning.py -k found_by_name_and_direction",
+        "tests/unit/checkpoint/test_planning.py -k found_by_name_and_direction",
     ),
     Mutant(
         "weeks are counted by the year that a day is in",
@@ -48,7 +48,7 @@ MUTANTS = [
         "resilient/checkpoint/garbage_collection.py",
         "if retention.is_empty and not sweeps:",
         "if retention.is_empty:",
-        "tests/unit/vault/test_rotate.py -k without_a_policy",
+        "tests/unit/checkpoint/test_rotate.py -k without_a_policy",
     ),
     Mutant(
         "keep_last=0 is accepted",
@@ -195,7 +195,7 @@ MUTANTS = [
         "resilient/checkpoint/verified_read.py",
         "        store.stat(manifest.checkpoint.manifest_key)\n",
         "",
-        "tests/unit/vault/test_field_bugs_rotation.py",
+        "tests/unit/checkpoint/test_field_bugs_rotation.py",
     ),
     Mutant(
         "each rank looks only for room for itself",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_ABILITIES = "tests/unit/vault/test_abilities.py"
+_ABILITIES = "tests/unit/checkpoint/test_abilities.py"
 _OPTIONS = "tests/unit/storage/test_s3_options.py"
 _WIRE = "tests/unit/storage/test_s3_wire.py --timeout 30"
 _SUMS = "tests/unit/storage/test_s3_checksums.py --timeout 30"

@@ -8,11 +8,11 @@ PLACEMENT = "tests/property/test_placement.py"
 PARTS = "tests/gang/test_reading_in_part.py"
 FSDP = "tests/process/test_fsdp.py -k moments"
 FLAT = "tests/property/test_flat_shards.py"
-ZERO = "tests/unit/state/test_zero.py"
+ZERO = "tests/unit/state_dict/test_zero.py"
 UPDATES = "tests/unit/strategies/test_engine_updates.py"
 CONFIG = "tests/unit/strategies/test_deepspeed_config.py"
 RESHARD = "tests/process/test_zero_resharding.py"
-OPTIMIZER = "tests/unit/state/test_optimizer.py"
+OPTIMIZER = "tests/unit/state_dict/test_optimizer.py"
 
 MUTANTS = [
     Mutant(
@@ -139,14 +139,14 @@ MUTANTS = [
         "resilient/state_dict/optimizer.py",
         '        if group["params"] and not names[number]:\n',
         "        if False:\n",
-        "tests/unit/state/test_zero.py",
+        "tests/unit/state_dict/test_zero.py",
     ),
     Mutant(
         "a group that comes later is not cut into stages",
         "resilient/state_dict/pipeline.py",
         "        groups = self._optimizer.param_groups[len(self._groups) :]\n",
         "        groups = [] if self._groups else self._optimizer.param_groups\n",
-        "tests/unit/state/test_staged.py",
+        "tests/unit/state_dict/test_staged.py",
     ),
     Mutant(
         "an optimizer takes what another kind was told",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-RIVALS = "tests/unit/vault/test_rivals.py"
+RIVALS = "tests/unit/checkpoint/test_rivals.py"
 SLICE = "tests/simulation -k slice"
 
 MUTANTS = [

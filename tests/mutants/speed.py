@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 POOL = "tests/unit/storage/test_pool.py"
-WRITE = "tests/unit/vault/test_write.py"
-BULK = "tests/unit/vault/test_bulk.py"
-RECALL = "tests/unit/vault/test_recall.py"
-BUNDLES = "tests/unit/state/test_bundles.py"
-DRAFTS = "tests/unit/state/test_drafts.py"
+WRITE = "tests/unit/checkpoint/test_write.py"
+BULK = "tests/unit/checkpoint/test_bulk.py"
+RECALL = "tests/unit/checkpoint/test_recall.py"
+BUNDLES = "tests/unit/state_dict/test_bundles.py"
+DRAFTS = "tests/unit/state_dict/test_drafts.py"
 COVERS = "tests/property/test_covers.py"
 COMMS = "tests/contract/test_comms.py"
 SCALE = "tests/simulation/test_scale.py"

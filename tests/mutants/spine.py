@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-VAULT = "tests/unit/vault"
+VAULT = "tests/unit/checkpoint"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
 FAILED = "tests/unit/test_failed_saves.py"
 
 STEPS = "tests/unit/test_steps.py"
 
-ROUND_TRIP = "tests/unit/state/test_round_trip.py"
+ROUND_TRIP = "tests/unit/state_dict/test_round_trip.py"
 
 MUTANTS = [
     Mutant(
@@ -149,7 +149,7 @@ MUTANTS = [
         "resilient/format/document.py",
         "or root_digest(canonical(body)) != claimed",
         "",
-        "tests/property tests/unit/vault",
+        "tests/property tests/unit/checkpoint",
     ),
     Mutant(
         "resume takes the highest step of any life",
@@ -219,7 +219,7 @@ MUTANTS = [
         "resilient/state_dict/optimizer.py",
         'numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()',
         'name: _put_together(one) for name, one in enumerate(state_dict["state"].values())',
-        "tests/unit/state",
+        "tests/unit/state_dict",
     ),
     Mutant(
         "a missing part is started afresh without a word",
@@ -233,7 +233,7 @@ MUTANTS = [
         "resilient/elastic/rendezvous/membership.py",
         (" or round_continued_without(self._handler)"),
         "",
-        "tests/unit/agent/test_membership.py",
+        "tests/unit/elastic/test_membership.py",
     ),
     Mutant(
         "a save that nobody took is pending",

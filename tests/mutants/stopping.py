@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-DECIDE = "tests/unit/agent/test_decide.py"
-HISTORY = "tests/unit/agent/test_history.py"
-JUDGING = "tests/unit/agent/test_stop_judging.py"
-STOPS = "tests/unit/agent/test_stops.py"
+DECIDE = "tests/unit/elastic/test_decide.py"
+HISTORY = "tests/unit/elastic/test_history.py"
+JUDGING = "tests/unit/elastic/test_stop_judging.py"
+STOPS = "tests/unit/elastic/test_stops.py"
 EARLY = "tests/cli/test_early.py"
 KILLED = "tests/process/test_killed_while_stopping.py"
 CAUSES = "tests/process/test_causes_told.py"

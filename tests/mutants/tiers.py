@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-TIERS = "tests/unit/vault/test_tiers.py tests/unit/vault/test_promoting.py"
+TIERS = "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py"
 SWEEP = "tests/crash/test_tiers_sweep.py -k first"
 
 HOSTS = "tests/gang/test_near_per_host.py"
@@ -184,7 +184,7 @@ MUTANTS = [
         "resilient/checkpoint/tiers/peer_store.py",
         "    if not _may_be_read(key):\n",
         "    if not key:\n",
-        "tests/unit/vault/test_peers.py",
+        "tests/unit/checkpoint/test_peers.py",
     ),
     Mutant(
         "the keeper passes the near tier by",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BACK = "tests/unit/vault/test_going_back.py"
+BACK = "tests/unit/checkpoint/test_going_back.py"
 MOVES = "resilient/checkpoint/reflog.py"
 TRAVEL = "resilient/checkpoint/rollback.py"
 
 MIRROR = "resilient/checkpoint/replicate.py"
-MIRRORING = "tests/unit/vault/test_mirroring.py"
+MIRRORING = "tests/unit/checkpoint/test_mirroring.py"
 BISECT = "tests/cli/test_bisect.py"
 WRITERS = "resilient/checkpoint/fencing.py"
-SHUT = "tests/unit/vault/test_shutting_out.py"
+SHUT = "tests/unit/checkpoint/test_shutting_out.py"
 WITNESS = "cli/resilient_cli/liveness.py"
 UNLOCK = "tests/cli/test_unlocking.py"
 

@@ -22,13 +22,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-sys.path += [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
-
-from endings import ending
-
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.distributed.launch_env import LaunchEnv, World, write_launch
 from resilient.errors import Preempted
+from tests.helpers.endings import ending
 from tests.services.ports import held_port
 
 STEPS = 12

@@ -19,12 +19,12 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world
-from dying import die_together
 from torch import nn
 from torch.utils.data import Dataset
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from tests.process.deepspeed_forks import exit_codes, fork_world
+from tests.process.dying import die_together
 
 RANKS, STEPS, SAVE_STEPS, DIE_AFTER = 2, 8, 2, 5
 _HEAVY = (

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_harness import Agent, wait_until
-from host_jobs import HostAgent
-from keepers import Keeper
 
+from tests.helpers.agent_harness import Agent, wait_until
+from tests.helpers.keepers import Keeper
+from tests.process.host_jobs import HostAgent
 from tests.services.netns import Network, why_impossible
 from tests.services.presence import require
 

@@ -14,15 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
-
-from fakes import MemoryCheckpointer, MemoryRepository
-
 from resilient.errors import ResilientError
 from resilient.train import session
 from resilient.train.arguments import TrainingArguments
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import MemoryCheckpointer, MemoryRepository
 
 torch.set_num_threads(1)
 

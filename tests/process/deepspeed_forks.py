@@ -11,9 +11,8 @@ import time
 from contextlib import contextmanager, suppress
 from importlib import import_module
 
-from gangs import ROOT
-
 from resilient.distributed.launch_env import LaunchEnv, World, write_launch
+from tests.process.gangs import ROOT
 from tests.services.ports import held_ports
 
 # What making an engine and an optimizer would import in each rank.

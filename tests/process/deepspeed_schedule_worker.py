@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world, preload
-from deepspeed_worker import SAVE_STEPS, Dying
-from workload import Bytes, Model, Recording
 
 from resilient import TrainingArguments
+from tests.process.deepspeed_forks import exit_codes, fork_world, preload
+from tests.process.deepspeed_worker import SAVE_STEPS, Dying
+from tests.process.workload import Bytes, Model, Recording
 
 STEPS = 9
 SCHEDULE = {

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world, preload
-from dying import die_together
-from workload import Bytes, Model, Recording
 
 from resilient import TrainerCallback, TrainingArguments
 from resilient.train.arguments.deprecated import zero_of
+from tests.process.deepspeed_forks import exit_codes, fork_world, preload
+from tests.process.dying import die_together
+from tests.process.workload import Bytes, Model, Recording
 
 STEPS = 10
 SAVE_STEPS = 2

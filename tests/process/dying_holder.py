@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from keepers import begun, weight
-
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.in_memory_steps import start_step_cache
+from tests.helpers.keepers import begun, weight
 
 SIZES = (5, 9, 5, 40, 5, 9, 3000)
 

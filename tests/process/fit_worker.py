@@ -10,11 +10,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
-
-from models import Net, Noisy
-
 from resilient import Trainer, TrainingArguments
+from tests.unit.train.models import Net, Noisy
 
 torch.set_num_threads(1)
 RANK = TrainingArguments().process_index

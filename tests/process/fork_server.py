@@ -175,7 +175,7 @@ def threads() -> int:
 
 
 if __name__ == "__main__":
-    import forked
+    from tests.process import forked
 
     if not sys.flags.safe_path:
         # Python put the folder of this file first.

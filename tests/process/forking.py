@@ -17,9 +17,8 @@ def _end_at_once() -> None:
 # Hooks of a child run in their order: this one comes before those of what is imported below.
 os.register_at_fork(after_in_child=_end_at_once)
 
-from workload import Bytes, Model, Recording  # noqa: E402
-
 from resilient import TrainerCallback, TrainingArguments  # noqa: E402
+from tests.process.workload import Bytes, Model, Recording  # noqa: E402
 
 FORKS = multiprocessing.get_context("fork")
 

@@ -8,9 +8,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import forked
-
 from resilient.distributed.launch_env import LaunchEnv, World, write_launch
+from tests.process import forked
 from tests.services.ports import held_ports
 
 ROOT = Path(__file__).parents[2]

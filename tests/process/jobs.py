@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-import forked
+from tests.process import forked
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 PATIENCE_SECONDS = 120.0

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
-
-from token_models import Mean, Sentences, Tagger
-
 from resilient import Trainer, TrainingArguments
+from tests.unit.train.token_models import Mean, Sentences, Tagger
 
 torch.set_num_threads(1)
 WAYS = {

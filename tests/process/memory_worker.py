@@ -18,12 +18,12 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world
-from dying import die_together, see_landed
-from strategies_worker import Rows, Tower
-from strategy_kinds import Kind
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from tests.process.deepspeed_forks import exit_codes, fork_world
+from tests.process.dying import die_together, see_landed
+from tests.process.strategies_worker import Rows, Tower
+from tests.process.strategy_kinds import Kind
 
 STEPS = 10
 OUT_OF_MEMORY = 1

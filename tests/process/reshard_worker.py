@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from resharding import RATE, Odd, Rank, bits, moments_of, rate_of, wrong_groups, wrong_moments
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -35,6 +34,16 @@ from resilient.strategies.fsdp_options import FsdpOptions
 from resilient.strategies.module_wrapper import find_redirect
 from resilient.train.arguments import TrainingArguments
 from resilient.train.model.precision import Precision
+from tests.process.resharding import (
+    RATE,
+    Odd,
+    Rank,
+    bits,
+    moments_of,
+    rate_of,
+    wrong_groups,
+    wrong_moments,
+)
 
 CPU = torch.device("cpu")
 LAYOUTS = {1: ["single", "fsdp"], 2: ["ddp", "fsdp", "flat"], 3: ["ddp", "fsdp", "flat"]}

@@ -9,9 +9,10 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 
-import forked
 import psutil
-from gangs import ROOT
+
+from tests.process import forked
+from tests.process.gangs import ROOT
 
 
 def weights_of(said):

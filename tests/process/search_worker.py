@@ -19,15 +19,12 @@ from pathlib import Path
 
 import optuna
 import torch
-from deepspeed_forks import exit_codes, fork_world
-from dying import die_together
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
-
-from models import Net, Noisy
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ResilientError
+from tests.process.deepspeed_forks import exit_codes, fork_world
+from tests.process.dying import die_together
+from tests.unit.train.models import Net, Noisy
 
 TRIALS, SAVE_STEPS = 4, 2
 # (folder, the trial and the step in which all ranks are killed)

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
-from hf_runs import BASE, Texts, gpt2, pad
-
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.trainer import Trainer
+from tests.helpers.hf_runs import BASE, Texts, gpt2, pad
 
 torch.set_num_threads(1)
 

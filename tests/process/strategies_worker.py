@@ -21,15 +21,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepspeed_forks import exit_codes, fork_world
-from dying import die_together
-from overflowing import Overflow
-from strategy_kinds import KINDS, worlds_of
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.strategies.module_wrapper import find_redirect
+from tests.process.deepspeed_forks import exit_codes, fork_world
+from tests.process.dying import die_together
+from tests.process.overflowing import Overflow
+from tests.process.strategy_kinds import KINDS, worlds_of
 
 STEPS = 6
 SAVE_STEPS = 2

@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parent)]
-
-from test_keeper_streams import parts_of, state  # noqa: E402 - found through the path above
-
-from resilient.checkpoint.daemon import connection  # noqa: E402
-from resilient.checkpoint.daemon.messages import DaemonAddress  # noqa: E402
-from resilient.checkpoint.save.metadata import CheckpointInfo  # noqa: E402
-from resilient.engine_factory import open_engine  # noqa: E402
+from resilient.checkpoint.daemon import connection
+from resilient.checkpoint.daemon.messages import DaemonAddress
+from resilient.checkpoint.save.metadata import CheckpointInfo
+from resilient.engine_factory import open_engine
+from tests.process.test_keeper_streams import parts_of, state
 
 
 def main(keeper: str, repository: str) -> None:

@@ -19,16 +19,13 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world
-from dying import die_together
 from torch import nn
 from torch.utils.data import IterableDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
-
-from token_models import WORDS, Sentences
-
 from resilient import Trainer, TrainerCallback, TrainingArguments
+from tests.process.deepspeed_forks import exit_codes, fork_world
+from tests.process.dying import die_together
+from tests.unit.train.token_models import WORDS, Sentences
 
 STEPS, SAVE_STEPS, DIE_AFTER = 6, 2, 5
 ROWS, EVAL_ROWS = 20, 11

@@ -7,11 +7,10 @@ import signal
 import time
 from itertools import pairwise
 
-from jobs import Job, run
-
 from resilient.goodput.event_log import read_records
 from resilient.goodput.report import build_report
 from resilient.goodput.timeline import TimeClass
+from tests.process.jobs import Job, run
 
 OPTIONS = ("--steps", "40", "--pause", "0.05")
 

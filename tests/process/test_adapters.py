@@ -6,14 +6,14 @@ import shutil
 
 import pytest
 import torch
-from gangs import ROOT
-from scripts import Script
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilient.distributed.heartbeat import Phase, progress_reporter
 from resilient.errors import ConfigError
 from resilient.format.keys import parse_checkpoint
+from tests.process.gangs import ROOT
+from tests.process.scripts import Script
 
 pytestmark = [
     pytest.mark.slow,

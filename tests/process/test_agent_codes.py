@@ -5,7 +5,8 @@ import re
 import time
 
 import pytest
-from agent_harness import is_alive
+
+from tests.helpers.agent_harness import is_alive
 
 SIGKILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 FAIL_AT_ONCE = "raise ValueError('boom')"

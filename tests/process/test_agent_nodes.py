@@ -4,7 +4,8 @@ import signal
 import socket
 
 import pytest
-from agent_harness import wait_until
+
+from tests.helpers.agent_harness import wait_until
 
 FINISH = """
 say("life", f"{os.environ['WORLD_SIZE']} {os.environ['RESILIENT_ATTEMPT']} {life}")

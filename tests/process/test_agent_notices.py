@@ -6,8 +6,9 @@ import json
 import time
 
 import pytest
-from agent_harness import wait_until
-from metadata import Aws, Azure, Gcp, iso, serving
+
+from tests.helpers.agent_harness import wait_until
+from tests.helpers.metadata import Aws, Azure, Gcp, iso, serving
 
 SAVES = """
 import json

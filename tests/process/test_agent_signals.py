@@ -4,7 +4,8 @@ import signal
 import time
 
 import pytest
-from agent_harness import catches, is_alive, wait_until
+
+from tests.helpers.agent_harness import catches, is_alive, wait_until
 
 SAVES = """
 def stop(number, frame):

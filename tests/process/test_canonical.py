@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from canonical_job import digest
+
+from tests.process.canonical_job import digest
 
 JOB = Path(__file__).with_name("canonical_job.py")
 PATIENCE_SECONDS = 200

@@ -7,8 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-import forked
 import pytest
+
+from tests.process import forked
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 64 << 20

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from compile_worker import KINDS, RANKS, STEPS, WORLDS
-from deepspeed_forks import run_forks
-from endings import differences, ending
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.compile_worker import KINDS, RANKS, STEPS, WORLDS
+from tests.process.deepspeed_forks import run_forks
 
 WORKER = Path(__file__).with_name("compile_worker.py")
 COMPILED = [kind for kind in KINDS if kind != "plain"]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_forks import run_forks
-from deepspeed_worker import KINDS, RUNS, STEPS, WORLDS, ZERO
-from endings import differences, ending
 from safetensors.torch import load_file
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
+from tests.process.deepspeed_worker import KINDS, RUNS, STEPS, WORLDS, ZERO
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_worker.py")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_forks import run_forks
-from deepspeed_schedule_worker import LIVES, STEPS
-from endings import differences, ending
 
 from resilient import TrainingArguments
 from resilient.checkpoint.catalog import committed
 from resilient.errors import ConfigError
 from resilient.storage.open import open_store
 from resilient.train import schedules
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
+from tests.process.deepspeed_schedule_worker import LIVES, STEPS
 
 theirs = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_schedule_worker.py")

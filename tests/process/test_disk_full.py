@@ -6,12 +6,11 @@ import json
 import time
 from contextlib import suppress
 
-from endings import differences, ending
-from jobs import PATIENCE_SECONDS, Job, run
-
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.verify import verify
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.jobs import PATIENCE_SECONDS, Job, run
 
 DISK_BYTES = 1400 << 10  # two checkpoints of the workload and a half
 

@@ -8,11 +8,11 @@ import signal
 import time
 
 import pytest
-from endings import ending
-from jobs import Job, run
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.helpers.endings import ending
+from tests.process.jobs import Job, run
 
 pytestmark = pytest.mark.slow
 GRACE_SECONDS = 12.0

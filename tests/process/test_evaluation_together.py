@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import evaluation_worker
 import numpy as np
 import pytest
 import torch
-from gangs import run_gang_to_end
+
+from tests.process import evaluation_worker
+from tests.process.gangs import run_gang_to_end
 
 pytestmark = pytest.mark.slow
 

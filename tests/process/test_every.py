@@ -6,11 +6,10 @@ import json
 import os
 import signal
 
-from jobs import Job
-
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.format.keys import parse_checkpoint
 from resilient.storage.local import LocalStore
+from tests.process.jobs import Job
 
 OPTIONS = ("--steps", "60", "--pause", "0.05", "--save-steps", "1000")
 

@@ -6,14 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 import torch
-from endings import differences, ending
 from safetensors.torch import load_file
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = {"gpt.py"}  # a model, options and a log of samples, for the demo

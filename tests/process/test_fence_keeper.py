@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from keepers import begun, weight
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -13,6 +12,7 @@ from resilient.errors import Fenced
 from resilient.format.keys import CheckpointId
 from resilient.in_memory_steps import start_step_cache
 from resilient.storage.open import open_store
+from tests.helpers.keepers import begun, weight
 
 SIZE = 300_000
 

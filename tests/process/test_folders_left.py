@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from agent_harness import wait_until
+from tests.helpers.agent_harness import wait_until
 
 WAITS = "say('ready')\ntime.sleep(60)"
 

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 
-import forked
 import pytest
+
+from tests.process import forked
 
 TELL = """
 import json, os, sys

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import frozen_worker
 import torch
-from keepers import names, open_one
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -17,8 +15,10 @@ from resilient.checkpoint.verify import verify
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
+from tests.helpers.keepers import names, open_one
+from tests.process import frozen_worker
 
-from manifests import Values, frozen_parts_of  # isort: skip
+from tests.helpers.manifests import Values, frozen_parts_of  # isort: skip
 
 
 def test_a_killed_run_of_adapters_ends_with_the_bits_of_an_unbroken_one(tmp_path):

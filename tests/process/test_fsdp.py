@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from endings import differences, ending
-from gangs import run_gang_to_end
-from jobs import Job, run
-from restoring import restored_step
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.helpers.restoring import restored_step
+from tests.process.gangs import run_gang_to_end
+from tests.process.jobs import Job, run
 
 pytestmark = pytest.mark.slow
 FSDP = ("--parallelism", "fsdp")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gangs import ROOT
+
+from tests.process.gangs import ROOT
 
 WORKER = Path(__file__).with_name("groups_worker.py")
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ import signal
 import time
 
 import pytest
-from jobs import Job
+
+from tests.process.jobs import Job
 
 OPTIONS = ("--hang-floor", "2", "--max-restarts", "2")
 STEPS = ("--steps", "24", "--pause", "0.02")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from keepers import begun, resumed_from, resumed_weight, weight
 
 from resilient import in_memory_steps as spine
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -13,6 +12,7 @@ from resilient.format.keys import CheckpointId
 from resilient.in_memory_steps import start_step_cache
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.staging import has_idle_core
+from tests.helpers.keepers import begun, resumed_from, resumed_weight, weight
 
 
 def saved_and_holding(keeper, url, monkeypatch, cores):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from keepers import begun, names, resumed_from, resumed_weight, weight
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -23,6 +21,8 @@ from resilient.in_memory_steps import start_step_cache
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.keepers import begun, names, resumed_from, resumed_weight, weight
+from tests.helpers.manifests import Values
 
 HELD_STORE = Path(__file__).parents[1] / "helpers" / "held"
 HOLDER = Path(__file__).with_name("dying_holder.py")

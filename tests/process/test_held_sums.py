@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from keepers import begun
 
 from resilient import in_memory_steps as spine
 from resilient.in_memory_steps import start_step_cache
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.keepers import begun
 
 
 def totals(keeper, folder):

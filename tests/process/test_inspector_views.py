@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from gangs import ROOT
-from inspected_runs import EVIL, spoil, write_inspected_run
-from seen import NARROW, WIDE, check_seen, go, press, settle, shown
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.helpers.inspected_runs import EVIL, spoil, write_inspected_run
+from tests.helpers.seen import NARROW, WIDE, check_seen, go, press, settle, shown
+from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
 from tests.services.presence import require
 

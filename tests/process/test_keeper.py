@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_harness import is_alive, wait_until
-from endings import differences, ending
-from jobs import Job, run
 
 from resilient.checkpoint.catalog import committed
 from resilient.format.keys import CheckpointId
 from resilient.storage.open import open_store
 from resilient.storage.shared_memory import ROOT
+from tests.helpers.agent_harness import is_alive, wait_until
+from tests.helpers.endings import differences, ending
+from tests.process.jobs import Job, run
 
 PAUSE = ("--pause", "0.08")
 HELD = Path(__file__).parents[1] / "helpers" / "held"

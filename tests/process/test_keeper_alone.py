@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from keepers import begun, names, resumed_weight, weight
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.distributed.coordination import RankFailure
 from resilient.errors import SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.keepers import begun, names, resumed_weight, weight
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 

@@ -6,13 +6,13 @@ import signal
 import time
 
 import pytest
-from keepers import begun, resumed_weight, weight
 
 from resilient.checkpoint.daemon.client import DaemonProcess
 from resilient.checkpoint.retention import Retention
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.keepers import begun, resumed_weight, weight
 
 
 @pytest.fixture(params=[True, False])

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-from agent_harness import is_alive
 
 from resilient.elastic.options import DaemonOptions
 from resilient.elastic.saver_daemon import DaemonAbandoned, DaemonSupervisor
+from tests.helpers.agent_harness import is_alive
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")

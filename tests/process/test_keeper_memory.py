@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from keepers import begun, names, resumed_weight, weight
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.clock import SystemClock
@@ -16,6 +15,7 @@ from resilient.errors import ConfigError, SaveFailed
 from resilient.events import Emitter
 from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
+from tests.helpers.keepers import begun, names, resumed_weight, weight
 
 
 def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(start, tmp_path):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from keepers import Keeper, names, open_one
-from manifests import Values
 
 from resilient.checkpoint.daemon.client import DaemonProcess
 from resilient.checkpoint.daemon.connection import DaemonConnection
@@ -22,6 +20,8 @@ from resilient.errors import SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.optimizer import NamedOptimizer
 from resilient.state_dict.snapshot import Part
+from tests.helpers.keepers import Keeper, names, open_one
+from tests.helpers.manifests import Values
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 TRAINER = Path(__file__).with_name("dying_trainer.py")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from keepers import Keeper
-from manifests import Values
-
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.daemon.client import DaemonSaveExecutor
 from resilient.checkpoint.daemon.messages import DaemonAddress
@@ -20,6 +17,8 @@ from resilient.format.keys import CheckpointId
 from resilient.format.signature import SigningPolicy
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
+from tests.helpers.keepers import Keeper
+from tests.helpers.manifests import Values
 
 SIGNING = SigningPolicy.of_secret("0123456789abcdef0123456789abcdef", is_required=True)
 

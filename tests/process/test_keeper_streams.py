@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from keepers import begun, names, resumed_from
-from manifests import Values
 
 from resilient.checkpoint.daemon import connection
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -20,6 +18,8 @@ from resilient.errors import ConfigError, SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import run_ranks
+from tests.helpers.keepers import begun, names, resumed_from
+from tests.helpers.manifests import Values
 
 TRAINER = Path(__file__).with_name("streaming_trainer.py")
 

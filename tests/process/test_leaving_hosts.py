@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import wait_until
-from canonical_job import digest
-from host_jobs import SCRIPT, audited, calm_digest
+
+from tests.helpers.agent_harness import wait_until
+from tests.process.canonical_job import digest
+from tests.process.host_jobs import SCRIPT, audited, calm_digest
 
 STEPS = 24
 # No save but the one that all agree on, so nothing else can have carried the work over.

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from gangs import ROOT, run_gang_to_end
-from scripts import Script, weights_of
+
+from tests.process.gangs import ROOT, run_gang_to_end
+from tests.process.scripts import Script, weights_of
 
 WORKER = Path(__file__).with_name("loop_worker.py")
 EXAMPLE = ROOT / "examples" / "plain_loop.py"

@@ -6,8 +6,9 @@ Reduction is canonical, so how a run ends is the same to the bit whatever happen
 from __future__ import annotations
 
 import pytest
-from canonical_job import digest
-from host_jobs import audited, calm_digest
+
+from tests.process.canonical_job import digest
+from tests.process.host_jobs import audited, calm_digest
 
 STEPS = 24
 JOB = {"max_steps": STEPS}

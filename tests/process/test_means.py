@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from gangs import run_gang_to_end
+
+from tests.process.gangs import run_gang_to_end
 
 WORKER = Path(__file__).with_name("means_worker.py")
 pytestmark = pytest.mark.slow

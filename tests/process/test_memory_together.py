@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from deepspeed_forks import run_forks
-from endings import differences, ending
-from memory_worker import LIVES, STEPS
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
+from tests.process.memory_worker import LIVES, STEPS
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 pytestmark = [

@@ -8,8 +8,8 @@ import signal
 import time
 import urllib.request
 
-from exposition import figures, scrape
-from jobs import PATIENCE_SECONDS, Job
+from tests.helpers.exposition import figures, scrape
+from tests.process.jobs import PATIENCE_SECONDS, Job
 
 OPTIONS = ("--steps", "60", "--pause", "0.05")
 KILLED = 'resilient_restarts_total{cause="signal"}'

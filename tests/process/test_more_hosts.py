@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from canonical_job import digest
-from host_jobs import SCRIPT, audited, calm_digest
+
+from tests.process.canonical_job import digest
+from tests.process.host_jobs import SCRIPT, audited, calm_digest
 
 STEPS = 16
 JOB = {"max_steps": STEPS}

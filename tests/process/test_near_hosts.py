@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from gangs import finish, gang_of
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.verify import verify
 from resilient.storage.open import open_store
+from tests.process.gangs import finish, gang_of
 
 SCRIPT = Path(__file__).with_name("host_trainer.py")
 STEPS = 7

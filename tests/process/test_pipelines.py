@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_forks import run_forks
-from endings import differences, ending
 from safetensors.torch import load_file
-from strategy_kinds import KINDS, MOVES, PIPELINES_IN_CI, worlds_of
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
+from tests.process.strategy_kinds import KINDS, MOVES, PIPELINES_IN_CI, worlds_of
 
 WORKER = Path(__file__).with_name("strategies_worker.py")
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]

@@ -7,12 +7,11 @@ import sys
 import time
 from random import Random
 
-from cli_repositories import write_run
-
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.refs import read_tags
 from resilient.checkpoint.verify import verify
 from resilient.storage.local import LocalStore
+from tests.helpers.cli_repositories import write_run
 
 CYCLES = 12
 STEPS = list(range(10, 310, 10))

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from agent_harness import wait_until
+from tests.helpers.agent_harness import wait_until
 
 COMMIT = """
 folder = f'repo/checkpoint-{life}-g1'

@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_repositories import cut, write_usual_run
-from gangs import ROOT
-from seen import NARROW, WIDE, check_seen, go, press, shown
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
-from told import killed_run
 
+from tests.helpers.cli_repositories import cut, write_usual_run
+from tests.helpers.seen import NARROW, WIDE, check_seen, go, press, shown
+from tests.helpers.told import killed_run
+from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
 from tests.services.presence import require
 

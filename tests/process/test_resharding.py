@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gangs import finish, gang_of
-from reshard_worker import LAYOUTS, SAVERS
+
+from tests.process.gangs import finish, gang_of
+from tests.process.reshard_worker import LAYOUTS, SAVERS
 
 WORKER = Path(__file__).with_name("reshard_worker.py")
 pytestmark = [

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hf_runs import checkpoint_of
 
 from resilient import Checkpointer
 from resilient.errors import NothingToResume
+from tests.helpers.hf_runs import checkpoint_of
 
 WORKER = Path(__file__).with_name("transformers_worker.py")
 # Life 1 dies before its first save, life 2 after it.

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from endings import differences, ending
-from rollback_worker import BROKEN_STEP, SAMPLES, STEP_SAMPLES
 
 from resilient.train.data.ordering import epoch_order
+from tests.helpers.endings import differences, ending
+from tests.process.rollback_worker import BROKEN_STEP, SAMPLES, STEP_SAMPLES
 
 WORKER = Path(__file__).with_name("rollback_worker.py")
 BEGIN, END = 5 * STEP_SAMPLES, BROKEN_STEP * STEP_SAMPLES

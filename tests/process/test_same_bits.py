@@ -10,12 +10,12 @@ import signal
 import time
 
 import pytest
-from endings import differences, ending
-from jobs import Job, run
-from seeds import draw
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.helpers.seeds import draw
+from tests.process.jobs import Job, run
 
 PAUSE = ("--pause", "0.08")
 
@@ -190,7 +190,7 @@ FILES = [
 @pytest.mark.parametrize("damage", [flip, truncate, os.unlink], ids=["flip", "cut", "delete"])
 def test_with_the_newest_damaged_the_one_before_is_resumed(half_way, tmp_path, unbroken, damage):
     """Each file in turn, through the restore that every rank runs; then one run to the end."""
-    from restoring import restored_step
+    from tests.helpers.restoring import restored_step
 
     for name in FILES:
         copy = tmp_path / f"copy-{name}"

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from deepspeed_forks import run_forks
-from endings import differences, ending
+
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
 
 optuna = pytest.importorskip("optuna")
 WORKER = Path(__file__).with_name("search_worker.py")

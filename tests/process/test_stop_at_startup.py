@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from agent_harness import catches, wait_until
+
+from tests.helpers.agent_harness import catches, wait_until
 
 SCRIPT = """
 say("ready")

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from jobs import Job, run
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.process.jobs import Job, run
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gangs import finish, gang_of, run_gang_to_end
+
+from tests.process.gangs import finish, gang_of, run_gang_to_end
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 pytestmark = pytest.mark.slow

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_forks import run_forks
-from endings import differences, ending
 from safetensors.torch import load_file
-from tensor_stream_worker import DIE_AFTER, EVAL_ROWS, KILLED, KINDS, WORLDS
-from token_models import LENGTH, Sentences
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.deepspeed_forks import run_forks
+from tests.process.tensor_stream_worker import DIE_AFTER, EVAL_ROWS, KILLED, KINDS, WORLDS
+from tests.unit.train.token_models import LENGTH, Sentences
 
 WORKER = Path(__file__).with_name("tensor_stream_worker.py")
 CUT = [kind for kind in KINDS if kind.startswith("tp")]

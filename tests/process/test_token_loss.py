@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gangs import run_gang_to_end
-from loss_worker import train
-from token_models import LENGTH
+
+from tests.process.gangs import run_gang_to_end
+from tests.process.loss_worker import train
+from tests.unit.train.token_models import LENGTH
 
 WORKER = Path(__file__).with_name("loss_worker.py")
 pytestmark = pytest.mark.slow

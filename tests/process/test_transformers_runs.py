@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gangs import ROOT
-from hf_runs import SHARED, checkpoint_of, recorded, stock_file
+
+from tests.helpers.hf_runs import SHARED, checkpoint_of, recorded, stock_file
+from tests.process.gangs import ROOT
 
 WORKER = Path(__file__).with_name("transformers_worker.py")
 STOCK = Path(__file__).with_name("transformers_stock_worker.py")

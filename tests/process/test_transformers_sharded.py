@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_forks import run_forks
 from safetensors.torch import load_file
-from transformers_sharded_kinds import KINDS, SAVED, STEPS
+
+from tests.process.deepspeed_forks import run_forks
+from tests.process.transformers_sharded_kinds import KINDS, SAVED, STEPS
 
 WORKER = Path(__file__).with_name("transformers_sharded_worker.py")
 LEFT = {

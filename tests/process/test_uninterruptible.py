@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_harness import wait_until
+
+from tests.helpers.agent_harness import wait_until
 
 # What the agent waits for a rank that it has killed.
 KILL_SECONDS = 5.0

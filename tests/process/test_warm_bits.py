@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-import forked
-from endings import differences, ending
-from jobs import PATIENCE_SECONDS, Job, run
+from tests.helpers.endings import differences, ending
+from tests.process import forked
+from tests.process.jobs import PATIENCE_SECONDS, Job, run
 
 WARM = "resilient-warm\n"
 

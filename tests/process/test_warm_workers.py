@@ -5,9 +5,10 @@ import os
 import signal
 from pathlib import Path
 
-import forked
 import pytest
-from agent_harness import is_alive, wait_until
+
+from tests.helpers.agent_harness import is_alive, wait_until
+from tests.process import forked
 
 # Life 1 imports, and waits for the word; what each test looks at comes after it.
 WAITS = """

@@ -8,12 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from deepspeed_forks import run_forks
-from resharding import Odd
-from zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, savers_for
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.open import open_store
+from tests.process.deepspeed_forks import run_forks
+from tests.process.resharding import Odd
+from tests.process.zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, savers_for
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("zero_reshard_worker.py")

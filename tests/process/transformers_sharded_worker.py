@@ -17,11 +17,10 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from deepspeed_forks import exit_codes, fork_world, preload
-from transformers_sharded_kinds import KINDS, SAVED
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from hf_runs import BASE, Tokens, gpt2, make, recording, stack
+from tests.helpers.hf_runs import BASE, Tokens, gpt2, make, recording, stack
+from tests.process.deepspeed_forks import exit_codes, fork_world, preload
+from tests.process.transformers_sharded_kinds import KINDS, SAVED
 
 RANKS = 2
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from hf_runs import checkpoint_of, make, recording, stock_file
+from tests.helpers.hf_runs import checkpoint_of, make, recording, stock_file
 
 
 def main(folder, *runs):

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from hf_runs import checkpoint_of, make, recorded, stock_file
-
 from resilient.train.callbacks.base import EarlyStoppingCallback
+from tests.helpers.hf_runs import checkpoint_of, make, recorded, stock_file
 
 
 def evaluations(history):

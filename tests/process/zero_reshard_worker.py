@@ -18,9 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepspeed_forks import exit_codes, fork_world, preload
-from reshard_worker import job_of
-from resharding import (
+
+from resilient.state_dict.deepspeed import ZeroModel, ZeroOptimizer, parameter_locations, refresh
+from resilient.state_dict.sharding import FlatShard
+from resilient.state_dict.snapshot import Part
+from tests.process.deepspeed_forks import exit_codes, fork_world, preload
+from tests.process.reshard_worker import job_of
+from tests.process.resharding import (
     OTHER_RATE,
     RATE,
     Odd,
@@ -31,10 +35,6 @@ from resharding import (
     wrong_groups,
     wrong_moments,
 )
-
-from resilient.state_dict.deepspeed import ZeroModel, ZeroOptimizer, parameter_locations, refresh
-from resilient.state_dict.sharding import FlatShard
-from resilient.state_dict.snapshot import Part
 
 STAGES = ["zero0", "zero1", "zero2", "zero3"]
 LAYOUTS = {

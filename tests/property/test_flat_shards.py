@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests import Values, empty_manifest
-from test_placement import CHECKPOINT, fake_rank
 
 from resilient.checkpoint.commit import commit, gather_receipts
 from resilient.checkpoint.restore.read import read
@@ -23,6 +21,8 @@ from resilient.state_dict.sharding import FlatShard
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values, empty_manifest
+from tests.property.test_placement import CHECKPOINT, fake_rank
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 

@@ -10,11 +10,10 @@ import json
 from contextlib import suppress
 from random import Random
 
-from mutations import spoiled_bytes, spoiled_value
-from told import killed_run
-
 from resilient.goodput.event_log import AGENT_FILE, agents, parse_line
 from resilient.goodput.report import build_report
+from tests.helpers.mutations import spoiled_bytes, spoiled_value
+from tests.helpers.told import killed_run
 
 LINES = [one.encode() for one in killed_run()]
 EACH = 4

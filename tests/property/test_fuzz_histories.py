@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from mutations import spoiled_bytes, spoiled_value
 from torch.utils.tensorboard import SummaryWriter
 
 from resilient.errors import KeyNotFound
 from resilient.layout_repair.training_logs import logs_in
 from resilient.layouts.tfevents import masked_sum
 from resilient.storage.folder import DirectoryListing
+from tests.helpers.mutations import spoiled_bytes, spoiled_value
 
 PEAK_BYTES_MAX = 48 << 20
 EACH = 4

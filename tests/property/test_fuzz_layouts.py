@@ -19,10 +19,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import write_megatron, write_slices, write_titan, write_universal
-from mutations import spoiled_bytes, spoiled_value
-from resumming import resummed
-from sharded_folders import optimizer, values, write_zero
 
 from resilient.diff import foreign
 from resilient.diff.foreign_verify import verify_foreign
@@ -30,6 +26,10 @@ from resilient.errors import KeyNotFound
 from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import DirectoryListing
+from tests.helpers.foreign_folders import write_megatron, write_slices, write_titan, write_universal
+from tests.helpers.mutations import spoiled_bytes, spoiled_value
+from tests.helpers.resumming import resummed
+from tests.helpers.sharded_folders import optimizer, values, write_zero
 
 PEAK_BYTES_MAX = 96 << 20
 PROVED_EVERY, COMPARED_EVERY = 8, 16

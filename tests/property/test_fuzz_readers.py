@@ -21,10 +21,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ledgers import Run
-from manifests import Values
-from mutations import resealed, spoiled_bytes, spoiled_value
-from tiny import CHECKPOINT, SIGNING, tiny_repository
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.daemon.messages import decode_job
@@ -53,6 +49,10 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage.store import is_key
 from resilient.testing.memory_store import MemoryStore
 from resilient.train.state import TrainerState
+from tests.helpers.ledgers import Run
+from tests.helpers.manifests import Values
+from tests.helpers.mutations import resealed, spoiled_bytes, spoiled_value
+from tests.helpers.tiny import CHECKPOINT, SIGNING, tiny_repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable

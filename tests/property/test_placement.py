@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests import Values, empty_manifest
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -27,6 +26,7 @@ from resilient.state_dict.sharding import axis_runs
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values, empty_manifest
 
 CHECKPOINT = CheckpointId(1, 7)
 MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)

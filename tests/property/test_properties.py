@@ -129,7 +129,7 @@ def test_saved_by_any_world_and_loaded_whole_by_any_other(shapes, ranks, seed):
         parts = {"model": Part(Held(tensors))}
         staged = stage(capture(7, parts, rank), World(rank, ranks), StagingBuffers())
         receipts.append(write(store, CheckpointId(1, 7), rank, staged.files, staged.parts))
-    from manifests import empty_manifest
+    from tests.helpers.manifests import empty_manifest
 
     commit(store, gather_receipts(empty_manifest(CheckpointId(1, 7)), receipts))
     proved = read(store, CheckpointId(1, 7))

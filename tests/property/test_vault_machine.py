@@ -11,7 +11,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from manifests import begin, frozen_parts_of, save
 
 from resilient.checkpoint.catalog import committed, lineage, read_manifest
 from resilient.checkpoint.garbage_collection import collect_garbage
@@ -22,6 +21,7 @@ from resilient.clock import SystemClock
 from resilient.errors import Fenced, ResilientError, UsageError
 from resilient.format.keys import CheckpointId, split_checkpoint_key
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import begin, frozen_parts_of, save
 
 
 class Vault(RuleBasedStateMachine):

@@ -7,7 +7,6 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -17,6 +16,7 @@ from resilient.engine_factory import open_engine
 from resilient.errors import KeyExists, StoreUnavailable
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
+from tests.helpers.manifests import Values
 from tests.services.faultproxy import Fault
 
 MIB = 1 << 20

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from manifests import Values
-from seeds import drawn_bytes
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -22,6 +20,8 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage import s3_client
 from resilient.storage.open import open_store
 from resilient.storage.s3_client import BodyChecksum, ChecksumSupport, summed
+from tests.helpers.manifests import Values
+from tests.helpers.seeds import drawn_bytes
 from tests.services.ceph import Ceph
 from tests.services.faultproxy import Fault, FaultProxy
 from tests.services.newer import newer_ceph

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from manifests import Values
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.metadata import CheckpointInfo
@@ -14,6 +13,7 @@ from resilient.errors import ConfigError, StoreDenied
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
+from tests.helpers.manifests import Values
 from tests.services.tls import make_certificate
 
 PART = 5 << 20

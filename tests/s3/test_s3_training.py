@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from endings import differences, ending
-from jobs import Job, run
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.fencing import recorded
@@ -16,6 +14,8 @@ from resilient.checkpoint.verify import verify
 from resilient.errors import ResilientError
 from resilient.format.keys import ABILITIES
 from resilient.storage.open import open_store
+from tests.helpers.endings import differences, ending
+from tests.process.jobs import Job, run
 from tests.services.ceph import KEY, SECRET
 from tests.services.faultproxy import Fault
 

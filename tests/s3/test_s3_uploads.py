@@ -7,7 +7,6 @@ import sys
 import time
 
 import pytest
-from manifests import Values
 
 from resilient.clock import SystemClock
 from resilient.engine_factory import open_engine
@@ -17,6 +16,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage import s3_multipart
 from resilient.storage.options import read_s3_options
 from resilient.storage.s3_store import ObstoreStore
+from tests.helpers.manifests import Values
 from tests.services.faultproxy import Fault
 
 WRITER = """

@@ -6,11 +6,11 @@ import re
 import time
 
 import pytest
-from endings import differences, ending
-from gangs import ROOT
-from pages import paste, section, shell_of
-from slurm_jobs import SlurmRun, calm
 
+from tests.helpers.endings import differences, ending
+from tests.helpers.pages import paste, section, shell_of
+from tests.helpers.slurm_jobs import SlurmRun, calm
+from tests.process.gangs import ROOT
 from tests.services.presence import require
 from tests.services.slurm import Slurm, why_impossible
 

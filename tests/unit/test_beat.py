@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clocks import OwnClock
 from torch import nn
 
 from resilient import Checkpointer, heartbeat
@@ -15,6 +14,7 @@ from resilient.distributed.heartbeat import (
     progress_reporter,
     read_progress,
 )
+from tests.helpers.clocks import OwnClock
 
 
 @pytest.fixture

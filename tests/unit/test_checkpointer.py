@@ -6,8 +6,6 @@ import threading
 
 import pytest
 import torch
-from manifests import Values, begin, save
-from one_rank import Held, open_one
 
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.garbage_collection import discard_uncommitted
@@ -25,6 +23,8 @@ from resilient.format.keys import CheckpointId
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values, begin, save
+from tests.helpers.one_rank import Held, open_one
 
 
 def tensor_part(values):

@@ -7,9 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from manifests import Values
-from one_rank import open_one
-from tiered import checkpointer_of, save
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.daemon.client import DaemonSaveExecutor
@@ -39,6 +36,9 @@ from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.manifests import Values
+from tests.helpers.one_rank import open_one
+from tests.helpers.tiered import checkpointer_of, save
 
 
 class Unmarkable(MemoryStore):

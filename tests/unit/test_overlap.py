@@ -8,8 +8,6 @@ import weakref
 
 import pytest
 import torch
-from manifests import Values
-from one_rank import Held, open_one
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import SaveFailed
@@ -19,6 +17,8 @@ from resilient.state_dict.optimizer import NamedOptimizer
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.staging import address_of, stable_storages
 from resilient.testing.memory_store import MemoryStore, run_ranks
+from tests.helpers.manifests import Values
+from tests.helpers.one_rank import Held, open_one
 
 WIDTH = 200
 

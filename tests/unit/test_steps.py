@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from one_rank import open_one
 
 from resilient import Checkpointer
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.errors import ConfigError
 from resilient.format.keys import STEP_MAX, CheckpointId, parse_checkpoint
 from resilient.testing.memory_store import MemoryStore
+from tests.helpers.one_rank import open_one
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_folders import write_accelerate
 
 from resilient.diff.foreign_verify import verify_foreign
 from resilient.layout_repair.plan import plan_layout_repair
@@ -16,6 +15,7 @@ from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability, remedy
 from resilient.layouts.training_state import OF_DEVICES
 from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import write_accelerate
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 DEVICE = torch.arange(16, dtype=torch.uint8)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_folders import look, saved, verdict
-from sharded_folders import STEP, write_zero
+
+from tests.helpers.foreign_folders import look, saved, verdict
+from tests.helpers.sharded_folders import STEP, write_zero
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 RANKS = 3

@@ -11,12 +11,12 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from sharded_folders import write_fsdp, write_zero
 
 from resilient.layouts.detect import checkpoints_in, read_layout
 from resilient.layouts.model import MODEL, OPTIMIZER
 from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
+from tests.helpers.sharded_folders import write_fsdp, write_zero
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 SHARED = Path(__file__).parents[4] / "shared" / "fixtures" / "hf"

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint
-from foreign_folders import look, verdict
+
+from tests.helpers.foreign_folders import look, verdict
 
 WEIGHTS = {"weight": torch.ones(2, 3)}
 NONE = "torch.load('{path}', weights_only=True)"

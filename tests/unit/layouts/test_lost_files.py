@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import verdict
 from transformers import TrainingArguments
 
 from resilient.layout_repair.plan import plan_layout_repair
+from tests.helpers.foreign_folders import verdict
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 

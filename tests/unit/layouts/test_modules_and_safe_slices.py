@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
-from foreign_folders import look, verdict
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from resilient.layouts.single_file import ALONE
+from tests.helpers.foreign_folders import look, verdict
 
 STATE = {"a.weight": torch.arange(20.0).view(5, 4), "w": torch.arange(12.0).view(3, 4)}
 AXES = {"a.weight": 0, "w": 1}

@@ -9,11 +9,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from foreign_folders import look
 
 from resilient.layout_repair.plan import plan_layout_repair
 from resilient.layouts.security_scan import scan
 from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import look
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foreign_folders import look
+
+from tests.helpers.foreign_folders import look
 
 RATES = torch.optim.lr_scheduler.StepLR
 

@@ -11,7 +11,12 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from foreign_folders import (
+
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.resumability import assess_resumability
+from resilient.layouts.torch_zip import resolve_pieces
+from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import (
     NAMES,
     STEP,
     UNIVERSAL,
@@ -24,11 +29,6 @@ from foreign_folders import (
     write_titan,
     write_universal,
 )
-
-from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
-from resilient.layouts.resumability import assess_resumability
-from resilient.layouts.torch_zip import resolve_pieces
-from resilient.storage.folder import open_folder
 
 DATA, RANDOM = "the place in the data", "the random state"
 

@@ -7,10 +7,10 @@ import struct
 
 import pytest
 import torch
-from foreign_folders import write_slices
 
 from resilient.layouts.security_scan import Risk, scan
 from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import write_slices
 
 ESCAPE, TURN = "\x1b[2J\nresumable yes", "w\u202eteews"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import look, saved, verdict, write_accelerate
+
+from tests.helpers.foreign_folders import look, saved, verdict, write_accelerate
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 OTHER_SHAPE = 1  # parameter 0 is 97 x 32, this one 16 x 32

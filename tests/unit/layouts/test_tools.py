@@ -6,7 +6,13 @@ import shutil
 
 import pytest
 import torch
-from foreign_folders import (
+
+from resilient.diff import foreign
+from resilient.diff.model import GROUPS, SCHEDULE, TRAINER
+from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
+from resilient.layouts.resumability import assess_resumability
+from resilient.storage.folder import open_folder
+from tests.helpers.foreign_folders import (
     look,
     saved,
     shapes,
@@ -15,13 +21,7 @@ from foreign_folders import (
     write_lightning,
     write_slices,
 )
-from sharded_folders import optimizer, values
-
-from resilient.diff import foreign
-from resilient.diff.model import GROUPS, SCHEDULE, TRAINER
-from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
-from resilient.layouts.resumability import assess_resumability
-from resilient.storage.folder import open_folder
+from tests.helpers.sharded_folders import optimizer, values
 
 DATA, RANDOM = "the place in the data", "the random state"
 

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from manifests import begin, save
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.verify import verify
@@ -21,6 +20,7 @@ from resilient.format.keys import CheckpointId
 from resilient.storage.fsspec_store import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
+from tests.helpers.manifests import begin, save
 
 
 def test_pt_142396_a_remote_file_needs_no_descriptor_to_be_durable(monkeypatch):

@@ -8,10 +8,10 @@ import mmap
 import os
 
 import pytest
-from seeds import drawn_bytes
 
 from resilient.storage.local import LocalStore
 from resilient.storage.posix import PosixWritableFile
+from tests.helpers.seeds import drawn_bytes
 
 SIZE_BYTES = (20 << 20) + 12345
 PIECES = (0, 1, 4095, 4096, 4097, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, SIZE_BYTES)

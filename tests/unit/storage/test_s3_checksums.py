@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 from crc32c import crc32c
-from s3answers import BEGUN, DONE, refused, said, serving
-from seeds import drawn_bytes
 
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.s3_client import ChecksumSupport
+from tests.helpers.s3answers import BEGUN, DONE, refused, said, serving
+from tests.helpers.seeds import drawn_bytes
 
 SUMMED = "x-amz-content-sha256: UNSIGNED-PAYLOAD"
 

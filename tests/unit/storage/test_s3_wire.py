@@ -4,8 +4,6 @@ import hashlib
 import socket
 
 import pytest
-from s3answers import BEGUN, CLOSE, DONE, Server, refused, said, serving
-from seeds import drawn_bytes
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
@@ -14,6 +12,8 @@ from resilient.storage.s3_client import connect_s3
 from resilient.storage.s3_store import ObstoreStore
 from resilient.storage.s3_transfer import Redirected
 from resilient.storage.transfer import ScatterBuffer
+from tests.helpers.s3answers import BEGUN, CLOSE, DONE, Server, refused, said, serving
+from tests.helpers.seeds import drawn_bytes
 
 
 def fill(transfers, size, start=0):

@@ -1,7 +1,5 @@
 import os
 
-from manifests import Values
-
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.checkpoint_engine import CheckpointEngine
@@ -12,6 +10,7 @@ from resilient.distributed.launch_env import World
 from resilient.events import Emitter
 from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore, sweep_temporaries
+from tests.helpers.manifests import Values
 
 
 def test_only_old_temporary_files_are_swept(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from stages import passed
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from resilient.errors import ConfigError
 from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
+from tests.helpers.stages import passed
 
 IDS = torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(1))
 BATCH = {"input_ids": IDS, "labels": IDS, "attention_mask": (IDS > 5).long()}

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from stages import NTH, parts, passed
 from torch import nn
 
 from resilient.errors import ConfigError
 from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
+from tests.helpers.stages import NTH, parts, passed
 
 
 class Layer(nn.Module):

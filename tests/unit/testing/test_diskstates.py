@@ -3,9 +3,9 @@
 from random import Random
 
 import pytest
-from seeds import draw
 
 from resilient.testing.disk_model import BLOCK_BYTES, Disk, FileOp, FileOpKind
+from tests.helpers.seeds import draw
 
 TEMPORARY, FINAL = ("folder", "tmp"), ("folder", "final")
 CONTENT = b"content"

@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fakes import MemoryRepository
-
 from resilient.train import session
+from tests.unit.train.fakes import MemoryRepository
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient import Trainer
 from resilient.errors import ConfigError
+from tests.unit.train.models import make_trainer
 
 
 class Stock(Trainer):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient import TrainerCallback
+from tests.unit.train.models import make_trainer
 
 
 class Quiet(TrainerCallback):

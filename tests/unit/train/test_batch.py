@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from models import Net, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.trainer import Trainer
+from tests.unit.train.models import Net, make_trainer
 
 
 class WithIndex(torch.utils.data.Dataset):

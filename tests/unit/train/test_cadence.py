@@ -6,10 +6,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from fakes import equal
 from hypothesis import given
 from hypothesis import strategies as st
-from models import DieAfter, Dies, make_trainer
 
 from resilient import save_interval
 from resilient.checkpoint.catalog import committed
@@ -30,6 +28,8 @@ from resilient.train.callbacks.save_schedule import (
     plan,
     slowed_seconds,
 )
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 DAY = 86_400.0
 measured = st.builds(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from models import DieAfter, Dies, make_trainer
 
 from resilient import EarlyStoppingCallback
 from resilient.errors import ConfigError
 from resilient.train.callbacks.base import EVENTS, TrainerCallback
 from resilient.train.state import TrainerControl
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 CONTEXT = {
     *("model", "processing_class", "optimizer", "lr_scheduler"),

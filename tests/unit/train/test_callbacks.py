@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.callbacks.base import (
@@ -13,6 +12,7 @@ from resilient.train.callbacks.base import (
     TrainerCallback,
 )
 from resilient.train.state import TrainerControl, TrainerState
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 def listener(heard):

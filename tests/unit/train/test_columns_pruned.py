@@ -6,12 +6,12 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from models import DieAfter, Dies, Net, make_trainer
 from torch import nn
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
 from resilient.train.data.collate import PruningCollator, prune_dataset, taken_columns
+from tests.unit.train.models import DieAfter, Dies, Net, make_trainer
 
 datasets = pytest.importorskip("datasets")
 

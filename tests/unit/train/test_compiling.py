@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo
-from fakes import equal
-from models import Net, make_trainer
-from test_resume import comparable, train_through
 from torch._inductor import cpp_builder, exc
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.model import transforms
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import Net, make_trainer
+from tests.unit.train.test_resume import comparable, train_through
 
 OPTIONS = {
     "torch_compile_backend": "aot_eager",

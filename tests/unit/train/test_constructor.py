@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import Net, Noisy, make_trainer
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
+from tests.unit.train.models import Net, Noisy, make_trainer
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import equal
-from models import DieAfter, Dies
-from test_resume import comparable
-from token_models import LENGTH, Mean, Sentences
 
 from resilient.train.arguments import TrainingArguments
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.meters import TokenCount, UsageCounter, transformer_flos
 from resilient.train.state import TrainerState
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies
+from tests.unit.train.test_resume import comparable
+from tests.unit.train.token_models import LENGTH, Mean, Sentences
 
 HUGE = 10**24 + 1
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from endings import differences, ending
-from models import make_trainer
 
 from resilient.checkpoint.catalog import committed
 from resilient.errors import Preempted
 from resilient.storage.open import open_store
 from resilient.train.callbacks.base import TrainerCallback
+from tests.helpers.endings import differences, ending
+from tests.unit.train.models import make_trainer
 
 KINDS = {
     "steps": {"eval_strategy": "steps", "eval_steps": 5},

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from models import make_trainer
 from torch import nn
 
 from resilient.errors import ConfigError
 from resilient.train import strategy_selection
 from resilient.train.arguments import TrainingArguments
 from resilient.train.strategy_selection import model_facts
+from tests.unit.train.models import make_trainer
 
 
 class Layers(nn.Module):

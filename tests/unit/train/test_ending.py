@@ -6,10 +6,10 @@ import signal
 import threading
 
 import pytest
-from fakes import MemoryCheckpointer
-from models import DieAfter, Dies, make_trainer
 
 from resilient.train.callbacks.base import TrainerCallback
+from tests.unit.train.fakes import MemoryCheckpointer
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 class Trips(TrainerCallback):

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fakes import equal
-from models import make_trainer
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -18,6 +16,8 @@ from resilient.train.arguments import TrainingArguments
 from resilient.train.evaluation.loop import EvalAccumulator, EvalPrediction, EvalShard
 from resilient.train.model.batch import find_labels, split_outputs
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import make_trainer
 
 
 def test_the_loss_is_the_mean_over_samples_not_over_batches(tmp_path, repository):

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-from models import DieAfter, Dies, Net, Noisy, make_trainer
 from torch import nn
 
 from resilient import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
 from resilient.train.model.batch import find_labels, ignored_outputs, label_names_of, main_input
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy, make_trainer
 
 
 def steps_of(trainer, name="eval_loss"):

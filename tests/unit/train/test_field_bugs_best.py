@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.checkpoint.refs import resolve
 from resilient.errors import ConfigError
 from resilient.storage.local import LocalStore
 from resilient.train.arguments import TrainingArguments
+from tests.unit.train.models import make_trainer
 
 # With so large a rate and the direction turned round, the best is an early one.
 BEST = {

@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ResilientError
 from resilient.state_dict.rng_state import RandomState
 from resilient.train.data.ordering import epoch_order
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy, make_trainer
 
 SIZE, BATCH = 50, 4
 

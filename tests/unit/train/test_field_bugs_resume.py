@@ -10,12 +10,12 @@ import shutil
 
 import pytest
 import torch
-from models import DieAfter, Dies, make_trainer
 
 from resilient.checkpoint.catalog import committed, lineage, read_manifest
 from resilient.checkpoint.verify import verify, verify_records
 from resilient.errors import IncompatibleCheckpoint
 from resilient.storage.local import LocalStore
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 OPTIONS = {"max_steps": 6, "save_steps": 2, "logging_steps": 2}
 NEWEST = "checkpoint-4-g1"
@@ -177,9 +177,8 @@ def dying(verb, name, death):
 
 def test_trl_5150_shared_tensors_are_saved_once_and_shared_again(tmp_path):
     """Also safetensors#98: a model whose embedding is its head can be saved as it is."""
-    from manifests import Values
-
     from resilient import About, Part, open_checkpointer
+    from tests.helpers.manifests import Values
 
     table = torch.arange(12.0).reshape(4, 3)
     state = {"embedding": table, "head": table, "rows": table[1:]}

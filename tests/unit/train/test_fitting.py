@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
-from fakes import MemoryRepository, equal
-from models import DieAfter, Dies, Net, Noisy
-from test_resume import comparable
 
 from resilient.errors import ConfigError
 from resilient.train import auto_batch_size, session
 from resilient.train.arguments import TrainingArguments
 from resilient.train.data.ordering import epoch_order
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import MemoryRepository, equal
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy
+from tests.unit.train.test_resume import comparable
 
 # More than any machine has.
 ABSURD_BYTES = 1 << 60

@@ -191,7 +191,7 @@ def test_canonical_reduction_deals_the_data_to_micro_batches(tmp_path):
 
 
 def test_a_ledger_begins_where_an_older_run_goes_on(tmp_path):
-    from ledgers import Forger
+    from tests.helpers.ledgers import Forger
 
     train(tmp_path, max_steps=4)
     forger = Forger(tmp_path)

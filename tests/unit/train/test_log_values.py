@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from models import Noisy, make_trainer
 
 from resilient import Trainer
 from resilient.errors import ConfigError, UnsavableState
 from resilient.integrations.transformers import ResilientCallback
+from tests.unit.train.models import Noisy, make_trainer
 
 NUMBERS = {
     "float64": np.float64(1.5),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_models import LENGTH, WORDS, Mean, Sentences, Tagger
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -18,6 +17,7 @@ from resilient.train.model.loss import (
     shifts_labels,
 )
 from resilient.train.trainer import Trainer
+from tests.unit.train.token_models import LENGTH, WORDS, Mean, Sentences, Tagger
 
 
 def trained(folder, model, *, kind=Trainer, data=None, loss=None, **options):

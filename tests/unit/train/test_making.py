@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 import transformers
-from fakes import MemoryRepository, equal
-from models import DieAfter, Dies, Net, make_trainer
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
 from resilient.train import schedules, session
+from tests.unit.train.fakes import MemoryRepository, equal
+from tests.unit.train.models import DieAfter, Dies, Net, make_trainer
 
 
 def both(folder, monkeypatch, kind=Trainer, **options):

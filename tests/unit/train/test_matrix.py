@@ -9,8 +9,6 @@ import importlib.util
 
 import pytest
 import torch
-from endings import differences, ending
-from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
@@ -18,6 +16,8 @@ from resilient.train.arguments.choices import OPTIMIZERS
 from resilient.train.arguments.validation import NEVER
 from resilient.train.optimizers import MAKERS, create_optimizer
 from resilient.train.schedules import SCHEDULES
+from tests.helpers.endings import differences, ending
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 # Where they come from, if not from torch.
 PACKAGES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train import memory
@@ -17,6 +16,7 @@ from resilient.train.callbacks.builtin import (
     ProfilerCallback,
 )
 from resilient.train.memory import MemoryMeter, empty_cache, resident_bytes, used_share
+from tests.unit.train.models import make_trainer
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from models import Noisy, make_trainer
 
 from resilient.errors import ConfigError
+from tests.unit.train.models import Noisy, make_trainer
 
 hub = pytest.importorskip("huggingface_hub")
 

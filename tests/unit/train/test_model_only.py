@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from fakes import equal
-from models import make_trainer
 
 from resilient.errors import IncompatibleCheckpoint, NothingToResume, RepositoryNotFound
 from resilient.train.model.weights_io import split_reference
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import make_trainer
 
 
 def run(folder, **options):

@@ -6,11 +6,11 @@ import os
 
 import pytest
 import torch
-from models import Net, Noisy, make_trainer
 from torch.utils.data import Dataset
 
 from resilient import TrainingArguments
 from resilient.errors import ConfigError
+from tests.unit.train.models import Net, Noisy, make_trainer
 
 
 @pytest.fixture

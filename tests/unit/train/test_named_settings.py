@@ -6,12 +6,12 @@ import os
 
 import pytest
 import torch
-from fakes import equal
-from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.train.arguments import TrainingArguments
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy, make_trainer
 
 
 class Steps(TrainerCallback):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from fakes import equal
-from models import DieAfter, Dies, make_trainer
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 @pytest.mark.parametrize("is_near_lost", [False, True])

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import MemoryRepository, equal
-from models import DieAfter, Dies
-from test_losses import trained
-from test_resume import comparable
-from token_models import Mean, Sentences
 from torch import nn
 
 from resilient.errors import ConfigError
@@ -16,6 +11,11 @@ from resilient.train import session
 from resilient.train.arguments import TrainingArguments
 from resilient.train.model.transforms import input_embeddings, noisy_embeddings
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import MemoryRepository, equal
+from tests.unit.train.models import DieAfter, Dies
+from tests.unit.train.test_losses import trained
+from tests.unit.train.test_resume import comparable
+from tests.unit.train.token_models import Mean, Sentences
 
 
 def test_the_noise_equals_that_of_transformers_to_the_bit():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import equal
-from models import Net, make_trainer
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import Net, make_trainer
 
 
 def test_a_script_makes_the_optimizer_that_the_trainer_would_make(tmp_path, repository):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Net, make_trainer
 from torch import nn
 
 from resilient.errors import ResilientError
 from resilient.train.model.transforms import UnderflowOverflow, looking_at_numbers
+from tests.unit.train.models import Net, make_trainer
 
 
 class Explodes(Net):

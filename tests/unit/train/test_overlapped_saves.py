@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from fakes import MemoryCheckpointer, equal
-from manifests import Values
-from models import make_trainer
 
 from resilient.checkpoint.catalog import committed
 from resilient.engine_factory import open_engine
@@ -15,6 +12,9 @@ from resilient.state_dict.host_copy import HostCopyBatch
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.train.callbacks.base import TrainerCallback
+from tests.helpers.manifests import Values
+from tests.unit.train.fakes import MemoryCheckpointer, equal
+from tests.unit.train.models import make_trainer
 
 
 def saved(folder):

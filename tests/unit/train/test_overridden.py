@@ -4,11 +4,11 @@ import inspect
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient import Trainer
 from resilient.errors import ConfigError
 from resilient.train.hf_compat import ASKED, CALLED, NOT_CALLED
+from tests.unit.train.models import make_trainer
 
 # Of versions before the pinned one, or of their Seq2SeqTrainer.
 ELSEWHERE = {

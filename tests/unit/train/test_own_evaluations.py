@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Noisy, make_trainer
 from torch.utils.data import DataLoader
 
 from resilient.distributed.launch_env import World
 from resilient.errors import ConfigError
 from resilient.train.evaluation.custom_loader import counted, samples_of
 from resilient.train.trainer import Trainer
+from tests.unit.train.models import Noisy, make_trainer
 
 
 class Batches:

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from models import DieAfter, Dies, make_trainer
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
 from resilient.errors import ConfigError
 from resilient.train.data.custom_loader import LoaderRebuilt, resumable_loader
 from resilient.train.data.sampler import BatchLayout, DataCursor, KeyedDataset, ResumableSampler
 from resilient.train.trainer import Trainer
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 class Numbered(Dataset):

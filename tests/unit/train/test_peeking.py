@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from manifests import empty_manifest
 
 from resilient.checkpoint.daemon.step_slots import StepSlot, read_step_slot
 from resilient.checkpoint.save.persist import SaveJob
 from resilient.format.keys import CheckpointId
 from resilient.train import ledger as ledger_module
 from resilient.train.ledger import Ledger
+from tests.helpers.manifests import empty_manifest
 
 if TYPE_CHECKING:
     from resilient.format.ledger import Segment

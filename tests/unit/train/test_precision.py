@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import equal
-from models import DieAfter, Dies, make_trainer
 
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 OVERFLOWS_AT = 2

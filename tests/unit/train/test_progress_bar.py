@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from models import DieAfter, Dies, make_trainer
 
 from resilient.train.arguments import TrainingArguments
 from resilient.train.build_run import default_callbacks
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.callbacks.builtin import PrinterCallback, ProgressCallback
 from resilient.train.state import TrainerState
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 class Look(TrainerCallback):

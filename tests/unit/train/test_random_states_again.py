@@ -6,8 +6,6 @@ import json
 
 import pytest
 import torch
-from manifests import Values, begin, save
-from models import Noisy
 from torch import nn
 
 from resilient.checkpoint.catalog import committed, read_manifest
@@ -22,6 +20,8 @@ from resilient.train.data.sampler import seed_between_steps
 from resilient.train.hf_interop.rebuild import random_states_of
 from resilient.train.trainer import Trainer
 from resilient_cli.app import main
+from tests.helpers.manifests import Values, begin, save
+from tests.unit.train.models import Noisy
 
 CANONICAL = {"reduction": "canonical", "global_train_batch_size": 12}
 

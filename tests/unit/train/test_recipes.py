@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Net
 from torch import nn
 
 from resilient.errors import ConfigError
@@ -13,6 +12,7 @@ from resilient.train.data.collate import default_data_collator
 from resilient.train.data.ordering import epoch_order
 from resilient.train.optimizers import create_optimizer, decay_parameter_names
 from resilient.train.schedules import SCHEDULES, create_scheduler
+from tests.unit.train.models import Net
 
 transformers = pytest.importorskip("transformers")
 
@@ -146,9 +146,8 @@ def test_batches_equal_those_of_transformers(features):
 
 def test_losses_equal_a_bare_loop_bit_for_bit(tmp_path, repository):
     """The last group of an epoch is short: 50 samples are 13 micro-batches, 4 steps of 3 and 1."""
-    from models import Noisy, make_trainer
-
     from resilient.train.run import set_seed
+    from tests.unit.train.models import Noisy, make_trainer
 
     options = {"gradient_accumulation_steps": 3, "logging_steps": 1, "num_train_epochs": 1}
     trainer = make_trainer(tmp_path, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import DieAfter, Dies, Noisy
 from torch import nn
 
 from resilient.errors import ConfigError
@@ -13,6 +12,7 @@ from resilient.train import canonical_reduction
 from resilient.train.arguments import TrainingArguments
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.trainer import Trainer
+from tests.unit.train.models import DieAfter, Dies, Noisy
 
 CANONICAL = {"reduction": "canonical", "global_train_batch_size": 12}
 

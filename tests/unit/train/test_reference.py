@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import make_trainer
 
 from resilient.errors import ConfigError, NothingToResume, RepositoryNotFound
 from resilient.train import session
+from tests.unit.train.models import make_trainer
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import MemoryRepository, equal
-from models import DieAfter, Dies, make_trainer
 
 from resilient.train import session
+from tests.unit.train.fakes import MemoryRepository, equal
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 RECIPES = {
     "plain": {},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Net, Noisy
 from torch.optim import lr_scheduler
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError, IncompatibleCheckpoint
+from tests.unit.train.models import Net, Noisy
 
 
 class Count:

@@ -7,7 +7,6 @@ from itertools import islice
 
 import pytest
 import torch
-from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
@@ -21,6 +20,7 @@ from resilient.train.data.ordering import (
     split_by_cost,
 )
 from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler, worker_options
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy, make_trainer
 
 LENGTHS = [1 + random.Random(index).randrange(40) for index in range(57)]
 SAMPLINGS = [Sampling(), Sequential(), LengthGrouped(LENGTHS), Rebalanced(LENGTHS, 2)]

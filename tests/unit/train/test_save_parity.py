@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fakes import equal
-from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 def test_a_run_whose_newest_checkpoint_lost_a_file_ends_with_the_same_bits(tmp_path):

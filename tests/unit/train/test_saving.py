@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from fakes import equal
-from models import Net, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
 from resilient.format.state_json import JsonRows
@@ -16,6 +14,8 @@ from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.canonical_reduction import REDUCTION
 from resilient.train.model.artifacts import PAPERS
 from resilient.train.trainer import Trainer
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import Net, make_trainer
 
 BEST = {
     "eval_strategy": "steps",

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from models import DieAfter, Dies, Net, Noisy
 
 from resilient import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
@@ -19,6 +18,7 @@ from resilient.train.search.study import (
     default_space,
 )
 from resilient.train.state import TrainerControl, TrainerState
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy
 
 optuna = pytest.importorskip("optuna")
 optuna.logging.disable_default_handler()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Net, Noisy
-from test_search import Began, Two, make
 
 from resilient import EarlyStoppingCallback, Trainer
 from resilient.errors import ConfigError
 from resilient.train.search.study import BestRun, GivenTrial
+from tests.unit.train.models import Net, Noisy
+from tests.unit.train.test_search import Began, Two, make
 
 
 class Sums:

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from models import make_trainer
-from token_models import Mean
 
 from resilient.errors import ConfigError
 from resilient.events import Level
@@ -16,6 +14,8 @@ from resilient.train.arguments import TrainingArguments
 from resilient.train.data.sampler import BatchLayout, DataCursor, ResumableSampler, train_loader
 from resilient.train.meters import Meters
 from resilient.train.trainer import Trainer
+from tests.unit.train.models import make_trainer
+from tests.unit.train.token_models import Mean
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,6 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from models import DieAfter, Dies, Net, Noisy, make_trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
@@ -21,6 +20,7 @@ from resilient.train.data.streaming import (
     StreamSource,
     is_stream,
 )
+from tests.unit.train.models import DieAfter, Dies, Net, Noisy, make_trainer
 
 datasets = pytest.importorskip("datasets")
 SIZE = 27

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import equal
-from models import Net, Noisy, make_trainer
 
 from resilient import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from tests.unit.train.fakes import equal
+from tests.unit.train.models import Net, Noisy, make_trainer
 
 OPTIONS = {"max_steps": 4, "logging_steps": 1, "save_steps": 2}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
@@ -18,6 +17,7 @@ from resilient.train.arguments.resume_rules import (
     changes_between,
     require_resumable,
 )
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 FIELDS = {one.name for one in dataclasses.fields(TrainingArguments)}
 

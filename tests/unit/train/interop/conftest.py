@@ -1,14 +1,10 @@
 """Checkpoints of Transformers to spoil."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from hf_runs import HERE
+from tests.helpers.hf_runs import HERE
 
 
 @pytest.fixture

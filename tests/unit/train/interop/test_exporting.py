@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from hf_runs import BASE, CASES, Line, Numbers, Tokens, gpt2, make, stack
-from models import make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.hf_interop import exporter
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.exporter import export_checkpoint
+from tests.helpers.hf_runs import BASE, CASES, Line, Numbers, Tokens, gpt2, make, stack
+from tests.unit.train.models import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 

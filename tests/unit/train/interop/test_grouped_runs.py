@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_runs import BASE, EVAL, Recorder, Texts, gpt2, pad
-from models import DieAfter, Dies
 
 from resilient.errors import IncompatibleCheckpoint
 from resilient.train.arguments import TrainingArguments
 from resilient.train.hf_interop.exporter import export_checkpoint
+from tests.helpers.hf_runs import BASE, EVAL, Recorder, Texts, gpt2, pad
+from tests.unit.train.models import DieAfter, Dies
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 EACH = 7  # steps of an epoch

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from hf_runs import BASE, Recorder, Tokens, gpt2, stack
-from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.arguments import TrainingArguments
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.exporter import export_checkpoint
+from tests.helpers.hf_runs import BASE, Recorder, Tokens, gpt2, stack
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Transformers and PEFT
 WORDS = {"<pad>": 0, "<unk>": 1, "one": 2, "two": 3, "three": 4}

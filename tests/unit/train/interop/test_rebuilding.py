@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 import torch
-from hf_runs import make
-from models import make_trainer
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.rebuild import rebuild_checkpoint, rebuild_folder
+from tests.helpers.hf_runs import make
+from tests.unit.train.models import make_trainer
 
 STATE = "trainer_state.json"
 

@@ -12,12 +12,12 @@ import resource
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sharded_folders import STEP, write_fsdp, write_zero
 
 from resilient.errors import IntegrityError
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
 from resilient.train.hf_interop.importer import Naming, parts_of
 from resilient.train.hf_interop.source_folder import SourceFolder
+from tests.helpers.sharded_folders import STEP, write_fsdp, write_zero
 
 LIBRARY = pathlib.Path(__file__).parents[4] / "resilient"
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())

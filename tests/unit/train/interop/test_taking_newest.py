@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
-from hf_runs import HERE, SHARED, make, recorded
 
 from resilient.errors import NoIntactCheckpoint, NothingToResume, StartOverRefused
+from tests.helpers.hf_runs import HERE, SHARED, make, recorded
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 import torch
-from hf_runs import EVAL, checkpoint_of, make, recorded
-from models import DieAfter, Dies
 from safetensors.torch import load_file, save_file
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, SignatureRefused
 from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
 from resilient.train.hf_interop.importer import prepare_import
+from tests.helpers.hf_runs import EVAL, checkpoint_of, make, recorded
+from tests.unit.train.models import DieAfter, Dies
 
 MODEL = "model.safetensors"
 EVALUATED = {**EVAL, "greater_is_better": False}

@@ -7,13 +7,13 @@ import zipfile
 
 import pytest
 import torch
-from hf_runs import HERE
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
 from resilient.train.data.sampler import place_in_epoch
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint, is_transformers_folder
 from resilient.train.hf_interop.import_check import open_source
 from resilient.train.hf_interop.importer import Naming, callback_states, naming_of, parts_of, tie
+from tests.helpers.hf_runs import HERE
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())
 
@@ -45,9 +45,8 @@ def test_everything_is_there_under_our_names(theirs):
 
 def test_moments_go_to_the_parameter_that_they_are_of():
     folder = HERE / "gpt2_all" / "run" / "checkpoint-8"
-    from hf_runs import gpt2
-
     from resilient.train.optimizers.builtin import parameter_groups
+    from tests.helpers.hf_runs import gpt2
 
     model = gpt2()
     naming = naming_of(model, parameter_groups(model, 0.01))

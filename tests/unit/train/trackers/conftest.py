@@ -4,10 +4,10 @@ from itertools import groupby
 from operator import itemgetter
 
 import pytest
-from fakes import MemoryRepository
-from models import DieAfter, Dies, make_trainer
 
 from resilient.train import session
+from tests.unit.train.fakes import MemoryRepository
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 # What differs from life to life: how fast it went.
 SPEEDS = ("runtime", "per_second")

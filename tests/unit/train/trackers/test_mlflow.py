@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
-from models import make_trainer
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError
+from tests.unit.train.models import make_trainer
 
 DEATHS = [6, 14, 22]
 

@@ -7,13 +7,13 @@ import time
 
 import pytest
 import torch
-from models import DieAfter, Dies, make_trainer
 from safetensors.torch import load_file
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.local import LocalStore
 from resilient.train.trackers import Reporting, Tracker, reporting
 from resilient.train.trackers.reporting import ModelNotUploaded
+from tests.unit.train.models import DieAfter, Dies, make_trainer
 
 
 class Cabinet(Tracker):

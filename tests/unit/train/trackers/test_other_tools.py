@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -134,8 +133,7 @@ def test_clearml_gets_one_task_without_a_network(lives, tmp_path, monkeypatch):
 LIFE = """
 import os, signal, sys, time
 from pathlib import Path
-sys.path.insert(0, {here!r})
-from models import TrainerCallback, make_trainer
+from tests.unit.train.models import TrainerCallback, make_trainer
 from resilient.storage.local import LocalStore
 from resilient.checkpoint.catalog import committed
 
@@ -162,7 +160,7 @@ def test_clearml_lacks_no_point_of_a_life_that_was_killed(tmp_path):
     ends = []
     for at in (7, 0):
         script = tmp_path / f"life{at}.py"
-        script.write_text(LIFE.format(here=str(Path(__file__).parent.parent), at=at or -1))
+        script.write_text(LIFE.format(at=at or -1))
         life = subprocess.run(
             [sys.executable, "-W", "ignore", str(script)],
             cwd=tmp_path,

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("tensorboard")
-from models import make_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.unit.train.models import make_trainer
 
 DEATHS = [6, 14, 22]
 

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from models import make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
@@ -25,6 +24,7 @@ from resilient.train.trackers import (
 )
 from resilient.train.trackers.base import StepFilter, points_of, rewritten
 from resilient.train.trackers.reporting import TrackerWorker
+from tests.unit.train.models import make_trainer
 
 
 class Lines(Tracker):

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 pytest.importorskip("wandb")
 import wandb
-from models import Net, Noisy, make_trainer
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
 from resilient.train.trackers.wandb import _parsed, history_rows
+from tests.unit.train.models import Net, Noisy, make_trainer
 
 DEATHS = [6, 14, 22]
 
