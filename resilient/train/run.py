@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -16,6 +17,7 @@ from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline.registry import pipeline_of
 from resilient.train.arguments.arguments import open_names
 from resilient.train.arguments.json_values import json_value
+from resilient.train.data.loader_workers import end_persistent_workers, end_workers, is_persistent
 from resilient.train.data.ordering import draw_for_epoch
 from resilient.train.data.streaming import StreamLoader
 from resilient.train.events import (
@@ -112,6 +114,7 @@ class TrainingRun:
     is_over: bool = False
     is_fresh: bool = True
     parameters: list[nn.Parameter] = field(init=False)
+    _batches: Iterator[Any] | None = None
 
     def __post_init__(self) -> None:
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
@@ -154,7 +157,11 @@ class TrainingRun:
         """
         if begins:
             draw_for_epoch(self.cursor)
-        return iter(self.loader) if self.rounds_left() else iter(())
+        if not is_persistent(self.loader):
+            end_workers(self._batches)
+        batches: Iterator[Any] = iter(self.loader) if self.rounds_left() else iter(())
+        self._batches = batches
+        return batches
 
     def wait_for_copy(self, timing: Callable[..., AbstractContextManager[None]]) -> None:
         """Wait until a save has copied the state that the update changes; report a long wait."""
@@ -219,14 +226,19 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close the repository and the gate; if training is over, pass the exit barrier."""
-        try:
+        with ExitStack() as closing:
+            closing.callback(self._end_loading)
+            closing.callback(self.gate.close)
             self.saver.close()
-        finally:
-            self.gate.close()
-        if isinstance(self.loader, StreamLoader):
-            self.loader.close()
         if self.is_over:
             self.farewell()
+
+    def _end_loading(self) -> None:
+        """End the loader's processes, before an error's traceback keeps them alive."""
+        end_workers(self._batches)
+        end_persistent_workers(self.loader)
+        if isinstance(self.loader, StreamLoader):
+            self.loader.close()
 
     def end_epoch(self, *, cut_short: bool) -> None:
         """Mark the epoch's end as handled; advance if the epoch is consumed or given up."""

@@ -470,6 +470,7 @@ class Trainer(TrainerBase):
             stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
             run = build_run(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
+            stack.callback(self._end_eval_workers)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
             self._emit = run.saver.emit
             run.gate.start(self.state.global_step, lambda: self.state.global_step)

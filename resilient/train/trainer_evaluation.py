@@ -9,7 +9,7 @@ import datetime as dt
 import inspect
 import json
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from resilient.errors import ConfigError
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.statefuls import plain_log, plain_value
 from resilient.strategies.pipeline.registry import pipeline_of
+from resilient.train.data.loader_workers import read_batches
 from resilient.train.evaluation.custom_loader import BatchMetrics, counted
 from resilient.train.evaluation.loop import (
     EvalAccumulator,
@@ -36,7 +37,7 @@ from resilient.train.preemption import EvaluationInterrupted
 from resilient.train.trainer_hooks import TrainerHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -169,8 +170,9 @@ class TrainerPrediction(TrainerHooks):
         tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         batches = 0
-        with self._evaluating():
-            for inputs in self._in_turn(loader, share):
+        # Closed at once: the traceback of an error would keep the loader's processes.
+        with self._evaluating(), closing(self._in_turn(loader, share)) as inputs_in_turn:
+            for inputs in inputs_in_turn:
                 batches += 1
                 self.session.pulse.again()
                 batch = step(inputs)
@@ -215,7 +217,7 @@ class TrainerPrediction(TrainerHooks):
             self.model.train(was_training)
             set_mode(self.optimizer, training=was_training)
 
-    def _in_turn(self, loader: Any, share: EvalShard) -> Iterator[Any]:
+    def _in_turn(self, loader: Any, share: EvalShard) -> Generator[Any]:
         """Yield batches until the ranks agree to stop.
 
         If ranks also synchronize between batches and have different numbers of batches, no stop is
@@ -223,7 +225,7 @@ class TrainerPrediction(TrainerHooks):
         """
         is_uneven = isinstance(share, StreamShare) or share.batches % share.world.size > 0
         gate = None if is_uneven and self.args.eval_accumulation_steps else self._gate
-        for inputs in loader:
+        for inputs in read_batches(loader):
             if gate is not None and not gate.enter_batch():
                 raise EvaluationInterrupted
             yield inputs

@@ -18,6 +18,7 @@ from resilient.train import optimizers, schedules
 from resilient.train.arguments.derived import copies_ahead, is_canonical
 from resilient.train.canonical_reduction import micro_batch_owners, sampler_for
 from resilient.train.data.collate import PruningCollator, prune_dataset, taken_columns
+from resilient.train.data.loader_workers import end_persistent_workers
 from resilient.train.data.ordering import Sampling, draw_for_loader, sampling_for
 from resilient.train.data.sampler import (
     DataCursor,
@@ -622,6 +623,11 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         if not isinstance(made, StreamEvaluation):
             self._eval_loaders = [*self._eval_loaders, (dataset, made_for, made)]
         return made
+
+    def _end_eval_workers(self) -> None:
+        """End the processes of all evaluation loaders; the next evaluation starts new ones."""
+        for _, _, loader in self._eval_loaders:
+            end_persistent_workers(loader)
 
     def _eval_set(self, name: str) -> Any:
         """Return a dataset of the trainer's own dict.

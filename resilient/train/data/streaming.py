@@ -22,6 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.state_dict.rng_state import RandomState
+from resilient.train.data.loader_workers import end_workers
 from resilient.train.data.sampler import (
     BatchLayout,
     DataCursor,
@@ -360,14 +361,18 @@ class StreamLoader:
         self._cursor = cursor
         self._deal = deal
         self._what = what
+        self._rounds: Iterator[Any] | None = None
 
     def close(self) -> None:
-        """Stop reading: drop prefetched batches and close the reader."""
+        """Stop reading: drop prefetched batches, end the processes and close the reader."""
         self._deal.ahead = None
+        end_workers(self._rounds)
         self._reader.close()
 
     def __iter__(self) -> MicroBatchPrefetch:
-        ahead = MicroBatchPrefetch(iter(self.loader), self._cursor.samples, self._what)
+        end_workers(self._rounds)
+        self._rounds = iter(self.loader)
+        ahead = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._what)
         if not self._cursor.samples:
             ahead.require_any()
         self._deal.ahead = ahead

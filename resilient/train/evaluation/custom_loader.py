@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from resilient.errors import ConfigError
+from resilient.train.data.loader_workers import read_batches
 from resilient.train.evaluation.gather import first_of, gather_objects, nested
 from resilient.train.evaluation.loop import EvalPrediction, EvalShard, EvalShardLoader
 
@@ -68,7 +69,7 @@ class CountedBatches:
         self.share = CountedShard(0, 1, world)
 
     def __iter__(self) -> Iterator[Any]:
-        for inputs in self.loader:
+        for inputs in read_batches(self.loader):
             size = samples_of(inputs)
             if size is None:
                 raise ConfigError(

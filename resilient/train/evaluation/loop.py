@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from resilient.errors import ConfigError
+from resilient.train.data.loader_workers import end_workers_at_collection, read_batches
 from resilient.train.data.sampler import DataCursor, worker_options
 from resilient.train.data.streaming import StreamSource, stream_options
 from resilient.train.evaluation.gather import (
@@ -278,6 +279,14 @@ class EvalShardLoader(DataLoader[Any]):
         self.share = share
         super().__init__(dataset, batch_sampler=share.mine(), **options)
 
+    def __iter__(self) -> Any:
+        """Return the iterator over the batches."""
+        is_kept = self.persistent_workers and self._iterator is not None
+        batches = super().__iter__()
+        if not is_kept:
+            end_workers_at_collection(batches)
+        return batches
+
 
 def eval_loader(
     args: TrainingArguments,
@@ -484,7 +493,7 @@ class StreamEvaluation:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, taken, own in self._loader:
+        for batch, taken, own in read_batches(self._loader):
             runs = batch is not None
             self.share.saw(taken, runs=runs, own=own)
             if runs:
