@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations round-trips bench all
+.PHONY: demo test test-slow test-all services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations round-trips bench all
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -32,16 +32,25 @@ $(STAMP): $(CORE)
 demo: $(CORE)
 	$(BIN)/python -m examples.demo $(DEMO)
 
-# Tests that start processes and watch the clock mostly wait: two at a time, and never beside the others.
+# Tests that start processes and watch the clock mostly wait: never beside the others.
 WAITING := tests/process tests/s3
+BESIDE := $(addprefix --ignore=,$(WAITING))
 
+# The fast tier: unit tests, and one test with real processes for each guarantee. TESTS=PATHS runs all tests there.
 test: $(STAMP)
 ifdef TESTS
-	$(PYTEST) $(TESTS)
+	$(PYTEST) -m '' $(TESTS)
 else
-	$(PYTEST) -n auto $(addprefix --ignore=,$(WAITING))
-	$(PYTEST) -n 2 --dist loadfile $(wildcard $(WAITING))
+	$(PYTEST) -n auto $(BESIDE)
+	$(PYTEST) -n 2 --dist loadfile $(WAITING)
 endif
+
+# All other tests.
+test-slow: $(STAMP)
+	$(PYTEST) -n auto -m slow $(BESIDE)
+	$(PYTEST) -n 2 --dist loadfile -m slow $(WAITING)
+
+test-all: test test-slow
 
 # The S3 server of tests/s3, what makes hosts of network namespaces, a browser, SLURM. Tests install these themselves
 # where they can, and skip where they cannot; this says why.
@@ -58,7 +67,7 @@ services: $(STAMP)
 clouds: $(STAMP)
 	$(PIP) -e '.[clouds]'
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
-	AZURITE=$(CURDIR)/$(VENV)/azurite/node_modules/.bin $(PYTEST) tests/clouds --timeout 60
+	AZURITE=$(CURDIR)/$(VENV)/azurite/node_modules/.bin $(PYTEST) -m '' tests/clouds --timeout 60
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -75,7 +84,7 @@ STATES ?= 10000000
 KILLS ?= 2000
 
 crash: $(STAMP)
-	$(PYTEST) tests/crash --crash-doubles 4800 --timeout 1200
+	$(PYTEST) -m '' tests/crash --crash-doubles 4800 --timeout 1200
 	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
 
 # The control plane under virtual time, a bad network and a bad store: make simulate SEEDS=1000000 FROM=0
@@ -104,7 +113,7 @@ storm: $(STAMP)
 RUNS ?= 60000
 SEED ?= 0
 fuzz: $(STAMP)
-	$(PYTEST) tests/property/test_fuzz_readers.py tests/property/test_fuzz_layouts.py tests/property/test_fuzz_events.py tests/property/test_fuzz_histories.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
+	$(PYTEST) -m '' tests/property/test_fuzz_readers.py tests/property/test_fuzz_layouts.py tests/property/test_fuzz_events.py tests/property/test_fuzz_histories.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
 # What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
 damage: $(STAMP)
@@ -114,25 +123,25 @@ damage: $(STAMP)
 # build/damage-campaign.md. Half an hour.
 campaign: $(STAMP)
 	nice $(BIN)/python -m tests.damage.campaign
-	nice $(PYTEST) tests/damage/test_continued_by_tools.py --every-repair --timeout 3600
+	nice $(PYTEST) -m '' tests/damage/test_continued_by_tools.py --every-repair --timeout 3600
 
 # A rendered Job with its pods in namespaces: preempted again and again, drained, killed, resized: half an hour.
 # make box PREEMPTIONS=20 SEED=2
 PREEMPTIONS ?= 20
 box: $(STAMP)
-	BOX_PREEMPTIONS=$(PREEMPTIONS) SEED=$(SEED) $(PYTEST) tests/k8s/test_box.py --timeout 3600
+	BOX_PREEMPTIONS=$(PREEMPTIONS) SEED=$(SEED) $(PYTEST) -m '' tests/k8s/test_box.py --timeout 3600
 
 # A run of more than fifty deaths and ten resizes, and the proof that each sample was trained once.
 audited: $(STAMP)
-	$(PYTEST) tests/process/test_audited_run.py --fifty-faults
+	$(PYTEST) -m '' tests/process/test_audited_run.py --fifty-faults
 
 # A real SLURM: the end of the time, scancel, drained nodes, arrays; the part of `make test` too.
 slurm: $(STAMP)
-	$(PYTEST) tests/slurm --every-slurm --timeout 400
+	$(PYTEST) -m '' tests/slurm --every-slurm --timeout 400
 
 # Every optimizer with every schedule, every strategy in every precision: interrupted and resumed.
 matrix: $(STAMP)
-	$(PYTEST) -n auto --dist loadgroup tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
+	$(PYTEST) -m '' -n auto --dist loadgroup tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
@@ -145,11 +154,11 @@ preemptions: $(STAMP)
 # Random training configurations: killed and resumed, unbroken, and in Transformers' Trainer:
 # make configurations N=300 SEED=1
 configurations: $(STAMP)
-	$(PYTEST) tests/property/test_configurations.py --configurations $(N) --configurations-seed $(SEED) --timeout 7200
+	$(PYTEST) -m '' tests/property/test_configurations.py --configurations $(N) --configurations-seed $(SEED) --timeout 7200
 
 # Drawn optimizers, schedules, wrappers and containers, saved and resumed: make round-trips N=1000 SEED=1
 round-trips: $(STAMP)
-	SEED=$(SEED) $(PYTEST) tests/property/test_round_trips.py --round-trips $(N) --timeout 7200
+	SEED=$(SEED) $(PYTEST) -m '' tests/property/test_round_trips.py --round-trips $(N) --timeout 7200
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json
@@ -167,4 +176,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks s3 --json
 	$(BIN)/python -m benchmarks s3_faults --json
 
-all: lint types test mutants
+all: lint types test-all mutants

@@ -17,6 +17,9 @@ os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 # Ranks share two cores. The same number everywhere, so that forked ranks have imported the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests of these folders start processes or count for minutes: those marked `smoke` are in the fast
+# tier, one for each guarantee; all others are marked `slow`.
+SLOW_FOLDERS = {"clouds", "container", "crash", "damage", "process", "s3", "simulation", "slurm"}
 SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "execnet")
 
 
@@ -53,6 +56,15 @@ def pytest_addoption(parser):
     parser.addoption("--every-slurm", action="store_true", help="what takes minutes on SLURM")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
     parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark what is not in the fast tier, before marks select tests."""
+    for item in items:
+        folder = item.path.relative_to(config.rootpath / "tests").parts[0]
+        if folder in SLOW_FOLDERS and item.get_closest_marker("smoke") is None:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -97,6 +97,7 @@ def borrow(distributions, folder):
             (folder / top).symlink_to(place / top)
 
 
+@pytest.mark.smoke
 def test_only_what_the_wheel_asks_for_is_there(installed):
     there = {one.name for one in (installed / "borrowed").iterdir()}
     assert {"torch", "numpy", "typer"} <= there

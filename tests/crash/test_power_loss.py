@@ -108,6 +108,7 @@ def test_what_returned_survives_every_power_loss(run, key, _allowed, promised, k
     check_whole(files.lose_power(keep), key, {promised}, f"{run.__name__}, {keep}")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("run", "key", "allowed", "_promised"), SCENARIOS, ids=IDS)
 def test_a_crash_anywhere_leaves_an_object_whole(run, key, allowed, _promised, record_property):
     unbroken = prepared()

@@ -73,6 +73,7 @@ def _spelled(line: str, top: str, folders: set[str]) -> str:
     return " ".join([name, *paths])
 
 
+@pytest.mark.smoke
 def test_the_record_is_what_the_kernel_was_asked(tmp_path):
     strace = shutil.which("strace")
     if strace is None:

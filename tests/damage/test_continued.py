@@ -54,6 +54,7 @@ def optimizer_broken(path):
 DAMAGES = (of_older_version, without_control, cut, lost, optimizer_broken)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
 def test_repaired_checkpoint_is_saved_again_by_transformers(checkpoint, tmp_path, damage):
     damage(checkpoint)

@@ -66,7 +66,9 @@ def run_tests(tree: str, words: list[str], ended: Ended) -> int:
     sys.path[:] = [*first, *sys.path]
     sys.argv = ["pytest"]
     importlib.invalidate_caches()
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *words], plugins=[ended]))
+    return int(
+        pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *words], plugins=[ended])
+    )
 
 
 def forked(tree: str, words: list[str], seconds: float) -> int | None:

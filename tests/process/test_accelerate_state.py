@@ -19,7 +19,6 @@ from resilient.errors import ConfigError, IncompatibleCheckpoint, StartOverRefus
 from resilient.integrations.accelerate import AcceleratorCheckpointer
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -102,6 +101,7 @@ def hooked():
     return run, hooks
 
 
+@pytest.mark.smoke
 def test_hooks_are_called_and_their_files_are_kept(tmp_path):
     run, hooks = hooked()
     with AcceleratorCheckpointer(run.accelerator, tmp_path) as checkpointer:
@@ -208,6 +208,7 @@ def test_option_of_the_script_counts_before_the_project_limit(tmp_path):
     assert len(list(url.glob("checkpoint-*"))) == 3
 
 
+@pytest.mark.smoke
 def test_checkpoints_of_accelerate_refuse_a_start_at_step_0(tmp_path):
     project = ProjectConfiguration(str(tmp_path / "project"), automatic_checkpoint_naming=True)
     Run(project_config=project).accelerator.save_state()
@@ -331,6 +332,7 @@ def test_schedule_with_other_groups_is_refused(tmp_path):
         checkpointer.resume()
 
 
+@pytest.mark.smoke
 def test_empty_parameter_group_is_resumed(tmp_path):
     for step in (None, 1):
         run = Run(empty_group=True)

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from resilient.errors import ConfigError, NothingToResume
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -113,6 +112,7 @@ def test_transformers_may_be_told_to_resume_as_usual_scripts_tell_it(tmp_path):
     assert torch.equal(unbroken, broken)
 
 
+@pytest.mark.smoke
 def test_lightning_with_two_optimizers_saves_though_its_steps_leap(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
     from resilient.integrations.lightning import ResilientCheckpoint

@@ -16,7 +16,6 @@ from tests.process.gangs import ROOT
 from tests.process.scripts import Script
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -183,6 +182,7 @@ def test_from_every_checkpoint_on_the_run_ends_the_same(tmp_path, train):
         assert steps_in(part)[: len(steps)] == steps
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("train", "in_step", "steps"),
     [

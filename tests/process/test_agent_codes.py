@@ -26,6 +26,7 @@ def test_without_restarts_the_workers_own_end_is_the_exit_code(train, script, co
     assert len(agent.said("pid")) == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("code", [75, 78])
 def test_a_code_that_a_restart_cannot_help_is_passed_on_at_once(train, code):
     agent = train(f"sys.exit({code})", "--max-restarts", "3")
@@ -33,6 +34,7 @@ def test_a_code_that_a_restart_cannot_help_is_passed_on_at_once(train, code):
     assert len(agent.said("pid")) == 1
 
 
+@pytest.mark.smoke
 def test_an_error_of_the_library_ends_with_its_own_code_and_hint(train):
     agent = train(
         "from resilient.errors import StoreFull\n"
@@ -79,6 +81,7 @@ def test_a_rank_that_stays_after_the_first_75_is_killed_and_that_is_the_code(tra
     assert "had to be killed before they had saved" in agent.err
 
 
+@pytest.mark.smoke
 def test_a_failed_group_is_restarted_until_it_succeeds(train):
     agent = train(f"if life < 3:\n    {FAIL_AT_ONCE}", "--max-restarts", "3")
     assert agent.end() == 0, agent.err
@@ -94,6 +97,7 @@ def test_restarts_are_used_up_and_then_the_code_is_passed_on(train):
     assert len(agent.said("pid")) == 2
 
 
+@pytest.mark.smoke
 def test_lives_without_a_new_checkpoint_end_with_70(train, tmp_path):
     commit = (
         "folder = f'repo/checkpoint-{life}-g1'\n"

@@ -25,6 +25,7 @@ def starts(agent):
     return [json.loads(line) for line in agent.said("start")]
 
 
+@pytest.mark.smoke
 def test_everything_after_the_script_belongs_to_it(train):
     (note,) = starts(train(TELL, arguments=ARGUMENTS))
     assert note["argv"] == ["worker.py", *ARGUMENTS]
@@ -43,6 +44,7 @@ def test_two_dashes_before_the_script_end_our_options(train):
     assert note["argv"] == ["worker.py", "--x"]
 
 
+@pytest.mark.smoke
 def test_workers_get_the_variables_of_torchrun_and_ours(train):
     options = ("--nproc-per-node", "2", "--repo", "here", "--resume", "never", "--single-writer")
     notes = starts(train(TELL, *options, environ={"OMP_NUM_THREADS": ""}))

@@ -29,6 +29,7 @@ def lives(agent):
     return [tuple(line.split()) for line in agent.said("life")]
 
 
+@pytest.mark.smoke
 def test_two_nodes_are_one_world_with_one_name_for_its_life(node):
     agents = [node(FINISH, "2", "--nproc-per-node", "2") for _ in range(2)]
     assert [agent.end() for agent in agents] == [0, 0], agents[0].err + agents[1].err

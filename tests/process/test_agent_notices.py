@@ -45,6 +45,7 @@ def test_an_interruption_of_a_spot_machine_reaches_every_worker_with_its_deadlin
     assert "notice: aws: spot terminate, this host goes in" in agent.err
 
 
+@pytest.mark.smoke
 def test_a_preemption_of_gcp_is_heard_at_once(train):
     with serving(Gcp()) as gcp:
         agent = train(SAVES, *TWO, "--notice", f"gcp={gcp.url}")

@@ -31,6 +31,7 @@ time.sleep(600)
 TWO = ("--nproc-per-node", "2")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_is_passed_on_once_and_ends_with_75(train, number):
     agent = train(SAVES, *TWO)
@@ -124,6 +125,7 @@ def test_a_save_that_fails_while_stopping_ends_with_its_own_code(train):
     assert "failed first" in agent.err
 
 
+@pytest.mark.smoke
 def test_a_worker_that_ignores_the_stop_is_killed_at_the_deadline(train):
     agent = train(IGNORES, "--grace", "1.5")
     agent.wait_for("ready", 1)
@@ -195,6 +197,7 @@ def test_a_stop_while_waiting_for_other_nodes_is_obeyed_at_once(train):
     assert agent.said("pid") == []
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("script", [OBLIVIOUS, IGNORES])
 def test_a_killed_agent_leaves_no_worker_behind(train, script):
     agent = train(script, *TWO)

@@ -144,7 +144,6 @@ def test_deaths_and_resizes_are_proven_to_have_lost_nothing(tmp_path):
     assert flaw["key"] == f"ledger/{newest.name}"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_fifty_faults_and_ten_resizes(tmp_path, request):
     if not request.config.getoption("--fifty-faults"):

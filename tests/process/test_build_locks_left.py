@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch.utils.file_baton as baton
 
 # The second attempt would wait for ever where the lock stayed. `torch` takes seconds to import.
@@ -24,6 +25,7 @@ else:
 """
 
 
+@pytest.mark.smoke
 def test_rank_killed_inside_a_build_next_attempt_goes_on(train):
     script = BUILDS.format(module=baton.__file__)
     agent = train(script, "--events", "events", environ={"TORCH_EXTENSIONS_DIR": "cache"})

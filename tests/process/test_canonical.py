@@ -16,7 +16,6 @@ from tests.process.canonical_job import digest
 
 JOB = Path(__file__).with_name("canonical_job.py")
 PATIENCE_SECONDS = 200
-pytestmark = pytest.mark.slow
 
 
 def job(mode, folder, told, **options):
@@ -47,6 +46,7 @@ def test_a_sharded_optimizer_ends_with_the_same_digest(tmp_path, alone):
     assert found == dict.fromkeys("1235", alone)
 
 
+@pytest.mark.smoke
 def test_more_ranks_than_micro_batches_end_with_the_digest_of_one(tmp_path):
     few = {"global_train_batch_size": 4, "max_steps": 5}
     found = job("sizes", tmp_path, "1,3", **few)

@@ -91,6 +91,7 @@ def test_a_stop_tells_a_kill_for_memory_from_a_rank_that_was_taken(
     assert words in agent.err
 
 
+@pytest.mark.smoke
 def test_causes_of_failures_are_told_as_one_word(train):
     agent = train(
         "from resilient.errors import PeerFailed\n"

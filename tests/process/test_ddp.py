@@ -8,7 +8,6 @@ import torch
 from tests.process.gangs import finish, gang_of, run_gang_to_end
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-pytestmark = pytest.mark.slow
 
 
 def results(folder, size):
@@ -51,6 +50,7 @@ def test_a_group_that_the_script_has_made_is_used(tmp_path):
     assert same(ours[1]["model"], theirs[1]["model"])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_run_of_many_ranks_resumes_bit_for_bit(tmp_path, size):
     options = ["max_steps=7", "save_steps=2"]

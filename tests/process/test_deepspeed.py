@@ -18,7 +18,6 @@ from tests.process.deepspeed_worker import KINDS, RUNS, STEPS, WORLDS, ZERO
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("deepspeed"),

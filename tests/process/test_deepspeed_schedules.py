@@ -21,7 +21,6 @@ from tests.process.deepspeed_schedule_worker import LIVES, STEPS
 theirs = pytest.importorskip("deepspeed.runtime.lr_schedules", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("deepspeed_schedule_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("deepspeed_schedules"),
     pytest.mark.timeout(480),  # DeepSpeed is imported, and fifteen worlds run, in one setup
 ]

@@ -6,6 +6,8 @@ import json
 import time
 from contextlib import suppress
 
+import pytest
+
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.verify import verify
 from resilient.storage.open import open_store
@@ -31,6 +33,7 @@ def stuff(folder):
     return path
 
 
+@pytest.mark.smoke
 def test_stop_ends_with_73_and_the_message_says_what_to_do(tmp_path, small_disk):
     repo = small_disk(DISK_BYTES)
     code, said = run(tmp_path / "out", launch=("--repo", str(repo)))

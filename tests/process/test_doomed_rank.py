@@ -14,7 +14,6 @@ from resilient.storage.open import open_store
 from tests.helpers.endings import ending
 from tests.process.jobs import Job, run
 
-pytestmark = pytest.mark.slow
 GRACE_SECONDS = 12.0
 
 

@@ -25,6 +25,7 @@ def told(agent, name):
     return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("end", "code", "cause"),
     [

@@ -15,7 +15,6 @@ from torch import nn
 from tests.process.gangs import run_gang_to_end
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -103,6 +102,7 @@ def test_our_trainer_takes_over_an_empty_group_of_transformers(tmp_path):
     assert torch.equal(weight, theirs)
 
 
+@pytest.mark.smoke
 def test_loop_with_an_empty_group_ends_as_unbroken_on_two_ranks(tmp_path):
     ends = run_gang_to_end(2, WORKER, tmp_path)
     for _, said, _ in ends:

@@ -11,8 +11,6 @@ import torch
 from tests.process import evaluation_worker
 from tests.process.gangs import run_gang_to_end
 
-pytestmark = pytest.mark.slow
-
 
 def equal(one, other):
     if isinstance(one, dict):
@@ -31,6 +29,7 @@ def alone(tmp_path_factory):
     return {name: one[:-1] for name, one in found.items()}
 
 
+@pytest.mark.smoke
 def test_one_rank_counts_every_sample_once(alone):
     for (name, size), (_, _, (predictions, labels)) in alone.items():
         if name != "apart":

@@ -57,7 +57,6 @@ def test_small_examples_are_short(script):
     assert script.name in LONG or script.read_text().count("\n") < 80
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "strategy"), [("USE_FSDP", "fsdp"), ("USE_DEEPSPEED", "zero-2")]
 )

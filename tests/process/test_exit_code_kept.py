@@ -36,6 +36,7 @@ sys.exit(75)
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("how", "status"), [("watched", 75), ("not", -6)])
 def test_it_stays_what_was_decided(how, status):
     words = [sys.executable, "-c", PROGRAM, how]

@@ -52,6 +52,7 @@ def claim_again(start, run):
     return old, new
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("step", [2, 3])
 def test_fence_save_handed_over_changes_no_file(start, run, step):
     old, new = claim_again(start, run)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.process.gangs import run_gang_to_end
 
 WORKER = Path(__file__).with_name("fit_worker.py")
-pytestmark = pytest.mark.slow
 
 
 def test_one_rank_out_of_memory_makes_all_go_on_smaller_with_the_same_bits(tmp_path):

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.agent_harness import wait_until
 
 WAITS = "say('ready')\ntime.sleep(60)"
 
 
+@pytest.mark.smoke
 def test_the_folder_of_a_killed_agent_goes_with_the_next_one(train, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

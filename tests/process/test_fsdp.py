@@ -16,7 +16,6 @@ from tests.helpers.restoring import restored_step
 from tests.process.gangs import run_gang_to_end
 from tests.process.jobs import Job, run
 
-pytestmark = pytest.mark.slow
 FSDP = ("--parallelism", "fsdp")
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 
@@ -42,6 +41,7 @@ def test_the_ranks_write_their_own_rows(unbroken):
         ]
 
 
+@pytest.mark.smoke
 def test_a_run_that_was_killed_and_stopped_equals_an_unbroken_one(tmp_path, unbroken):
     with Job(tmp_path, *FSDP, "--pause", "0.08") as job:
         os.kill(job.wait_for_step(6, rank=1), signal.SIGKILL)

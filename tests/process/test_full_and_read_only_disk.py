@@ -15,6 +15,7 @@ def mounted(small_disk):
     return small_disk(SIZE)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("operation", ["put", "put_new"])
 def test_a_full_disk_keeps_the_old_object_and_gets_its_space_back(mounted, operation):
     store = LocalStore(mounted)

@@ -13,7 +13,6 @@ import pytest
 from tests.process.gangs import ROOT
 
 WORKER = Path(__file__).with_name("groups_worker.py")
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ def records(folder):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.smoke
 def test_a_stopped_rank_is_found_within_its_deadline_and_training_ends(tmp_path):
     launch = (*OPTIONS, "--events", str(tmp_path / "events"))
     with Job(tmp_path, *STEPS, launch=launch) as job:

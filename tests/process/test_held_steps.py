@@ -51,6 +51,7 @@ def lose(checkpointer, holding) -> None:
     checkpointer._persister._fallback.close()
 
 
+@pytest.mark.smoke
 def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp_path):
     keeper = start()
 
@@ -150,6 +151,7 @@ def test_a_rank_that_is_killed_while_it_holds_loses_nothing_that_it_held(
     assert set(state["weight"].tolist()) == {float(checkpoint.step)}
 
 
+@pytest.mark.smoke
 def test_what_is_held_lands_though_the_agent_was_killed_before_its_ranks(start, tmp_path):
     keeper = start()
     next_keeper = start("--shared", str(keeper.shared), folder="next")

@@ -20,7 +20,6 @@ from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
 from tests.services.presence import require
 
-pytestmark = pytest.mark.slow
 PICTURES = ROOT / "build" / "pages"
 LAST, BEFORE = "checkpoint-50-g2", "checkpoint-40-g2"
 SPOILT = "model/h.7.attn.weight"

@@ -96,6 +96,7 @@ def is_committed(folder, step: int) -> bool:
     return CheckpointId(1, step) in committed(open_store(str(folder)))
 
 
+@pytest.mark.smoke
 def test_with_every_trainer_killed_right_after_save_returned_the_checkpoint_lands(
     tmp_path, gate, unbroken
 ):

@@ -21,6 +21,7 @@ from tests.helpers.keepers import begun, names, resumed_weight, weight
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 
 
+@pytest.mark.smoke
 def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
     keeper = start()
     checkpointer = begun(keeper, tmp_path / "run")
@@ -33,6 +34,7 @@ def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
     assert list(keeper.shared.iterdir()) == []
 
 
+@pytest.mark.smoke
 def test_two_ranks_commit_together(start, tmp_path):
     keeper = start()
 

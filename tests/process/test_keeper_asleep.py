@@ -88,6 +88,7 @@ def second_gate(gate, monkeypatch):
     return gate
 
 
+@pytest.mark.smoke
 def test_a_keeper_that_wakes_after_later_saves_deletes_none_of_them(
     start, second_gate, tmp_path, can_be_killed
 ):

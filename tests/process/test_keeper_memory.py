@@ -71,6 +71,7 @@ def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
         shared |= set(files)
 
 
+@pytest.mark.smoke
 def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
     start, tmp_path, monkeypatch
 ):

@@ -178,6 +178,7 @@ def test_two_ranks_stream_at_once(start, tmp_path):
     assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(5, 72))
 
 
+@pytest.mark.smoke
 def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
     """Training cannot go on before the last byte was copied, however late that is asked for."""
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
@@ -239,6 +240,7 @@ def test_a_file_that_cannot_be_copied_fails_the_save_and_the_next_one_lands(
     assert checkpointer.committed() == [CheckpointId(1, 2)]
 
 
+@pytest.mark.smoke
 def test_a_trainer_killed_in_mid_stream_costs_that_save_and_nothing_else(
     start, tmp_path, monkeypatch
 ):

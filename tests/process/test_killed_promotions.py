@@ -46,6 +46,7 @@ def unbroken(tmp_path_factory) -> str:
     return ended.stdout.split()[1]
 
 
+@pytest.mark.smoke
 def test_sigkill_in_the_middle_of_a_promotion_costs_nothing_on_the_same_host(
     killed, unbroken, tmp_path
 ):

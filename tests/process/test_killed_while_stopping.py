@@ -44,6 +44,7 @@ def spare_seconds(agent):
     return asked["monotonic"] + asked["grace_seconds"] - told(agent, "RunEnded")["monotonic"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("survivor", [WAITS, FAILS, SAVES], ids=["waits", "fails", "saves"])
 def test_a_killed_rank_of_a_stopped_run_ends_it_with_75_where_something_is_committed(
     train, survivor

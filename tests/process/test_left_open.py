@@ -112,6 +112,7 @@ def test_what_a_thread_has_opened_that_still_runs_is_closed_after_it():
     assert run(THREADED).stdout == "trained, closed"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("how", ["", "sys.exit()"])
 def test_under_the_agent_it_is_how_the_worker_ends(train, how):
     agent = train(FAILING + how, "--max-restarts", "0")

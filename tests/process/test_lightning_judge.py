@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -67,6 +66,7 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-400])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("damage", [with_nan, cut], ids=lambda one: one.__name__)
 def test_damaged_checkpoint_path_is_refused_before_it_is_loaded(tmp_path, theirs, damage):
     damage(theirs)

@@ -13,7 +13,6 @@ from resilient.errors import ConfigError, UnsavableState
 from resilient.format.keys import parse_checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]

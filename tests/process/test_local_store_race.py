@@ -44,6 +44,7 @@ def racers(tmp_path):
         one.communicate()
 
 
+@pytest.mark.smoke
 def test_of_eight_processes_exactly_one_wins_each_key(racers, tmp_path):
     for one in racers:
         assert one.stdout.readline() == "ready\n"

@@ -13,7 +13,7 @@ from tests.process.scripts import Script, weights_of
 WORKER = Path(__file__).with_name("loop_worker.py")
 EXAMPLE = ROOT / "examples" / "plain_loop.py"
 STEPS = 240
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loop")]
+pytestmark = [pytest.mark.xdist_group("loop")]
 
 ALONE = ()
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -50,6 +50,7 @@ def test_a_killed_job_of_torchrun_goes_on_when_it_is_started_again(tmp_path, who
     assert example(tmp_path, TORCHRUN).killed_and_started_again(60) == whole
 
 
+@pytest.mark.smoke
 def test_a_killed_rank_is_started_again_by_our_launcher(tmp_path, whole):
     with example(tmp_path, OURS).started() as job:
         job.wait_for_checkpoint(60)

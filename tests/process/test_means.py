@@ -10,7 +10,6 @@ import pytest
 from tests.process.gangs import run_gang_to_end
 
 WORKER = Path(__file__).with_name("means_worker.py")
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("way", [(), ("near",)], ids=["by gloo", "through memory"])

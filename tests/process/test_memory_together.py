@@ -15,7 +15,6 @@ from tests.process.memory_worker import LIVES, STEPS
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("memory_together"),
@@ -33,6 +32,7 @@ def seen(folder):
     return [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("kind", "lives"), [("fsdp", 3), ("ddp", 2)])
 def test_a_run_that_was_killed_equals_an_unbroken_one(runs, kind, lives):
     newest = committed(open_store(str(runs / f"{kind}-killed")))[0]

@@ -8,6 +8,8 @@ import signal
 import time
 import urllib.request
 
+import pytest
+
 from tests.helpers.exposition import figures, scrape
 from tests.process.jobs import PATIENCE_SECONDS, Job
 
@@ -28,6 +30,7 @@ def until(job, url, is_so):
     raise AssertionError(f"{found}\n{job.said()}")
 
 
+@pytest.mark.smoke
 def test_a_killed_rank_is_counted_by_its_cause_and_steps_go_on(tmp_path):
     file = tmp_path / "run.prom"
     launch = ("--metrics-port", "auto", "--metrics-file", str(file), "--metrics-interval", "1")

@@ -38,6 +38,7 @@ def answers(network, asker, asked):
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.smoke
 def test_a_host_that_is_cut_off_is_reached_by_nobody_until_it_is_back(network):
     hosts = network(3)
     with start(hosts[1], ECHO), start(hosts[2], ECHO):

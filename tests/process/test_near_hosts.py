@@ -59,6 +59,7 @@ def check_end(folder, unbroken) -> None:
     assert not verify(durable, newest, "full")
 
 
+@pytest.mark.smoke
 def test_sigkill_of_one_host_costs_nothing_although_the_hosts_change_places(
     killed, unbroken, tmp_path
 ):

@@ -22,7 +22,6 @@ from tests.process.strategy_kinds import KINDS, MOVES, PIPELINES_IN_CI, worlds_o
 WORKER = Path(__file__).with_name("strategies_worker.py")
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(900),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("pipelines"),

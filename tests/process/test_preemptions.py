@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.preemptions import PHASES, draw, preempt_all
-
-pytestmark = pytest.mark.slow
 
 
 def test_every_preemption_leaves_the_agreed_step_within_the_deadline(tmp_path):

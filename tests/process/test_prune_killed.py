@@ -7,6 +7,8 @@ import sys
 import time
 from random import Random
 
+import pytest
+
 from resilient.checkpoint.catalog import committed, lineage
 from resilient.checkpoint.refs import read_tags
 from resilient.checkpoint.verify import verify
@@ -44,6 +46,7 @@ def strike(repo, after_seconds) -> bool:
         return process.wait(60) != 0
 
 
+@pytest.mark.smoke
 def test_a_kill_leaves_what_is_whole_and_the_next_run_ends_the_work(tmp_path):
     draw, struck = Random(7), 0
     for cycle in range(CYCLES):

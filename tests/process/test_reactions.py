@@ -3,6 +3,8 @@
 import signal
 import time
 
+import pytest
+
 from tests.helpers.agent_harness import wait_until
 
 COMMIT = """
@@ -34,6 +36,7 @@ def test_a_wait_before_the_next_try_is_told_and_ends_with_a_stop(train):
     assert len(agent.said("pid")) == 2
 
 
+@pytest.mark.smoke
 def test_interruptions_of_earlier_launches_count(train, tmp_path):
     script = """
 import resilient

@@ -23,7 +23,6 @@ from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
 from tests.services.presence import require
 
-pytestmark = pytest.mark.slow
 PICTURES = ROOT / "build" / "pages"
 GREY = 32  # between the channels of a colour that one sees as grey
 

@@ -13,7 +13,6 @@ from tests.process.reshard_worker import LAYOUTS, SAVERS
 
 WORKER = Path(__file__).with_name("reshard_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     # All tests read what one gang of each size found.
     pytest.mark.xdist_group("resharding"),

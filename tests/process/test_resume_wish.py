@@ -80,6 +80,7 @@ def test_resume_reference_holds_until_this_run_has_saved(train, old_run):
     assert "this run began there, so this attempt continues from checkpoint-2-g1" in agent.err
 
 
+@pytest.mark.smoke
 def test_resume_reference_missing_ends_at_once_with_66(train):
     agent = train(DYING, "--resume", "elsewhere/checkpoint-500")
     assert agent.end() == 66, agent.err
@@ -137,6 +138,7 @@ def test_resume_false_of_the_script_holds_until_this_run_has_saved(train, old_ru
     assert agent.said("begin") == ["0", "0"], agent.err
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "code", "rank"), [("IntegrityError", 1, 1), ("IncompatibleCheckpoint", 65, 0)]
 )

@@ -55,6 +55,7 @@ def newest_file(folder, name):
     return folder / checkpoint.folder / name
 
 
+@pytest.mark.smoke
 def test_sigkill_of_one_rank(tmp_path, unbroken):
     with Job(tmp_path, *PAUSE) as job:
         os.kill(job.wait_for_step(10, rank=1), signal.SIGKILL)
@@ -113,6 +114,7 @@ def test_sigkill_of_the_coordinator_with_loader_workers(tmp_path, unbroken):
     check_same(tmp_path, unbroken)
 
 
+@pytest.mark.smoke
 def test_sigterm_to_the_job_saves_the_agreed_step_and_exits_75(tmp_path, unbroken):
     with Job(tmp_path, *PAUSE) as job:
         job.wait_for_step(9)
@@ -209,6 +211,7 @@ def test_with_the_newest_damaged_the_one_before_is_resumed(half_way, tmp_path, u
     check_same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.smoke
 def test_with_all_damaged_it_refuses_to_start_over(half_way, tmp_path):
     shutil.copytree(half_way, tmp_path / "run")
     for checkpoint in committed(open_store(str(tmp_path / "run"))):

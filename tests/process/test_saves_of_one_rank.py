@@ -13,9 +13,10 @@ WORKER = Path(__file__).with_name("missed_saves_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 AGENT = ("-m", "resilient_cli", "train", "--nproc-per-node", "2", "--max-restarts", "0")
 SECONDS_MAX = 60
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("missed-saves")]
+pytestmark = [pytest.mark.xdist_group("missed-saves")]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("launcher", "mode", "reason"),
     [

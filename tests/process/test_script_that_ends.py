@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.save.persist import SMALL_BYTES
 from resilient.checkpoint.verify import verify
@@ -24,6 +26,7 @@ checkpointer.save(1, {"model": Part(model)}, CheckpointInfo())
 """
 
 
+@pytest.mark.smoke
 def test_the_save_in_flight_lands_whole_in_several_files(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],

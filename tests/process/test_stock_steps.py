@@ -10,7 +10,6 @@ import torch
 from tests.process.gangs import run_gang_to_end
 
 WORKER = Path(__file__).with_name("stock_worker.py")
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
 
 SCRIPT = Path(__file__).with_name("forking.py")
-pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def test_a_stop_before_the_first_life_ends_with_75(train, delay_seconds):
     assert agent.end() == 75, agent.err
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_every_order_and_notice_is_heard_that_early(train, number):
     agent = start(train, "--requeue-exit-code", "99")

@@ -10,7 +10,6 @@ import torch
 from tests.process.gangs import finish, gang_of
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-pytestmark = pytest.mark.slow
 
 
 def wait_for_step(process, step):
@@ -25,6 +24,7 @@ def last_saved(folder, rank):
     return max(checkpoints).step
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_rank_stops_all_with_their_last_step_saved(tmp_path, size, asked):

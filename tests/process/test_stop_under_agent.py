@@ -16,8 +16,6 @@ from resilient.checkpoint.catalog import committed
 from resilient.storage.open import open_store
 from tests.process.jobs import Job, run
 
-pytestmark = pytest.mark.slow
-
 
 def tree(pid: int) -> list[int]:
     """Return the process and everything below it, as a control group would hold it."""

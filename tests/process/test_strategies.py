@@ -21,7 +21,6 @@ from tests.process.strategy_kinds import CARRIED, KINDS, in_ci, is_killed, world
 
 WORKER = Path(__file__).with_name("strategies_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1900),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("strategies"),

@@ -10,9 +10,9 @@ import torch
 from tests.process.gangs import finish, gang_of, run_gang_to_end
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-pytestmark = pytest.mark.slow
 
 
+@pytest.mark.smoke
 def test_ranks_that_read_a_stream_resume_bit_for_bit(tmp_path):
     # 30 samples are 4 rounds of 8, the last incomplete: the run dies in its second pass.
     options = ["max_steps=7", "save_steps=2", "stream=30", "dataloader_num_workers=1"]

@@ -72,6 +72,7 @@ def the_hang(agent):
     return hang
 
 
+@pytest.mark.smoke
 def test_a_rank_that_never_begins_is_found_by_who_waits_for_it(train):
     agent = train(
         SHOWN

@@ -7,10 +7,13 @@ import os
 import signal
 import time
 
+import pytest
+
 FLOOR_SECONDS = 2.0
 AWAY_SECONDS = 6.0
 
 
+@pytest.mark.smoke
 def test_a_job_that_was_suspended_goes_on_and_nobody_is_blamed(train):
     agent = train(
         """

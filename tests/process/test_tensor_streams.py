@@ -21,7 +21,6 @@ CUT = [kind for kind in KINDS if kind.startswith("tp")]
 # Two passes of 20 rows.
 TOKENS = 2 * 20 * LENGTH
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("tensor streams"),

@@ -12,7 +12,6 @@ from tests.process.loss_worker import train
 from tests.unit.train.token_models import LENGTH
 
 WORKER = Path(__file__).with_name("loss_worker.py")
-pytestmark = pytest.mark.slow
 
 
 def test_two_ranks_that_accumulate_equal_one_with_a_big_batch(tmp_path, monkeypatch):

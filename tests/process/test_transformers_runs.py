@@ -27,7 +27,6 @@ THEIR_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1", "HF_HUB_OFFL
 # Means of losses are told with six digits; of other arithmetic the last of them differ.
 NEAR, FAR = 1e-6, 1e-3
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not HAS_AVX2, reason="the runs were recorded on AVX2"),
 ]
 # What comes with the source, and what lies beside it.
@@ -82,6 +81,7 @@ def go_on(folder, *command, near):
     return said
 
 
+@pytest.mark.smoke
 def test_runs_of_one_process_go_on_to_the_bit(tmp_path, is_their_arithmetic):
     runs = HERE + (BESIDE if SHARED.is_dir() else [])
     if not is_their_arithmetic:

@@ -20,7 +20,6 @@ LEFT = {
     **{f"zero_{stage}": {"latest", f"global_step{SAVED}"} for stage in (1, 2, 3)},
 }
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("transformers_sharded"),
 ]

@@ -14,7 +14,6 @@ from resilient.errors import ConfigError
 from resilient.format.keys import parse_checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
@@ -184,6 +183,7 @@ def early(folder, patience=2, **options):
     )  # fmt: skip
 
 
+@pytest.mark.smoke
 def test_transformers_stopped_early_stays_stopped(tmp_path, capfd):
     whole = tmp_path / "whole"
     weights, *_, (stopped, *_), count = early(whole)

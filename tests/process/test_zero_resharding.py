@@ -18,7 +18,6 @@ from tests.process.zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, sav
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("zero_reshard_worker.py")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     # All tests read what one gang of each size found.
     pytest.mark.xdist_group("zero resharding"),
@@ -87,6 +86,7 @@ def test_ds_6691_every_rank_writes_its_partitions_and_nobody_what_pads_them(worl
             assert sum(region.region.size for region in one.regions) == math.prod(one.shape)
 
 
+@pytest.mark.smoke
 def test_ds_7546_a_run_that_changed_its_layout_steps_on_as_if_it_had_not(loaded):
     """The last load of each stage is followed by a step, held against one of a plain model."""
     assert all(

@@ -39,6 +39,7 @@ def test_the_fast_client_is_chosen_where_it_is_installed(bucket):
     assert isinstance(bucket.open("", config_kwargs={})._store, FsspecStore)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size_bytes", [PART, PART + 1, 2 * PART, 3 * PART + 12345])
 def test_an_object_in_parts_comes_back_as_it_was(bucket, client, size_bytes):
     store = bucket.open(client, part_bytes=PART, parts_in_flight=3)
@@ -78,6 +79,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(bucket, client):
         assert not isinstance(caught.value, KeyNotFound)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("wrong", [{"secret": "wrong"}, {"key": "nobody"}])
 def test_wrong_credentials_are_denied_at_once(bucket, client, wrong):
     store = bucket.open(client, **wrong)

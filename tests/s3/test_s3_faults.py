@@ -87,6 +87,7 @@ def test_an_endless_stall_ends_with_the_deadline(bucket, proxy, client, name):
     assert seconds_of(run) < 0.5 + 2 * 1.0 + SLACK_SECONDS
 
 
+@pytest.mark.smoke
 def test_a_stall_that_ends_costs_only_time(bucket, proxy, client):
     store = bucket.open(client, proxy.endpoint, part_bytes=PART, request_seconds=1.0)
     content = pattern(3 * PART)

@@ -83,6 +83,7 @@ def test_a_server_that_knows_checksums_keeps_ours_and_no_body_is_signed(
     assert on_newer.uploads() == []
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_a_body_that_is_not_the_one_meant_is_refused(on_newer, monkeypatch, size):
     def of_another(body):

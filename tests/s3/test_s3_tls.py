@@ -28,6 +28,7 @@ def authority(server):
     return str(server.certificate.authority)
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_is_saved_and_verified_under_an_authority_of_ones_own(
     bucket, client, authority
 ):

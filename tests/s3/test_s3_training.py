@@ -37,6 +37,7 @@ def everything_said(folder, *texts):
     return b"\n".join([*files, *(text.encode() for text in texts)])
 
 
+@pytest.mark.smoke
 def test_a_rank_that_is_killed_ends_with_the_same_bits(
     bucket, proxy, tmp_path, unbroken, monkeypatch
 ):

@@ -40,6 +40,7 @@ def wait_for(condition, seconds=30.0):
         time.sleep(0.02)
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(90)
 def test_the_next_life_aborts_what_a_killed_writer_left_and_nothing_of_a_younger_one(
     bucket, proxy, client

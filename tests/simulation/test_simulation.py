@@ -23,6 +23,7 @@ def test_no_seed_of_the_slice_breaks_a_promise():
     assert sum(one.lives for one in verdicts) > 2.2 * SEEDS
 
 
+@pytest.mark.smoke
 def test_a_seed_is_the_same_world_each_time():
     assert simulate(7) == simulate(7)
 

@@ -14,8 +14,6 @@ from tests.process.gangs import ROOT
 from tests.services.presence import require
 from tests.services.slurm import Slurm, why_impossible
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -82,6 +80,7 @@ def test_what_another_start_would_not_mend_is_not_requeued(cluster, tmp_path):
     assert "another start would end the same way" in run.log()
 
 
+@pytest.mark.smoke
 def test_what_is_cancelled_is_saved_and_stays_cancelled(cluster, every, tmp_path):
     run = SlurmRun(cluster, tmp_path)
     run.wait_for_steps(0)

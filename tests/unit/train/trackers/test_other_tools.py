@@ -153,7 +153,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_clearml_lacks_no_point_of_a_life_that_was_killed(tmp_path):
     needs("clearml")
     settings = {name: value.format(tmp_path) for name, value in SETTINGS["clearml"].items()}
