@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from resilient.train.trainer_hooks import LossHooks
+    from resilient.train.trainer_hooks import TrainerHooks
 
 _INSTEAD = {
     "clip_grad_norm_": "the trainer clips before each step: set `max_grad_norm`",
@@ -48,7 +48,7 @@ class Accelerator:
         trainer: Trainer that owns the step.
     """
 
-    def __init__(self, trainer: LossHooks) -> None:
+    def __init__(self, trainer: TrainerHooks) -> None:
         self._trainer = trainer
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:

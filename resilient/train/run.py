@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from resilient.train.saver import CheckpointSaver
     from resilient.train.state import TrainerState
     from resilient.train.trainer import Trainer
-    from resilient.train.trainer_hooks import LossHooks, TrainerHooks
+    from resilient.train.trainer_hooks import TrainerHooks
 
 # Every step waits for a copy, mostly for no time; only longer waits are reported.
 _STALL_SECONDS = 0.01
@@ -383,5 +383,5 @@ def pass_through(
             trainer.callback_handler.fire("on_substep_end")
 
 
-def _loss(hooks: LossHooks, batch: Any, counted: tuple[torch.Tensor, ...], model: Any) -> Any:
+def _loss(hooks: TrainerHooks, batch: Any, counted: tuple[torch.Tensor, ...], model: Any) -> Any:
     return hooks.step_loss(model, batch, *counted)

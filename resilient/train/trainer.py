@@ -1,7 +1,4 @@
-"""Trainer: construction, the training loop and query methods for scripts.
-
-``AskingMethods`` holds methods that change nothing, ``TrainerBase`` adds everything but the loop.
-"""
+"""Trainer: construction, the training loop, and methods for scripts."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ from resilient.train.search import runner
 from resilient.train.session import configure_model, configure_process, open_session, own_arguments
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.strategy_selection import choose_parallelism
-from resilient.train.trainer_evaluation import TrainerPrediction, speeds
+from resilient.train.trainer_evaluation import TrainerEvaluation, speeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,89 +62,43 @@ if TYPE_CHECKING:
     from resilient.train.search.study import BestRun, Study
 
 
-class AskingMethods:
-    """Methods that change nothing; see :class:`resilient.Trainer`."""
+class TrainOutput(NamedTuple):
+    """Result of ``train``; ``training_loss`` covers all attempts of the run."""
 
-    args: TrainingArguments
-    model: nn.Module
-    optimizer: Optimizer | None
-    callback_handler: CallbackHandler
-
-    def is_world_process_zero(self) -> bool:
-        """Return whether this process is the first of all ranks."""
-        return self.args.process_index == 0
-
-    def is_local_process_zero(self) -> bool:
-        """Return whether this process is the first rank of its host."""
-        return self.args.local_process_index == 0
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of a loader's dataset, or an estimate if the dataset has no length."""
-        try:
-            return len(dataloader.dataset)
-        except (AttributeError, TypeError):
-            return len(dataloader) * self.args.per_device_train_batch_size
-
-    def get_num_trainable_parameters(self) -> int:
-        """Return the number of trained values; for a sharded model, those of this rank."""
-        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
-
-    def get_learning_rates(self) -> list[float]:
-        """Return the learning rate of each parameter group.
-
-        Raises:
-            ValueError: There is no optimizer yet.
-        """
-        if self.optimizer is None:
-            raise ValueError("there is no optimizer before training")
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    def get_optimizer_group(self, param: Any = None) -> Any:
-        """Return the group that holds ``param``, or the parameters of each group.
-
-        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
-
-        Raises:
-            ValueError: There is no optimizer yet.
-        """
-        if self.optimizer is None:
-            raise ValueError("there is no optimizer before training")
-        for group in self.optimizer.param_groups:
-            if any(one is param for one in group["params"]):
-                return group
-        return [group["params"] for group in self.optimizer.param_groups]
-
-    @property
-    def best_checkpoint(self) -> str:
-        """URL of the best model's checkpoint, for ``load_model``; empty if no checkpoint has it.
-
-        ``state.best_model_checkpoint`` names only the step: the state must not depend on the number
-        of restarts. The folder name also contains the generation of the attempt that saved it.
-        """
-        shelf = self.callback_handler.context.get("shelf")
-        best = shelf.best.checkpoint if shelf is not None else None
-        return f"{shelf.url.rstrip('/')}/{best}" if shelf is not None and best is not None else ""
-
-    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Add a callback after the existing ones."""
-        self.callback_handler.add_callback(callback)
-
-    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return a callback, given as instance or class; None if there is none."""
-        return self.callback_handler.pop_callback(callback)
-
-    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Remove a callback, given as instance or class."""
-        self.callback_handler.pop_callback(callback)
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
 
 
-class TrainerBase(AskingMethods, TrainerPrediction):
-    """Everything of a trainer except ``train``; see :class:`resilient.Trainer` for arguments."""
+class Trainer(TrainerEvaluation):
+    """Train a model to the end, across any number of restarts.
+
+    Args:
+        model: Module that returns its loss first or as ``loss``; it is moved to the device.
+        args: Training arguments.
+        train_dataset: Map-style dataset, or a stream (``IterableDataset``).
+        eval_dataset: Dataset of either kind, or a dict of datasets (metrics ``eval_<name>_*``).
+        data_collator: Function from samples to a batch; None stacks them.
+        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the model does not
+            get the labels.
+        compute_metrics: Function from ``EvalPrediction`` to a dict of numbers.
+        callbacks: Callbacks, called after the built-in ones, in this order.
+        optimizers: Your own optimizer and scheduler, or None for those of ``args``.
+        model_init: Function that makes the model, and a new one for each trial of a search. It
+            gets the trial if it takes an argument.
+        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
+        preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
+            part of the predictions to keep, if all predictions do not fit in memory.
+        processing_class: Tokenizer or processor of the data. It is saved beside the model, and
+            pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
+    """
 
     made_with: Mapping[str, Any]
     trial: Any = None
-    _has_trained_weights: bool = False
     hp_name: Callable[[Any], str] | None = None
+    _ignore_keys_for_eval: Sequence[str] | None = None
+    _has_trained: bool = False
+    _has_trained_weights: bool = False
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Record the constructor arguments: a hyper-parameter search makes more such trainers.
@@ -157,7 +108,7 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         """
         refuse_uncalled_overrides(cls)
         made = super().__new__(cls)
-        made.made_with = runner.by_name(cls.__init__, TrainerBase.__init__, given, named)
+        made.made_with = runner.by_name(cls.__init__, Trainer.__init__, given, named)
         return made
 
     def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
@@ -220,6 +171,64 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         self.learn_losses()
         self.memory.stop("init")
         self.callback_handler.fire("on_init_end")
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001 - the field's signature
+        trial: Any = None,
+        ignore_keys_for_eval: Sequence[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end, from the point that the last attempt reached.
+
+        Args:
+            resume_from_checkpoint: None or True resumes the checkpoint that the launcher names, by
+                default the newest one that all ranks can verify. If the repository is empty, the
+                newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in ``output_dir`` is
+                imported. Without such a folder, None starts at step 0 and True raises. False always
+                starts at step 0, with a new optimizer and scheduler and a new model from
+                ``model_init``. A checkpoint's name, or its path in the repository, selects that
+                checkpoint. A name without a generation (``checkpoint-120``) selects the newest
+                checkpoint of that step. A folder saved by Hugging Face's Trainer is imported, and
+                training continues from it.
+            trial: Trial of a hyper-parameter search, or a dict of values by argument name; the
+                model is made again by ``model_init``.
+            ignore_keys_for_eval: Model outputs that are not predictions, for evaluations during
+                training; None: the keys that the model's config names.
+
+        Raises:
+            Preempted: A stop was requested; everything up to the last step is durable.
+            SaveFailed: A checkpoint could not be made durable.
+            ConfigError: The arguments do not fit the model or the data, or they name a checkpoint
+                that is not in this repository.
+            NothingToResume: The repository holds no such checkpoint; also a ValueError.
+            NoIntactCheckpoint: Every checkpoint there is damaged or incomplete.
+            StartOverRefused: A start at step 0 would ignore checkpoints of another tool.
+        """
+        self._ignore_keys_for_eval = ignore_keys_for_eval
+        if resume_from_checkpoint is False:
+            self._begin_anew(remakes_model=trial is None)
+        if trial is not None:
+            runner.take_trial(self, trial)
+        self._note_given_states()
+        self._has_trained = self._has_trained_weights = True
+        self._align_special_tokens()
+        with ExitStack() as stack:
+            stack.callback(self.callback_handler.close)
+            stack.enter_context(showing_compilers(self.session.pulse, self.args))
+            self.session.pulse.enter(Phase.FIRST)
+            stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
+            run = build_run(self, self.state, self.callback_handler, self.registered)
+            stack.callback(run.close)
+            stack.callback(self._end_eval_workers)
+            restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
+            self._emit = run.saver.emit
+            run.gate.start(self.state.global_step, lambda: self.state.global_step)
+            stack.enter_context(listening_to_signals(run.gate))
+            stack.push(run.settle)
+            stack.callback(self.memory.leave)
+            stack.enter_context(looking_at_numbers(self.model, self.args.debug))
+            stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
+            return self._train(run)
 
     @property
     def tokenizer(self) -> Any:
@@ -387,99 +396,72 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         if self.state.is_world_process_zero:
             trainer_evaluation.save(Path(self.args.output_dir), split, metrics, combined=combined)
 
+    def is_world_process_zero(self) -> bool:
+        """Return whether this process is the first of all ranks."""
+        return self.args.process_index == 0
 
-class TrainOutput(NamedTuple):
-    """Result of ``train``; ``training_loss`` covers all attempts of the run."""
+    def is_local_process_zero(self) -> bool:
+        """Return whether this process is the first rank of its host."""
+        return self.args.local_process_index == 0
 
-    global_step: int
-    training_loss: float
-    metrics: dict[str, float]
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the samples of a loader's dataset, or an estimate if the dataset has no length."""
+        try:
+            return len(dataloader.dataset)
+        except (AttributeError, TypeError):
+            return len(dataloader) * self.args.per_device_train_batch_size
 
+    def get_num_trainable_parameters(self) -> int:
+        """Return the number of trained values; for a sharded model, those of this rank."""
+        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
 
-class Trainer(TrainerBase):
-    """Train a model to the end, across any number of restarts.
-
-    Args:
-        model: Module that returns its loss first or as ``loss``; it is moved to the device.
-        args: Training arguments.
-        train_dataset: Map-style dataset, or a stream (``IterableDataset``).
-        eval_dataset: Dataset of either kind, or a dict of datasets (metrics ``eval_<name>_*``).
-        data_collator: Function from samples to a batch; None stacks them.
-        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the model does not
-            get the labels.
-        compute_metrics: Function from ``EvalPrediction`` to a dict of numbers.
-        callbacks: Callbacks, called after the built-in ones, in this order.
-        optimizers: Your own optimizer and scheduler, or None for those of ``args``.
-        model_init: Function that makes the model, and a new one for each trial of a search. It
-            gets the trial if it takes an argument.
-        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
-        preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
-            part of the predictions to keep, if all predictions do not fit in memory.
-        processing_class: Tokenizer or processor of the data. It is saved beside the model, and
-            pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
-    """
-
-    _ignore_keys_for_eval: Sequence[str] | None = None
-    _has_trained: bool = False
-    _has_trained_weights: bool = False
-
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001 - the field's signature
-        trial: Any = None,
-        ignore_keys_for_eval: Sequence[str] | None = None,
-    ) -> TrainOutput:
-        """Train to the end, from the point that the last attempt reached.
-
-        Args:
-            resume_from_checkpoint: None or True resumes the checkpoint that the launcher names, by
-                default the newest one that all ranks can verify. If the repository is empty, the
-                newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in ``output_dir`` is
-                imported. Without such a folder, None starts at step 0 and True raises. False always
-                starts at step 0, with a new optimizer and scheduler and a new model from
-                ``model_init``. A checkpoint's name, or its path in the repository, selects that
-                checkpoint. A name without a generation (``checkpoint-120``) selects the newest
-                checkpoint of that step. A folder saved by Hugging Face's Trainer is imported, and
-                training continues from it.
-            trial: Trial of a hyper-parameter search, or a dict of values by argument name; the
-                model is made again by ``model_init``.
-            ignore_keys_for_eval: Model outputs that are not predictions, for evaluations during
-                training; None: the keys that the model's config names.
+    def get_learning_rates(self) -> list[float]:
+        """Return the learning rate of each parameter group.
 
         Raises:
-            Preempted: A stop was requested; everything up to the last step is durable.
-            SaveFailed: A checkpoint could not be made durable.
-            ConfigError: The arguments do not fit the model or the data, or they name a checkpoint
-                that is not in this repository.
-            NothingToResume: The repository holds no such checkpoint; also a ValueError.
-            NoIntactCheckpoint: Every checkpoint there is damaged or incomplete.
-            StartOverRefused: A start at step 0 would ignore checkpoints of another tool.
+            ValueError: There is no optimizer yet.
         """
-        self._ignore_keys_for_eval = ignore_keys_for_eval
-        if resume_from_checkpoint is False:
-            self._begin_anew(remakes_model=trial is None)
-        if trial is not None:
-            runner.take_trial(self, trial)
-        self._note_given_states()
-        self._has_trained = self._has_trained_weights = True
-        self._align_special_tokens()
-        with ExitStack() as stack:
-            stack.callback(self.callback_handler.close)
-            stack.enter_context(showing_compilers(self.session.pulse, self.args))
-            self.session.pulse.enter(Phase.FIRST)
-            stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
-            run = build_run(self, self.state, self.callback_handler, self.registered)
-            stack.callback(run.close)
-            stack.callback(self._end_eval_workers)
-            restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
-            self._emit = run.saver.emit
-            run.gate.start(self.state.global_step, lambda: self.state.global_step)
-            stack.enter_context(listening_to_signals(run.gate))
-            stack.push(run.settle)
-            stack.callback(self.memory.leave)
-            stack.enter_context(looking_at_numbers(self.model, self.args.debug))
-            stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
-            return self._train(run)
+        if self.optimizer is None:
+            raise ValueError("there is no optimizer before training")
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """Return the group that holds ``param``, or the parameters of each group.
+
+        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
+
+        Raises:
+            ValueError: There is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise ValueError("there is no optimizer before training")
+        for group in self.optimizer.param_groups:
+            if any(one is param for one in group["params"]):
+                return group
+        return [group["params"] for group in self.optimizer.param_groups]
+
+    @property
+    def best_checkpoint(self) -> str:
+        """URL of the best model's checkpoint, for ``load_model``; empty if no checkpoint has it.
+
+        ``state.best_model_checkpoint`` names only the step: the state must not depend on the number
+        of restarts. The folder name also contains the generation of the attempt that saved it.
+        """
+        shelf = self.callback_handler.context.get("shelf")
+        best = shelf.best.checkpoint if shelf is not None else None
+        return f"{shelf.url.rstrip('/')}/{best}" if shelf is not None and best is not None else ""
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Add a callback after the existing ones."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
+        """Remove and return a callback, given as instance or class; None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, given as instance or class."""
+        self.callback_handler.pop_callback(callback)
 
     def _begin_anew(self, *, remakes_model: bool) -> None:
         """Reset the state, the optimizer and the model of an earlier training of this trainer.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from resilient.train.state import TrainerControl, TrainerState
 
 
-class TrainerPrediction(TrainerHooks):
+class TrainerEvaluation(TrainerHooks):
     """Evaluation and prediction of a trainer.
 
     Attributes:

@@ -66,52 +66,15 @@ if TYPE_CHECKING:
     from resilient.train.session import Session
 
 
-class PreparingHooks:
-    """Preparation of batches in :class:`resilient.Trainer`, with Transformers' names."""
-
-    model: nn.Module
-    args: TrainingArguments
-    session: Session
-    _told_unused: bool = False
-
-    def _used_columns(self, inputs: Any) -> Any:
-        """Return the columns that the model's forward takes; report the others once."""
-        if not self.args.remove_unused_columns:
-            return inputs
-        used, unused = split_columns(inputs, self.model)
-        self._tell_unused(unused)
-        return used
-
-    def _tell_unused(self, unused: tuple[str, ...]) -> None:
-        """Report once which columns the model does not get."""
-        if unused and not self._told_unused and self.session.world.is_coordinator:
-            self.session.emit(ColumnsUnused(unused))
-        self._told_unused |= bool(unused)
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """Return a batch on the device; an override also prepares evaluation batches."""
-        if type(self)._prepare_input is not PreparingHooks._prepare_input:  # noqa: SLF001
-            return self._prepare_input(inputs)
-        if not self._on_gpu:
-            return inputs
-        return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
-
-    def _prepare_input(self, data: Any) -> Any:
-        """Return a tensor on the device; an override is also called for containers of tensors."""
-        if isinstance(data, Mapping):
-            kind: Any = type(data)
-            return kind({name: self._prepare_input(one) for name, one in data.items()})
-        if isinstance(data, (tuple, list)):
-            return type(data)(self._prepare_input(one) for one in data)
-        return to_device(data, self.session.device, ahead=copies_ahead(self.args))
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.session.device.type != "cpu"
+# This context may be entered again and again.
+_NOTHING = nullcontext()
 
 
-class LossHooks(PreparingHooks):
-    """Computation of losses in :class:`resilient.Trainer`, with Transformers' names.
+class TrainerHooks:
+    """Overridable methods of :class:`resilient.Trainer`, with Transformers' names.
+
+    An override of ``create_optimizer`` or ``create_scheduler`` sets the object on the trainer or
+    returns it; the methods here do both.
 
     Attributes:
         compute_loss_func: ``(outputs, labels, num_items_in_batch) -> loss``, or None.
@@ -121,459 +84,47 @@ class LossHooks(PreparingHooks):
             None: only if the loss was divided by ``num_items_in_batch``. Set True for an
             override of ``compute_loss`` that normalises; the labels are then counted for it.
         current_gradient_accumulation_steps: Micro-batches of the current step.
+        is_last_micro_batch: Whether gradients are reduced over ranks after this micro-batch.
         train_sampler: Yields micro-batches from the run's position. A train loader of your own
             uses it as its ``batch_sampler``, over a ``KeyedDataset``. A plain loader is rebuilt
             around it, and any other loader is refused.
+        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
+        makes_scheduler: Whether the scheduler is ours and can be rebuilt for another length.
+        model_wrapped: Trained module: the model, or the strategy's wrapper around it.
+        strategy: Parallel strategy, set when training starts.
     """
 
+    args: TrainingArguments
+    session: Session
+    model: nn.Module
+    model_wrapped: nn.Module
+    model_init: Callable[..., nn.Module] | None = None
+    strategy: Strategy
     precision: OptimizerStepper
-    is_last_micro_batch: bool
+
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Callable[[Any], Any]
+    processing_class: Any = None
+    train_sampler: ResumableSampler | None = None
+    _eval_loaders: Sequence[tuple[Any, tuple[int, Any], DataLoader[Any]]] = ()
+    _told_unused: bool = False
+
     compute_loss_func: Callable[..., torch.Tensor] | None = None
     label_smoother: losses.LabelSmoother | None = None
     model_accepts_loss_kwargs: bool = False
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
-    train_sampler: ResumableSampler | None = None
+    is_last_micro_batch: bool = True
     _counts_parameters: bool = False
     _parameters: int = 0
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,  # noqa: FBT001, FBT002 - the field's signature
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
-
-        The loss comes from ``compute_loss_func``, else the label smoother, else the model.
-
-        Args:
-            model: The trained model.
-            inputs: A batch on the device.
-            return_outputs: Whether to return the model's outputs too.
-            num_items_in_batch: Number of labels that count in the whole optimizer step, over all
-                ranks with ``average_tokens_across_devices``; None if uncounted, as in evaluation.
-
-        Raises:
-            ConfigError: The model returned no scalar loss.
-        """
-        function, smoother = self.compute_loss_func, self.label_smoother
-        makes_own = function is None and smoother is None
-        inputs, labels = (inputs, None) if makes_own else losses.take_labels(inputs)
-        inputs = self._used_columns(inputs)
-        counted = num_items_in_batch is not None
-        if counted and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping):
-            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-        outputs = forward(model, inputs)
-        if function is not None:
-            loss = function(outputs, labels, num_items_in_batch=num_items_in_batch)
-        elif smoother is not None and labels is not None:
-            shifted = losses.is_causal_lm(self.model)
-            loss = smoother(outputs, labels, shifted, num_items_in_batch)
-        else:
-            loss = require_loss(outputs, model)
-        if counted and self.args.average_tokens_across_devices:
-            # Ranks average gradients, but shares of one mean must be summed.
-            loss = loss * self.data_ranks
-        return (loss, outputs) if return_outputs else loss
-
-    def training_step(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """Run forward and backward of one micro-batch; gradients accumulate.
-
-        Args:
-            model: The trained model.
-            inputs: A batch from the loader.
-            num_items_in_batch: As in ``compute_loss``; passed only if labels are counted.
-
-        Returns:
-            The micro-batch's share of its step's loss, detached (a scalar).
-        """
-        loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
-        self.make_backward(loss)
-        detached: torch.Tensor = loss.detach()
-        return detached
-
-    def make_backward(self, loss: torch.Tensor) -> None:
-        """Back-propagate a micro-batch's share of its step's loss. Collective."""
-        self.session.pulse.need_others()
-        self.session.lull.set()
-        self.precision.backward(loss)
-
-    def step_loss(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Return a micro-batch's share of its step's loss; ``inputs`` are on the device."""
-        counted: dict[str, Any] = {}
-        if num_items_in_batch is not None:
-            counted["num_items_in_batch"] = num_items_in_batch
-        with self.compute_loss_context_manager():
-            loss: torch.Tensor = self.compute_loss(model, inputs, **counted)
-        is_scaled = self.loss_is_scaled_for_ga
-        if is_scaled is None:
-            is_scaled = bool(counted)
-        if not is_scaled and self.current_gradient_accumulation_steps > 1:
-            loss = loss / self.current_gradient_accumulation_steps
-        return loss
-
-    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
-        """Return the context in which a loss is computed, in training and evaluation."""
-        return self.autocast_smart_context_manager()
-
-    def autocast_smart_context_manager(
-        self,
-        cache_enabled: bool | None = True,  # noqa: ARG002, FBT001, FBT002 - the field's signature
-    ) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass in the run's precision."""
-        return self.precision.autocast()
-
-    @cached_property
-    def accelerator(self) -> Accelerator:
-        """Facade for scripts that use Transformers' ``trainer.accelerator``; none exists here."""
-        return Accelerator(self)
-
-    @property
-    def has_own_training_step(self) -> bool:
-        """True if ``training_step`` is overridden."""
-        return type(self).training_step is not LossHooks.training_step
-
-    def _with_count(self, inputs: Any) -> Any:
-        """Return an evaluation batch with the label count that divides the loss in training."""
-        makes_own = self.compute_loss_func is None and self.label_smoother is None
-        if not (makes_own and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping)):
-            return inputs
-        count = losses.count_labels([inputs], shifted=losses.shifts_labels(self.model))
-        return inputs if count is None else {**inputs, "num_items_in_batch": count}
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[Iterable[Any], torch.Tensor | None]:
-        """Return the micro-batches of a step, and the number of their labels that count.
-
-        Labels are counted, and batches fetched ahead, only if a loss is divided by the count; else
-        the count is None. Collective if the count covers all ranks.
-        """
-        if not self._counts_labels:
-            return islice(epoch_iterator, num_batches), None
-        batches = list(islice(epoch_iterator, num_batches))
-        count, ranks = (
-            losses.count_labels(batches, shifted=losses.shifts_labels(self.model)),
-            self.session.world.size,
-        )
-        if is_canonical(self.args) and ranks > 1:
-            count = losses.count_over_ranks(count, device, has_batches=bool(batches))
-            return batches, None if count is None else count.clamp(min=1)
-        if count is None:
-            return batches, None
-        count = count.to(device)
-        if self.args.average_tokens_across_devices and ranks > 1:
-            count = losses.sum_over_ranks(count, copies=ranks // self.data_ranks)
-        # A step whose labels are all ignored has no loss; without the clamp its loss would be NaN.
-        return batches, count.clamp(min=1)
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Return the operations of forward and backward of a micro-batch; 0 if unknown.
-
-        Models of Transformers report their number of parameters; override this method for others.
-        """
-        if not self._counts_parameters:
-            return 0
-        return transformer_flos(self.model, self._parameters, inputs)
-
-    @property
-    def knows_flos(self) -> bool:
-        """True if ``floating_point_ops`` has a value for this model."""
-        is_own = type(self).floating_point_ops is not LossHooks.floating_point_ops
-        return is_own or self._counts_parameters
-
-    def learn_losses(self) -> None:
-        """Find out from the model where its loss comes from and which inputs the loss needs."""
-        self.label_smoother = losses.label_smoother_for(
-            self.model, self.args.label_smoothing_factor
-        )
-        self.model_accepts_loss_kwargs = losses.accepts_loss_kwargs(self.model)
-        count: Any = getattr(self.model, "num_parameters", None)
-        self._counts_parameters = (
-            callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
-        )
-        # Counted now: flat shards no longer reveal the size of the whole model.
-        self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
-
-    def require_counting(self) -> None:
-        """Refuse overrides that do not take the count that the loss is divided by.
-
-        Raises:
-            ConfigError: Names the method.
-        """
-        for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
-            taken = inspect.signature(method).parameters
-            if "num_items_in_batch" in taken or any(
-                one.kind is one.VAR_KEYWORD for one in taken.values()
-            ):
-                continue
-            raise ConfigError(
-                f"`{type(self).__name__}.{method.__name__}` does not take `num_items_in_batch`, "
-                "and the loss is divided by it: add `num_items_in_batch=None` to it and pass it "
-                "on, or set `model_accepts_loss_kwargs = False` on the trainer"
-            )
-
-    @property
-    def _counts_labels(self) -> bool:
-        """True if a loss is divided by the labels of the whole step."""
-        return (
-            self.model_accepts_loss_kwargs
-            or self.compute_loss_func is not None
-            or self.label_smoother is not None
-            or self.loss_is_scaled_for_ga is True
-        )
-
-    @property
-    def data_ranks(self) -> int:
-        """Number of ranks that train on samples of their own."""
-        sampler = self.train_sampler
-        return self.session.world.size if sampler is None else sampler.deal.ranks
-
-
-class MakingHooks:
-    """Creation of optimizer and schedule, overridable by Transformers' names.
-
-    An override of ``create_optimizer`` or ``create_scheduler`` sets the object on the trainer or
-    returns it; the methods here do both.
-
-    Attributes:
-        optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
-        makes_scheduler: Whether the scheduler is ours and can be rebuilt for another length.
-    """
-
-    args: TrainingArguments
-    model: nn.Module
     optimizer: Optimizer | None
     lr_scheduler: LRScheduler | None
     optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None
     makes_scheduler: bool = True
     _given: tuple[Any, Any] = (None, None)
     _given_states: tuple[Any, Any] | None = None
-
-    def create_optimizer(self) -> Optimizer:
-        """Make ``self.optimizer`` unless one was given, and return it.
-
-        Parameters not listed by ``get_decay_parameter_names`` (biases and norms) form a separate
-        group without weight decay.
-        """
-        if self.optimizer is None:
-            recipe = self.optimizer_cls_and_kwargs
-            if recipe is None:
-                recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            self._require_decay_to_count(recipe[1])
-            names = self.get_decay_parameter_names(self.model)
-            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)
-        return self.optimizer
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the parameters that weight decay applies to."""
-        return optimizers.decay_parameter_names(model)
-
-    def _require_decay_to_count(self, options: Mapping[str, Any]) -> None:
-        """Refuse an override that this optimizer's parameter groups would ignore.
-
-        Raises:
-            ConfigError: The override names decaying parameters, and the options have own groups.
-        """
-        kind, ours = type(self), MakingHooks
-        makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
-        if makes_groups or kind.get_decay_parameter_names is ours.get_decay_parameter_names:
-            return
-        if "params" in options and self.optimizer_cls_and_kwargs is None:
-            raise ConfigError(
-                f"`{kind.__name__}.get_decay_parameter_names` would not count: "
-                f"`{self.args.optim}` has groups of its own",
-                hint="override `get_optimizer_cls_and_kwargs`, and return those groups as `params`",
-            )
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TrainingArguments, model: nn.Module | None = None
-    ) -> tuple[type[Optimizer], dict[str, Any]]:
-        """Return the class that ``args.optim`` names, and its options except the parameters.
-
-        ``create_optimizer`` calls this method, so an override takes effect. Options may hold the
-        parameters or their groups under the name ``params``, as for optimizers that treat modules
-        differently (GaLore, APOLLO, Muon).
-
-        Args:
-            args: Arguments of the run.
-            model: Owner of the parameters; only optimizers with own groups need it.
-
-        Raises:
-            ConfigError: The optimizer has no such option, its package is not installed, or it
-                needs the model and none is given.
-        """
-        return optimizers.optimizer_recipe(args, model)
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: Optimizer | None = None
-    ) -> LRScheduler:
-        """Make ``self.lr_scheduler`` unless one was given, and return it."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = schedules.create_scheduler(
-                self.args, optimizer or self.create_optimizer(), num_training_steps
-            )
-        return self.lr_scheduler
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make optimizer and scheduler; ``train`` calls this, and one override can do both."""
-        self.optimizer = self.create_optimizer()
-        self.lr_scheduler = self.create_scheduler(num_training_steps, self.optimizer)
-
-    def make_optimizer_and_scheduler(self, steps: int) -> tuple[Optimizer, LRScheduler]:
-        """Return optimizer and scheduler for a run of ``steps``, given, overridden or made here.
-
-        Raises:
-            ConfigError: An override left one of them out, or DeepSpeed's config names a schedule
-                beside another one.
-        """
-        self.create_optimizer_and_scheduler(steps)
-        if self.optimizer is None or self.lr_scheduler is None:
-            raise ConfigError(
-                "`create_optimizer_and_scheduler` left `self.optimizer` or `self.lr_scheduler` None"
-            )
-        both = MakingHooks.create_optimizer_and_scheduler
-        if type(self).create_optimizer_and_scheduler is not both:
-            # Only the override can make its schedule for another length.
-            self.makes_scheduler = False
-        schedules.require_own(self.args, self.lr_scheduler)
-        return self.optimizer, self.lr_scheduler
-
-    def _note_given_states(self) -> None:
-        """Save the states of a given optimizer and scheduler before the first training."""
-        if self._given_states is None:
-            optimizer, scheduler = (
-                None if one is None else deepcopy(one.state_dict()) for one in self._given
-            )
-            self._given_states = (optimizer, scheduler)
-
-    def _make_optimizers_anew(self) -> None:
-        """Discard the optimizer and the scheduler of an earlier training.
-
-        Objects that the trainer made are made again. Given objects return to their state before the
-        first training.
-        """
-        self.optimizer, self.lr_scheduler = self._given
-        for one, state in zip(self._given, self._given_states or (), strict=False):
-            if one is not None:
-                one.load_state_dict(deepcopy(state))
-
-    def _take_optimizers(
-        self,
-        optimizers: tuple[Optimizer | None, LRScheduler | None],
-        given: tuple[type[Optimizer], dict[str, Any]] | None,
-    ) -> None:
-        self.optimizer, self.lr_scheduler = self._given = optimizers
-        self.makes_scheduler = self.lr_scheduler is None
-        if given is not None and self.optimizer is not None:
-            raise ConfigError(
-                "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: leave "
-                "one of them out"
-            )
-        self.optimizer_cls_and_kwargs = given
-
-
-# This context may be entered again and again.
-_NOTHING = nullcontext()
-
-
-class WrappingHooks:
-    """Wrapping of the trainer's model for training.
-
-    Attributes:
-        model_wrapped: Trained module: the model, or the strategy's wrapper around it.
-        strategy: Parallel strategy, set when training starts.
-        is_last_micro_batch: Whether gradients are reduced over ranks after this micro-batch.
-    """
-
-    args: TrainingArguments
-    model_wrapped: nn.Module
-    strategy: Strategy
-    is_last_micro_batch: bool = True
-
-    @property
-    def is_fsdp_enabled(self) -> bool:
-        """True if FSDP is selected."""
-        return self.args.parallelism == "fsdp"
-
-    @property
-    def is_deepspeed_enabled(self) -> bool:
-        """True if DeepSpeed is selected."""
-        return self.args.parallelism == "deepspeed"
-
-    def _wrap_model(self, model: nn.Module, training: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - the field's signature
-        """Return the module to train for ``model``; override it to wrap differently. Collective.
-
-        Args:
-            model: Model on its device.
-            training: False returns the model unchanged.
-        """
-        return self.strategy.prepare(model) if training else model
-
-    def _joining(self, model: nn.Module, left: int) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch with ``left`` more micro-batches in its step."""
-        self.is_last_micro_batch = left == 0
-        return self.strategy.no_sync(model) if left else _NOTHING
-
-
-class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
-    """Overridable methods of :class:`resilient.Trainer`, with Transformers' names."""
-
-    train_dataset: Any
-    eval_dataset: Any
-    data_collator: Callable[[Any], Any]
-    processing_class: Any = None
-    model_init: Callable[..., nn.Module] | None = None
-    _eval_loaders: Sequence[tuple[Any, tuple[int, Any], DataLoader[Any]]] = ()
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
-        ignore_keys: Sequence[str] | None = None,
-    ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Return ``(loss, predictions, labels)`` of an evaluation batch.
-
-        The loss is None without labels; predictions and labels are None if only the loss is wanted.
-        ``ignore_keys`` None: the keys that the model's config names.
-        """
-        ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
-        inputs = self._prepare_inputs(inputs)
-        labels = find_labels(inputs, self.label_names, every=self.args.label_names is not None)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            is_bare = labels is None and isinstance(inputs, Mapping)
-            if is_bare and not returns_loss_alone(self.model):
-                loss, outputs = None, forward(model, self._used_columns(inputs))
-            else:
-                counted = self._with_count(inputs)
-                loss, outputs = self.compute_loss(model, counted, return_outputs=True)
-        if prediction_loss_only:
-            return loss, None, None
-        return loss, split_outputs(outputs, ignore_keys), labels
-
-    def evaluation_step(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        prediction_loss_only: bool = False,  # noqa: FBT001, FBT002 - as in prediction_step
-        ignore_keys: Sequence[str] | None = None,
-    ) -> Any:
-        """Evaluate one batch; older name of ``prediction_step``, override either.
-
-        An override may leave out the last two arguments, and may return only the loss.
-        """
-        return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
         """Return a loader whose iterators begin at the run's position.
@@ -733,3 +284,425 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         """Batch keys that are labels: from the arguments, else from the forward's signature."""
         told = self.args.label_names
         return label_names_of(self.model) if told is None else tuple(told)
+
+    def _used_columns(self, inputs: Any) -> Any:
+        """Return the columns that the model's forward takes; report the others once."""
+        if not self.args.remove_unused_columns:
+            return inputs
+        used, unused = split_columns(inputs, self.model)
+        self._tell_unused(unused)
+        return used
+
+    def _tell_unused(self, unused: tuple[str, ...]) -> None:
+        """Report once which columns the model does not get."""
+        if unused and not self._told_unused and self.session.world.is_coordinator:
+            self.session.emit(ColumnsUnused(unused))
+        self._told_unused |= bool(unused)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return a batch on the device; an override also prepares evaluation batches."""
+        if type(self)._prepare_input is not TrainerHooks._prepare_input:  # noqa: SLF001
+            return self._prepare_input(inputs)
+        if not self._on_gpu:
+            return inputs
+        return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Return a tensor on the device; an override is also called for containers of tensors."""
+        if isinstance(data, Mapping):
+            kind: Any = type(data)
+            return kind({name: self._prepare_input(one) for name, one in data.items()})
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(one) for one in data)
+        return to_device(data, self.session.device, ahead=copies_ahead(self.args))
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.session.device.type != "cpu"
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
+
+        The loss comes from ``compute_loss_func``, else the label smoother, else the model.
+
+        Args:
+            model: The trained model.
+            inputs: A batch on the device.
+            return_outputs: Whether to return the model's outputs too.
+            num_items_in_batch: Number of labels that count in the whole optimizer step, over all
+                ranks with ``average_tokens_across_devices``; None if uncounted, as in evaluation.
+
+        Raises:
+            ConfigError: The model returned no scalar loss.
+        """
+        function, smoother = self.compute_loss_func, self.label_smoother
+        makes_own = function is None and smoother is None
+        inputs, labels = (inputs, None) if makes_own else losses.take_labels(inputs)
+        inputs = self._used_columns(inputs)
+        counted = num_items_in_batch is not None
+        if counted and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping):
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = forward(model, inputs)
+        if function is not None:
+            loss = function(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif smoother is not None and labels is not None:
+            shifted = losses.is_causal_lm(self.model)
+            loss = smoother(outputs, labels, shifted, num_items_in_batch)
+        else:
+            loss = require_loss(outputs, model)
+        if counted and self.args.average_tokens_across_devices:
+            # Ranks average gradients, but shares of one mean must be summed.
+            loss = loss * self.data_ranks
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Run forward and backward of one micro-batch; gradients accumulate.
+
+        Args:
+            model: The trained model.
+            inputs: A batch from the loader.
+            num_items_in_batch: As in ``compute_loss``; passed only if labels are counted.
+
+        Returns:
+            The micro-batch's share of its step's loss, detached (a scalar).
+        """
+        loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
+        self.make_backward(loss)
+        detached: torch.Tensor = loss.detach()
+        return detached
+
+    def make_backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate a micro-batch's share of its step's loss. Collective."""
+        self.session.pulse.need_others()
+        self.session.lull.set()
+        self.precision.backward(loss)
+
+    def step_loss(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Return a micro-batch's share of its step's loss; ``inputs`` are on the device."""
+        counted: dict[str, Any] = {}
+        if num_items_in_batch is not None:
+            counted["num_items_in_batch"] = num_items_in_batch
+        with self.compute_loss_context_manager():
+            loss: torch.Tensor = self.compute_loss(model, inputs, **counted)
+        is_scaled = self.loss_is_scaled_for_ga
+        if is_scaled is None:
+            is_scaled = bool(counted)
+        if not is_scaled and self.current_gradient_accumulation_steps > 1:
+            loss = loss / self.current_gradient_accumulation_steps
+        return loss
+
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """Return the context in which a loss is computed, in training and evaluation."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self,
+        cache_enabled: bool | None = True,  # noqa: ARG002, FBT001, FBT002 - the field's signature
+    ) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass in the run's precision."""
+        return self.precision.autocast()
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        """Facade for scripts that use Transformers' ``trainer.accelerator``; none exists here."""
+        return Accelerator(self)
+
+    @property
+    def has_own_training_step(self) -> bool:
+        """True if ``training_step`` is overridden."""
+        return type(self).training_step is not TrainerHooks.training_step
+
+    def _with_count(self, inputs: Any) -> Any:
+        """Return an evaluation batch with the label count that divides the loss in training."""
+        makes_own = self.compute_loss_func is None and self.label_smoother is None
+        if not (makes_own and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping)):
+            return inputs
+        count = losses.count_labels([inputs], shifted=losses.shifts_labels(self.model))
+        return inputs if count is None else {**inputs, "num_items_in_batch": count}
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[Iterable[Any], torch.Tensor | None]:
+        """Return the micro-batches of a step, and the number of their labels that count.
+
+        Labels are counted, and batches fetched ahead, only if a loss is divided by the count; else
+        the count is None. Collective if the count covers all ranks.
+        """
+        if not self._counts_labels:
+            return islice(epoch_iterator, num_batches), None
+        batches = list(islice(epoch_iterator, num_batches))
+        count, ranks = (
+            losses.count_labels(batches, shifted=losses.shifts_labels(self.model)),
+            self.session.world.size,
+        )
+        if is_canonical(self.args) and ranks > 1:
+            count = losses.count_over_ranks(count, device, has_batches=bool(batches))
+            return batches, None if count is None else count.clamp(min=1)
+        if count is None:
+            return batches, None
+        count = count.to(device)
+        if self.args.average_tokens_across_devices and ranks > 1:
+            count = losses.sum_over_ranks(count, copies=ranks // self.data_ranks)
+        # A step whose labels are all ignored has no loss; without the clamp its loss would be NaN.
+        return batches, count.clamp(min=1)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return the operations of forward and backward of a micro-batch; 0 if unknown.
+
+        Models of Transformers report their number of parameters; override this method for others.
+        """
+        if not self._counts_parameters:
+            return 0
+        return transformer_flos(self.model, self._parameters, inputs)
+
+    @property
+    def knows_flos(self) -> bool:
+        """True if ``floating_point_ops`` has a value for this model."""
+        is_own = type(self).floating_point_ops is not TrainerHooks.floating_point_ops
+        return is_own or self._counts_parameters
+
+    def learn_losses(self) -> None:
+        """Find out from the model where its loss comes from and which inputs the loss needs."""
+        self.label_smoother = losses.label_smoother_for(
+            self.model, self.args.label_smoothing_factor
+        )
+        self.model_accepts_loss_kwargs = losses.accepts_loss_kwargs(self.model)
+        count: Any = getattr(self.model, "num_parameters", None)
+        self._counts_parameters = (
+            callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
+        )
+        # Counted now: flat shards no longer reveal the size of the whole model.
+        self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
+
+    def require_counting(self) -> None:
+        """Refuse overrides that do not take the count that the loss is divided by.
+
+        Raises:
+            ConfigError: Names the method.
+        """
+        for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
+            taken = inspect.signature(method).parameters
+            if "num_items_in_batch" in taken or any(
+                one.kind is one.VAR_KEYWORD for one in taken.values()
+            ):
+                continue
+            raise ConfigError(
+                f"`{type(self).__name__}.{method.__name__}` does not take `num_items_in_batch`, "
+                "and the loss is divided by it: add `num_items_in_batch=None` to it and pass it "
+                "on, or set `model_accepts_loss_kwargs = False` on the trainer"
+            )
+
+    @property
+    def _counts_labels(self) -> bool:
+        """True if a loss is divided by the labels of the whole step."""
+        return (
+            self.model_accepts_loss_kwargs
+            or self.compute_loss_func is not None
+            or self.label_smoother is not None
+            or self.loss_is_scaled_for_ga is True
+        )
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of ranks that train on samples of their own."""
+        sampler = self.train_sampler
+        return self.session.world.size if sampler is None else sampler.deal.ranks
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
+        ignore_keys: Sequence[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Return ``(loss, predictions, labels)`` of an evaluation batch.
+
+        The loss is None without labels; predictions and labels are None if only the loss is wanted.
+        ``ignore_keys`` None: the keys that the model's config names.
+        """
+        ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
+        inputs = self._prepare_inputs(inputs)
+        labels = find_labels(inputs, self.label_names, every=self.args.label_names is not None)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            is_bare = labels is None and isinstance(inputs, Mapping)
+            if is_bare and not returns_loss_alone(self.model):
+                loss, outputs = None, forward(model, self._used_columns(inputs))
+            else:
+                counted = self._with_count(inputs)
+                loss, outputs = self.compute_loss(model, counted, return_outputs=True)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, split_outputs(outputs, ignore_keys), labels
+
+    def evaluation_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool = False,  # noqa: FBT001, FBT002 - as in prediction_step
+        ignore_keys: Sequence[str] | None = None,
+    ) -> Any:
+        """Evaluate one batch; older name of ``prediction_step``, override either.
+
+        An override may leave out the last two arguments, and may return only the loss.
+        """
+        return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    def create_optimizer(self) -> Optimizer:
+        """Make ``self.optimizer`` unless one was given, and return it.
+
+        Parameters not listed by ``get_decay_parameter_names`` (biases and norms) form a separate
+        group without weight decay.
+        """
+        if self.optimizer is None:
+            recipe = self.optimizer_cls_and_kwargs
+            if recipe is None:
+                recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self._require_decay_to_count(recipe[1])
+            names = self.get_decay_parameter_names(self.model)
+            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)
+        return self.optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of the parameters that weight decay applies to."""
+        return optimizers.decay_parameter_names(model)
+
+    def _require_decay_to_count(self, options: Mapping[str, Any]) -> None:
+        """Refuse an override that this optimizer's parameter groups would ignore.
+
+        Raises:
+            ConfigError: The override names decaying parameters, and the options have own groups.
+        """
+        kind, ours = type(self), TrainerHooks
+        makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
+        if makes_groups or kind.get_decay_parameter_names is ours.get_decay_parameter_names:
+            return
+        if "params" in options and self.optimizer_cls_and_kwargs is None:
+            raise ConfigError(
+                f"`{kind.__name__}.get_decay_parameter_names` would not count: "
+                f"`{self.args.optim}` has groups of its own",
+                hint="override `get_optimizer_cls_and_kwargs`, and return those groups as `params`",
+            )
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[Optimizer], dict[str, Any]]:
+        """Return the class that ``args.optim`` names, and its options except the parameters.
+
+        ``create_optimizer`` calls this method, so an override takes effect. Options may hold the
+        parameters or their groups under the name ``params``, as for optimizers that treat modules
+        differently (GaLore, APOLLO, Muon).
+
+        Args:
+            args: Arguments of the run.
+            model: Owner of the parameters; only optimizers with own groups need it.
+
+        Raises:
+            ConfigError: The optimizer has no such option, its package is not installed, or it
+                needs the model and none is given.
+        """
+        return optimizers.optimizer_recipe(args, model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LRScheduler:
+        """Make ``self.lr_scheduler`` unless one was given, and return it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedules.create_scheduler(
+                self.args, optimizer or self.create_optimizer(), num_training_steps
+            )
+        return self.lr_scheduler
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make optimizer and scheduler; ``train`` calls this, and one override can do both."""
+        self.optimizer = self.create_optimizer()
+        self.lr_scheduler = self.create_scheduler(num_training_steps, self.optimizer)
+
+    def make_optimizer_and_scheduler(self, steps: int) -> tuple[Optimizer, LRScheduler]:
+        """Return optimizer and scheduler for a run of ``steps``, given, overridden or made here.
+
+        Raises:
+            ConfigError: An override left one of them out, or DeepSpeed's config names a schedule
+                beside another one.
+        """
+        self.create_optimizer_and_scheduler(steps)
+        if self.optimizer is None or self.lr_scheduler is None:
+            raise ConfigError(
+                "`create_optimizer_and_scheduler` left `self.optimizer` or `self.lr_scheduler` None"
+            )
+        both = TrainerHooks.create_optimizer_and_scheduler
+        if type(self).create_optimizer_and_scheduler is not both:
+            # Only the override can make its schedule for another length.
+            self.makes_scheduler = False
+        schedules.require_own(self.args, self.lr_scheduler)
+        return self.optimizer, self.lr_scheduler
+
+    def _note_given_states(self) -> None:
+        """Save the states of a given optimizer and scheduler before the first training."""
+        if self._given_states is None:
+            optimizer, scheduler = (
+                None if one is None else deepcopy(one.state_dict()) for one in self._given
+            )
+            self._given_states = (optimizer, scheduler)
+
+    def _make_optimizers_anew(self) -> None:
+        """Discard the optimizer and the scheduler of an earlier training.
+
+        Objects that the trainer made are made again. Given objects return to their state before the
+        first training.
+        """
+        self.optimizer, self.lr_scheduler = self._given
+        for one, state in zip(self._given, self._given_states or (), strict=False):
+            if one is not None:
+                one.load_state_dict(deepcopy(state))
+
+    def _take_optimizers(
+        self,
+        optimizers: tuple[Optimizer | None, LRScheduler | None],
+        given: tuple[type[Optimizer], dict[str, Any]] | None,
+    ) -> None:
+        self.optimizer, self.lr_scheduler = self._given = optimizers
+        self.makes_scheduler = self.lr_scheduler is None
+        if given is not None and self.optimizer is not None:
+            raise ConfigError(
+                "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: leave "
+                "one of them out"
+            )
+        self.optimizer_cls_and_kwargs = given
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """True if FSDP is selected."""
+        return self.args.parallelism == "fsdp"
+
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """True if DeepSpeed is selected."""
+        return self.args.parallelism == "deepspeed"
+
+    def _wrap_model(self, model: nn.Module, training: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - the field's signature
+        """Return the module to train for ``model``; override it to wrap differently. Collective.
+
+        Args:
+            model: Model on its device.
+            training: False returns the model unchanged.
+        """
+        return self.strategy.prepare(model) if training else model
+
+    def _joining(self, model: nn.Module, left: int) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch with ``left`` more micro-batches in its step."""
+        self.is_last_micro_batch = left == 0
+        return self.strategy.no_sync(model) if left else _NOTHING
