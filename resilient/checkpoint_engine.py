@@ -265,7 +265,7 @@ class CheckpointEngine:
         desk, mine, claimant = self._desk, self.start, self.claimant
 
         def rule(shown: list[Any]) -> dict[str, str]:
-            starts = [StartIdentity.from_json(one) for one in shown if one]
+            starts = [StartIdentity.from_json(answer) for answer in shown if answer]
             if claimant is not None and is_first:
                 refuse_live_writer(desk.store, starts, claimant)
             decision = settle_wish(desk.store, wish, starts, is_first=is_first)
@@ -372,7 +372,7 @@ class CheckpointEngine:
         if self._saves or not self._overlap.is_idle:
             return
         drafts = draft(capture(0, parts, self._desk.world.rank), self._desk.world)
-        sizes = {one.name: one.layout.size_bytes for one in drafts}
+        sizes = {rank_draft.name: rank_draft.layout.size_bytes for rank_draft in drafts}
         self._overlap.start(lambda: self._arena.warm(sizes))
 
     def save(

@@ -352,9 +352,9 @@ class Checkpointer:
     def _resumed_counters(self) -> dict[str, int]:
         """Return the plain numbers that were given as 0 and that the checkpoint has as more."""
         return {
-            name: one.value
-            for name, one in self._things.values.items()
-            if type(one.value) is int and one.value > 0 and _is_zero(unwrap(self._given[name]))
+            name: value.value
+            for name, value in self._things.values.items()
+            if type(value.value) is int and value.value > 0 and _is_zero(unwrap(self._given[name]))
         }
 
     def _report_unread_counters(self) -> None:
@@ -365,13 +365,17 @@ class Checkpointer:
 
     def _let_optimizers_wait(self, spine: checkpoint_engine.CheckpointEngine) -> None:
         """Make each optimizer wait before its step until the last save has copied the state."""
-        for one in self._optimizers():
-            self._hooks.append(one.register_step_pre_hook(lambda *_: spine.before_update()))
+        for optimizer in self._optimizers():
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: spine.before_update()))
 
     def _optimizers(self) -> list[Optimizer]:
         from torch.optim import Optimizer
 
-        return [one for one in map(unwrap, self._given.values()) if isinstance(one, Optimizer)]
+        return [
+            optimizer
+            for optimizer in map(unwrap, self._given.values())
+            if isinstance(optimizer, Optimizer)
+        ]
 
     def _begun(self, what: str) -> checkpoint_engine.CheckpointEngine:
         if self._spine is None:

@@ -148,7 +148,7 @@ _LIMIT = "save_total_limit"
 # A name close to one of these was meant as the option, whatever would be saved under it.
 _MEANT = {
     **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
-    **{one.name: "retention" for one in fields(Retention) if one.name not in _OPTIONS},
+    **{field.name: "retention" for field in fields(Retention) if field.name not in _OPTIONS},
     # Names of the same option in other libraries.
     **dict.fromkeys(
         ("keep_n", "max_checkpoints", "max_to_keep", "save_top_k", "total_limit"), "keep_last"
@@ -189,8 +189,10 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     taken = sorted(FOUND_BY_THE_LOOP & set(given))
     if taken:
         raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
-    options = {name: one for name, one in given.items() if name in _OPTIONS}
-    things = {name: one for name, one in given.items() if name not in _OPTIONS and name != _LIMIT}
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    things = {
+        name: value for name, value in given.items() if name not in _OPTIONS and name != _LIMIT
+    }
     for name, thing in things.items():
         _refuse_slip(name, thing)
     limit = given.get(_LIMIT)

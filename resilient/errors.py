@@ -450,7 +450,7 @@ EXIT_CODES = (
 UNKNOWN = "A new code may be added: treat an unknown one as failure."
 OWN = "`train` passes a script's own exit code on; 128 + N is signal N of a worker."
 
-PERMANENT = tuple(one.number for one in EXIT_CODES if one.scheduler.startswith("fail the job"))
+PERMANENT = tuple(code.number for code in EXIT_CODES if code.scheduler.startswith("fail the job"))
 """Exit codes after which another start would end the same way."""
 
 EXIT_CODE_FILE = "RESILIENT_EXIT_CODE_FILE"

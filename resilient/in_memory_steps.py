@@ -250,7 +250,7 @@ def _near_sums(
     own: Any = capture_failure(lambda: holder.page(PAGE_BYTES))
     path = "" if isinstance(own, RankFailure) else str(own[0])
     paths = settle("pages", path, lambda paths: paths if all(paths) else [])
-    pages: Any = capture_failure(lambda: [_page(Path(one)) for one in paths])
+    pages: Any = capture_failure(lambda: [_page(Path(page)) for page in paths])
     is_there = bool(paths) and not isinstance(pages, RankFailure)
     if not settle("mapped", is_there, all):
         return None
@@ -267,8 +267,8 @@ def _lent(
 ) -> tuple[CheckpointContext, Generation, tuple[DedupBase, ...], bool]:
     """Return the current state from which the engine makes its saves."""
     # The step cache makes the same jobs as the engine, for another place.
-    one = checkpointer
-    return one._desk, one._begun(), one._bases, one._has_saved  # noqa: SLF001
+    engine = checkpointer
+    return engine._desk, engine._begun(), engine._bases, engine._has_saved  # noqa: SLF001
 
 
 @contextmanager

@@ -58,9 +58,9 @@ class ProcessIdentity:
         if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
             raise ValueError("`process` lacks a field, or one is of another type")
         found = ProcessIdentity(**{name: fields[name] for name in _FIELDS})
-        if any(len(one) > _TEXT_LENGTH_MAX for one in (found.host, found.boot)):
+        if any(len(text) > _TEXT_LENGTH_MAX for text in (found.host, found.boot)):
             raise ValueError("`process` holds no short text")
-        if any(not 0 <= one < _NUMBER_END for one in (found.pid, found.start_ticks)):
+        if any(not 0 <= number < _NUMBER_END for number in (found.pid, found.start_ticks)):
             raise ValueError("`process` holds a number out of bounds")
         return found
 

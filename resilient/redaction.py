@@ -50,8 +50,10 @@ def escape_control_chars(text: str, keeps: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one in keeps else one.encode("unicode_escape").decode("ascii")
-        for one in text
+        character
+        if character.isprintable() or character in keeps
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
     )
 
 
@@ -70,7 +72,7 @@ def redact_json(value: Any) -> Any:
     if isinstance(value, str):
         return redact_secrets(value)
     if isinstance(value, Mapping):
-        return {name: redact_json(one) for name, one in value.items()}
+        return {name: redact_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact_json(one) for one in value]
+        return [redact_json(item) for item in value]
     return value

@@ -135,7 +135,7 @@ def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     if root is not None:
         return checkpoints_in_folder(root)
     entries = islice(store.list(), _FILES_MAX)
-    return _found(DirectoryListing({one.key: one.size_bytes for one in entries}), store.url)
+    return _found(DirectoryListing({entry.key: entry.size_bytes for entry in entries}), store.url)
 
 
 def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
@@ -178,11 +178,11 @@ class TakeoverPlan:
     def not_newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
         """Return the skipped folders of lower steps."""
         newer = self.newer_than(path)
-        return tuple(one for one in self.skipped if one not in newer)
+        return tuple(skip for skip in self.skipped if skip not in newer)
 
     def newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
         """Return the skipped folders of higher steps."""
-        return tuple(one for one in self.skipped if _step_of(one.path) > _step_of(path))
+        return tuple(skip for skip in self.skipped if _step_of(skip.path) > _step_of(path))
 
 
 def plan_takeover(folder: str) -> TakeoverPlan:
@@ -195,22 +195,22 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     """
     root = local_root(folder)
     found = checkpoints_in_folder(root) if root is not None else []
-    named = [one for one in found if _is_step_folder(one, root)]
+    named = [checkpoint for checkpoint in found if _is_step_folder(checkpoint, root)]
     intact: list[str] = []
     skipped: list[SkippedFolder] = []
-    for one in sorted(named, key=lambda each: _step_of(each.path), reverse=True):
-        flaw = _flaw_of(one.path)
+    for checkpoint in sorted(named, key=lambda each: _step_of(each.path), reverse=True):
+        flaw = _flaw_of(checkpoint.path)
         if flaw is None:
-            intact.append(one.path)
+            intact.append(checkpoint.path)
         else:
             skipped.append(flaw)
     return TakeoverPlan(tuple(intact), tuple(skipped))
 
 
-def _is_step_folder(one: FoundCheckpoint, root: Path | None) -> bool:
-    path = Path(one.path)
+def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:
+    path = Path(checkpoint.path)
     is_named = STEP_FOLDER.fullmatch(path.name) is not None
-    return one.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
+    return checkpoint.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
 
 
 def _step_of(path: str) -> int:
@@ -230,13 +230,16 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 
 
 def _found(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
-    ours = {one for name in listing.sizes if (one := _own_checkpoint(name))}
-    found = [FoundCheckpoint(f"{url}/{one}", OURS) for one in sorted(ours, reverse=True)]
+    ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
+    found = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
     others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
     if layout := _layout_of_root(others):
         return [*found, FoundCheckpoint(url, layout)]
-    kept = [one for one in checkpoints_of(others) if _counts(one)]
-    return [*found, *(FoundCheckpoint(f"{url}/{one.name}", one.layout) for one in kept)]
+    kept = [checkpoint for checkpoint in checkpoints_of(others) if _counts(checkpoint)]
+    return [
+        *found,
+        *(FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout) for checkpoint in kept),
+    ]
 
 
 def _own_checkpoint(key: str) -> CheckpointId | None:
@@ -250,7 +253,7 @@ def _is_own_key(key: str) -> bool:
 
 def _layout_of_root(listing: DirectoryListing) -> str:
     """Return the layout of a folder that is itself a checkpoint; empty for any other folder."""
-    layout = next((one.name for one in LAYOUTS if one.is_it(listing)), "")
+    layout = next((candidate.name for candidate in LAYOUTS if candidate.is_it(listing)), "")
     names = {name.partition("/")[0] for name in listing.sizes}
     # `Trainer.save_state()` writes the trainer's state beside the checkpoints of its run.
     is_end_of_run = layout == TRANSFORMERS and not names & set(_OPTIMIZERS)
@@ -258,15 +261,17 @@ def _layout_of_root(listing: DirectoryListing) -> str:
     return "" if layout == WEIGHTS or is_end_of_run or holds_others else layout
 
 
-def _counts(one: RunCheckpoint) -> bool:
+def _counts(checkpoint: RunCheckpoint) -> bool:
     """Return whether this is a checkpoint of the run itself, by its place, layout and name."""
-    if one.folder and not all(_HOLDER.fullmatch(part) for part in one.folder.split("/")):
+    if checkpoint.folder and not all(
+        _HOLDER.fullmatch(part) for part in checkpoint.folder.split("/")
+    ):
         return False
-    if one.layout == WEIGHTS:
-        return STEP_FOLDER.fullmatch(one.base) is not None
-    if one.layout == FILE:
-        has_step = bool(one.order) or _STATE_FILE.search(one.base) is not None
-        return one.base.endswith(".ckpt") or has_step
+    if checkpoint.layout == WEIGHTS:
+        return STEP_FOLDER.fullmatch(checkpoint.base) is not None
+    if checkpoint.layout == FILE:
+        has_step = bool(checkpoint.order) or _STATE_FILE.search(checkpoint.base) is not None
+        return checkpoint.base.endswith(".ckpt") or has_step
     return True
 
 
@@ -287,7 +292,9 @@ def _files_of(root: Path) -> Iterator[tuple[str, int]]:
 def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
-            return sorted((one for one in found if _is_there(one)), key=lambda one: one.name)
+            return sorted(
+                (entry for entry in found if _is_there(entry)), key=lambda entry: entry.name
+            )
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 

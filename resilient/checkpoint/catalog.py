@@ -67,7 +67,8 @@ def committed(store: Store) -> list[CheckpointId]:
     Crash: reads only.
     """
     return sorted(
-        (one for one, names in folders_of(store).items() if MANIFEST in names), reverse=True
+        (checkpoint for checkpoint, names in folders_of(store).items() if MANIFEST in names),
+        reverse=True,
     )
 
 
@@ -93,12 +94,12 @@ def trash_of(
         folders: Result of ``folders_of``.
     """
     found: dict[CheckpointId, TrashedManifest] = {}
-    for one, names in folders.items():
+    for checkpoint, names in folders.items():
         if MANIFEST not in names:
             marks = filter(None, map(parse_trash, names))
             newest = max(marks, key=lambda mark: (mark.since, mark.until), default=None)
             if newest:
-                found[one] = newest
+                found[checkpoint] = newest
     return found
 
 
@@ -173,19 +174,23 @@ def lineage(
     # other way round, a rival that saves and is followed meanwhile would look like a loss.
     numbers = list_numbers(store) if numbers is None else numbers
     folders = folders_of(store) if folders is None else folders
-    whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
+    whole = sorted(
+        (checkpoint for checkpoint, names in folders.items() if MANIFEST in names), reverse=True
+    )
     lives = _Lives(store, whole, numbers)
-    newest = max([*numbers, *(one.generation for one in folders)], default=0)
+    newest = max([*numbers, *(folder.generation for folder in folders)], default=0)
     line, ours, skipped, lost = _descend(lives, CheckpointId(newest, STEP_MAX))
-    rest = [one for one in whole if one not in line]
+    rest = [checkpoint for checkpoint in whole if checkpoint not in line]
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
     if marks and not lost:
         lost = f"life {marks[-1]} committed checkpoints, and no manifest is left"
-    separate = tuple(one for one in rest if not lives.joins(one.generation, ours))
+    separate = tuple(
+        checkpoint for checkpoint in rest if not lives.joins(checkpoint.generation, ours)
+    )
     return Lineage(
         candidates=tuple(line),
-        abandoned=tuple(one for one in rest if one not in separate),
+        abandoned=tuple(checkpoint for checkpoint in rest if checkpoint not in separate),
         separate=separate,
         skipped=tuple(skipped),
         lost=lost,
@@ -224,7 +229,11 @@ def _descend(
     skipped: list[Skipped] = []
     lost = ""
     while bound.generation > 0:
-        own = [one for one in lives.whole if one.generation == bound.generation and one <= bound]
+        own = [
+            checkpoint
+            for checkpoint in lives.whole
+            if checkpoint.generation == bound.generation and checkpoint <= bound
+        ]
         line += own
         ours.add(bound.generation)
         parent, trouble = lives.parent(bound.generation)
@@ -258,7 +267,9 @@ class _Lives:
         return self._parents[number]
 
     def _read(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
-        older = next((one for one in self.whole if one.generation < number), None)
+        older = next(
+            (checkpoint for checkpoint in self.whole if checkpoint.generation < number), None
+        )
         if number not in self.numbers:
             return older, None
         try:
@@ -281,10 +292,14 @@ class _Lives:
 def _uncommitted(
     folders: Mapping[CheckpointId, Collection[str]], newer_than: CheckpointId | None
 ) -> list[Skipped]:
-    newer = {one: names for one, names in folders.items() if not newer_than or one > newer_than}
+    newer = {
+        checkpoint: names
+        for checkpoint, names in folders.items()
+        if not newer_than or checkpoint > newer_than
+    }
     trash = trash_of(newer)
     return [
-        Skipped(one.folder, "has no manifest: never committed, or its manifest was deleted")
-        for one in sorted(newer, reverse=True)
-        if MANIFEST not in newer[one] and one not in trash
+        Skipped(checkpoint.folder, "has no manifest: never committed, or its manifest was deleted")
+        for checkpoint in sorted(newer, reverse=True)
+        if MANIFEST not in newer[checkpoint] and checkpoint not in trash
     ]

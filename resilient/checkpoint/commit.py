@@ -43,7 +43,7 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
         tensors=merge_receipt_tensors(receipts),
         parts=tuple(part for receipt in receipts for part in receipt.parts),
         # Ranks may reference files of one parity group.
-        parity=tuple(dict.fromkeys(one for receipt in receipts for one in receipt.parity)),
+        parity=tuple(dict.fromkeys(group for receipt in receipts for group in receipt.parity)),
     )
 
 
@@ -87,7 +87,7 @@ def require_files(store: Store, manifest: Manifest) -> None:
         StoreError: The store failed.
     """
     checkpoint = manifest.checkpoint
-    there = {one.key: one.size_bytes for one in store.list(f"{checkpoint.folder}/")}
+    there = {info.key: info.size_bytes for info in store.list(f"{checkpoint.folder}/")}
     for file in manifest.files:
         key = checkpoint.key(file.name)
         if "/" not in file.name and there.get(key) != file.size_bytes:

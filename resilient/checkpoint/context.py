@@ -118,9 +118,9 @@ class PostCommitPlan:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
         return {
-            "due": [one.folder for one in self.due],
-            "staying": [one.folder for one in self.staying],
-            "keep": [one.folder for one in self.keep],
+            "due": [checkpoint.folder for checkpoint in self.due],
+            "staying": [checkpoint.folder for checkpoint in self.staying],
+            "keep": [checkpoint.folder for checkpoint in self.keep],
         }
 
     @staticmethod
@@ -128,7 +128,10 @@ class PostCommitPlan:
         """Return the plan that ``to_json`` described."""
         found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")}
         return PostCommitPlan(
-            **{name: tuple(one for one in some if one) for name, some in found.items()}
+            **{
+                name: tuple(checkpoint for checkpoint in some if checkpoint)
+                for name, some in found.items()
+            }
         )
 
 

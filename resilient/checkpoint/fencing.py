@@ -202,12 +202,12 @@ def find_writer(store: Store) -> Writer | None:
         StoreError: The store failed; a missing answer proves nothing.
     """
     numbers, folders = list_numbers(store), folders_of(store)
-    life = max([*numbers, *(one.generation for one in folders)], default=0)
+    life = max([*numbers, *(folder.generation for folder in folders)], default=0)
     if not life:
         return None
-    own = sorted((one for one in folders if one.generation == life), reverse=True)
-    last = next((one for one in own if MANIFEST in folders[one]), None)
-    unfinished = tuple(one for one in own if last is None or one > last)
+    own = sorted((folder for folder in folders if folder.generation == life), reverse=True)
+    last = next((checkpoint for checkpoint in own if MANIFEST in folders[checkpoint]), None)
+    unfinished = tuple(checkpoint for checkpoint in own if last is None or checkpoint > last)
     record, problem = _read(store, life)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None
@@ -252,7 +252,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
     first: int | None = None
     for _ in range(_ATTEMPTS_MAX):
         head = _resume_below(store, first)
-        above = max((one.generation for one in folders_of(store)), default=0)
+        above = max((folder.generation for folder in folders_of(store)), default=0)
         life = claim(
             store, head, cause=UNLOCK, clock=clock, above=above, single_writer=single_writer
         )
@@ -271,7 +271,11 @@ def _resume_below(store: Store, number: int | None) -> CheckpointId | None:
     """Return the checkpoint that resume would take without the generations from ``number`` on."""
     numbers, folders = list_numbers(store), folders_of(store)
     if number is not None:
-        numbers = [one for one in numbers if one < number]
-        folders = {one: names for one, names in folders.items() if one.generation < number}
+        numbers = [generation for generation in numbers if generation < number]
+        folders = {
+            checkpoint: names
+            for checkpoint, names in folders.items()
+            if checkpoint.generation < number
+        }
     line = lineage(store, folders, numbers).candidates
     return line[0] if line else None

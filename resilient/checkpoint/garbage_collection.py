@@ -92,8 +92,8 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
 def _is_outrun(written: CheckpointId, folders: Folders) -> bool:
     """Return whether the generation of a checkpoint has committed a later one."""
     return any(
-        one > written and one.generation == written.generation and MANIFEST in names
-        for one, names in folders.items()
+        checkpoint > written and checkpoint.generation == written.generation and MANIFEST in names
+        for checkpoint, names in folders.items()
     )
 
 
@@ -169,13 +169,17 @@ def _with_needs(
     stale = found.stale()
     if not stale:
         return found
-    oldest = min(one for one, _ in stale)
+    oldest = min(checkpoint for checkpoint, _ in stale)
     staying = [
-        one
-        for one, names in found.folders.items()
-        if MANIFEST in names and (found.into or one not in found.plan.doomed) and one > oldest
+        checkpoint
+        for checkpoint, names in found.folders.items()
+        if MANIFEST in names
+        and (found.into or checkpoint not in found.plan.doomed)
+        and checkpoint > oldest
     ]
-    held = {one: mark for one, mark in found.trash.items() if one not in found.over}
+    held = {
+        checkpoint: mark for checkpoint, mark in found.trash.items() if checkpoint not in found.over
+    }
     contents = {**contents, **contents_in_trash(store, held)}
     needed = needed_by(store, [*staying, *held], contents, found.folders)
     if needed.unknown is None:
@@ -288,13 +292,17 @@ class _Evidence:
         if self.retention.verify_before_rotate != "full":
             return known
         while True:
-            best = {one for by in self.retention.keep_best for one in best_by(by, known)}
+            best = {
+                checkpoint for by in self.retention.keep_best for checkpoint in best_by(by, known)
+            }
             unread = best - set(self.findings)
             if not unread:
                 return known
             contents = dict(known.contents)
-            for one in unread:
-                contents[one] = replace(contents[one], problem=self._read_in_full(one))
+            for checkpoint in unread:
+                contents[checkpoint] = replace(
+                    contents[checkpoint], problem=self._read_in_full(checkpoint)
+                )
             known = replace(known, contents=contents)
 
     def _read_in_full(self, checkpoint: CheckpointId) -> str:
@@ -304,7 +312,7 @@ class _Evidence:
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                hurt = [one for one in wrong if one.severity == "damaged"]
+                hurt = [finding for finding in wrong if finding.severity == "damaged"]
                 self.findings[checkpoint] = f"{hurt[0].file} {hurt[0].problem}" if hurt else ""
         return self.findings[checkpoint]
 
@@ -320,8 +328,8 @@ def _without(known: RetentionInput, gone: Collection[CheckpointId]) -> Retention
     """Drop checkpoints that another process has deleted meanwhile."""
     return replace(
         known,
-        line=[one for one in known.line if one not in gone],
-        abandoned=[one for one in known.abandoned if one not in gone],
+        line=[checkpoint for checkpoint in known.line if checkpoint not in gone],
+        abandoned=[checkpoint for checkpoint in known.abandoned if checkpoint not in gone],
     )
 
 
@@ -342,7 +350,7 @@ def _unsaved_life(
 ) -> tuple[dict[CheckpointId, list[str]], str]:
     """Return the parent of the newest generation, while that has no commit of its own."""
     newest = max(lives, default=0)
-    if not newest or any(one.generation >= newest for one in known.everything):
+    if not newest or any(checkpoint.generation >= newest for checkpoint in known.everything):
         return {}, ""
     try:
         parent = read_generation(store, newest).parent
@@ -353,4 +361,7 @@ def _unsaved_life(
 
 
 def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
-    return {one: [why for some in pins for why in some.get(one, ())] for one in set().union(*pins)}
+    return {
+        checkpoint: [why for some in pins for why in some.get(checkpoint, ())]
+        for checkpoint in set().union(*pins)
+    }

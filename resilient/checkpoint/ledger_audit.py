@@ -145,18 +145,18 @@ class Coverage:
         if first != self.place.step + 1 or last < first:
             raise LedgerGap(f"steps {first} to {last} come after step {self.place.step}")
         which = "step " + (f"{first}" if first == last else f"{first} to {last}")
-        one = self._enter(which, epoch, start)
-        self._advance(which, one, start, stop)
+        coverage = self._enter(which, epoch, start)
+        self._advance(which, coverage, start, stop)
         dealt, taken = rounds * batch * seats, stop - start
         # A round that is not full is the last of its epoch; a single rank does not pad it.
-        is_tail = dealt > taken and (not one.size or stop == one.size)
+        is_tail = dealt > taken and (not coverage.size or stop == coverage.size)
         if not 0 < taken <= dealt or (dealt > taken and not is_tail):
             raise LedgerGap(
                 f"{which} used up samples {start} to {stop} of epoch {epoch} with {rounds} rounds "
                 f"of {seats} x {batch}: they are {dealt}"
             )
-        one.trained += taken
-        one.repeated += dealt - taken if seats > 1 else 0
+        coverage.trained += taken
+        coverage.repeated += dealt - taken if seats > 1 else 0
         if self.ranks[-1:] != [ranks]:
             self.ranks.append(ranks)
         self.place = LedgerPosition(last, epoch, stop)
@@ -164,25 +164,27 @@ class Coverage:
         self.idle += last - first + 1 - updates
 
     def _skip(self, epoch: int, start: int, stop: int, reason: str) -> None:
-        one = self._enter(f"what was left out ({reason})", epoch, start)
-        self._advance(reason, one, start, stop)
-        one.left_out += stop - start
+        coverage = self._enter(f"what was left out ({reason})", epoch, start)
+        self._advance(reason, coverage, start, stop)
+        coverage.left_out += stop - start
         self.left_out[reason] = self.left_out.get(reason, 0) + stop - start
         self.place = replace(self.place, epoch=epoch, samples=stop)
 
     def _order(self, epoch: int, size: int, seed: int, kind: str, digest: str) -> None:
-        one = self.epochs.setdefault(epoch, EpochCoverage(epoch))
-        if (one.digest and digest and one.digest != digest) or (one.size and one.size != size):
+        coverage = self.epochs.setdefault(epoch, EpochCoverage(epoch))
+        if (coverage.digest and digest and coverage.digest != digest) or (
+            coverage.size and coverage.size != size
+        ):
             raise LedgerGap(
                 f"epoch {epoch} goes on in another order than it began in, so that samples come "
                 "twice or never"
             )
-        if digest and not one.digest:
+        if digest and not coverage.digest:
             expected = self.expected(kind, size, seed, epoch)
             if expected and expected != digest:
                 raise LedgerGap(f"the order of epoch {epoch} is not that of seed {seed}")
-            one.order, one.digest = ORDERS[0 if expected else 1], digest
-        one.size = size
+            coverage.order, coverage.digest = ORDERS[0 if expected else 1], digest
+        coverage.size = size
 
     def _enter(self, what: str, epoch: int, start: int) -> EpochCoverage:
         """Return the epoch of a record that begins at ``start``."""
@@ -205,16 +207,16 @@ class Coverage:
         )
 
     def _leave(self, epoch: int) -> None:
-        one = self.epochs.get(epoch, EpochCoverage(epoch))
-        if one.size and self.place.samples != one.size:
+        coverage = self.epochs.get(epoch, EpochCoverage(epoch))
+        if coverage.size and self.place.samples != coverage.size:
             raise LedgerGap(
-                f"epoch {epoch} ends at sample {self.place.samples} of {one.size}, and nothing "
-                "says that the rest was left out"
+                f"epoch {epoch} ends at sample {self.place.samples} of {coverage.size}, and "
+                "nothing says that the rest was left out"
             )
 
-    def _advance(self, what: str, one: EpochCoverage, start: int, stop: int) -> None:
-        if stop < start or (one.size and stop > one.size):
-            raise LedgerGap(f"{what}: samples {start} to {stop} of {one.size} cannot be")
+    def _advance(self, what: str, coverage: EpochCoverage, start: int, stop: int) -> None:
+        if stop < start or (coverage.size and stop > coverage.size):
+            raise LedgerGap(f"{what}: samples {start} to {stop} of {coverage.size} cannot be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +254,9 @@ def flaws_of_lives(
     Raises:
         StoreError: The store failed; a missing answer proves nothing.
     """
-    saved = {one.generation for one in committed(store)} | set(list_marks(store))
+    saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
     segments = (parse_segment(key) for key in list_segments(store))
-    saved |= {one.generation for one in segments if one}
+    saved |= {segment.generation for segment in segments if segment}
     known, lives = {*numbers, *chain, *saved}, dict[int, "Generation"]()
     flaws = []
     for number in sorted(known):
@@ -269,7 +271,7 @@ def flaws_of_lives(
             flaws.append(LedgerProblem(generation_key(number), 0, problem))
     flaws += [flaw for life in lives.values() for flaw in _of_another_run(life, run_id)]
     flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, lives)]
-    return sorted(flaws, key=lambda one: one.key)
+    return sorted(flaws, key=lambda flaw: flaw.key)
 
 
 def _gap(before: int, after: int, lives: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
@@ -370,19 +372,21 @@ def audit(
     chain = _follow_back(store, *anchor, found)
     if not chain:
         return found
-    found.lives = tuple(sorted({one.checkpoint.generation for one in chain}))
+    found.lives = tuple(sorted({checkpoint.checkpoint.generation for checkpoint in chain}))
     numbers = list_numbers(store)
     found.claimed = len(numbers)
     # First: a generation without its record seems to begin elsewhere, which makes the rest wrong.
     found.flaws += flaws_of_lives(store, numbers, found.lives, found.run_id)
-    found.flaws += [flaw for one in chain for flaw in broken_links(one)]
+    found.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
     found.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
-    known = {chain[0].opening, *(link for one in chain for link in one.links)}
+    known = {chain[0].opening, *(link for checkpoint in chain for link in checkpoint.links)}
     found.flaws += _unanchored(chain, known, anchors, line[0])
     if not found.flaws:
         _cover(chain, *anchor, found, expected)
     found.segments = len(chain)
-    found.abandoned = tuple(_abandoned(store, {one.key for one in chain}, known, found))
+    found.abandoned = tuple(
+        _abandoned(store, {checkpoint.key for checkpoint in chain}, known, found)
+    )
     return found
 
 
@@ -394,10 +398,10 @@ def _anchors(
 ) -> dict[CheckpointId, _Anchored]:
     """Return the ledger head in each manifest; record the manifests that fail verification."""
     anchors = {}
-    for one in line:
-        key = one.manifest_key
+    for checkpoint in line:
+        key = checkpoint.manifest_key
         try:
-            manifest = read_manifest(store, one)
+            manifest = read_manifest(store, checkpoint)
             if signing is not None:
                 check_signature(store, manifest, signing)
             anchor = LedgerHead.from_data(manifest.data)
@@ -405,12 +409,12 @@ def _anchors(
             found.flaws.append(LedgerProblem(key, 0, error.message))
             continue
         except KeyNotFound:
-            if one == line[0]:
+            if checkpoint == line[0]:
                 raise
             continue  # deleted meanwhile
         if anchor is not None:
-            anchors[one] = (manifest, anchor)
-        elif one == line[0]:
+            anchors[checkpoint] = (manifest, anchor)
+        elif checkpoint == line[0]:
             found.flaws.append(
                 LedgerProblem(key, 0, "was saved without a ledger: nothing is proved")
             )
@@ -480,12 +484,12 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem
     if before.head != after.opens:
         problem = f"ends in another head than `{after.key}` goes on from: it was replaced"
         return [LedgerProblem(before.key, 0, problem)]
-    one, other = before.checkpoint, after.checkpoint
-    if one >= other:
+    left, right = before.checkpoint, after.checkpoint
+    if left >= right:
         return [LedgerProblem(after.key, 0, f"goes on from `{before.key}`, which is not older")]
-    parent = _parent(store, other.generation)
-    if one.generation < other.generation and parent is not None and parent != one:
-        problem = f"goes on from {one}, and life {other.generation} began from {parent}"
+    parent = _parent(store, right.generation)
+    if left.generation < right.generation and parent is not None and parent != left:
+        problem = f"goes on from {left}, and life {right.generation} began from {parent}"
         return [LedgerProblem(after.key, 0, problem)]
     return []
 
@@ -506,14 +510,14 @@ def _unanchored(
 ) -> list[LedgerProblem]:
     """Return the manifests that name a head which the chain does not have, or not there."""
     flaws = []
-    for one, (manifest, anchor) in anchors.items():
-        is_there = anchor.head == chain[-1].head if one == newest else anchor.head in known
+    for checkpoint, (manifest, anchor) in anchors.items():
+        is_there = anchor.head == chain[-1].head if checkpoint == newest else anchor.head in known
         if not is_there:
             said = f"says that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
-            flaws.append(LedgerProblem(one.manifest_key, 0, f"{said}, and it does not"))
+            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{said}, and it does not"))
         elif manifest.run_id != chain[0].run_id:
             problem = f"is of run {manifest.run_id}, and its ledger of run {chain[0].run_id}"
-            flaws.append(LedgerProblem(one.manifest_key, 0, problem))
+            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, problem))
     return flaws
 
 
@@ -549,7 +553,7 @@ def _cover(
         found.flaws.append(LedgerProblem(manifest.checkpoint.manifest_key, 0, problem))
     found.place, found.idle = coverage.place, coverage.idle
     found.ranks, found.left_out = tuple(coverage.ranks), coverage.left_out
-    found.epochs = tuple(coverage.epochs[one] for one in sorted(coverage.epochs))
+    found.epochs = tuple(coverage.epochs[epoch] for epoch in sorted(coverage.epochs))
 
 
 def _ends_elsewhere(
@@ -586,7 +590,7 @@ def _abandoned(store: Store, chain: set[str], known: set[str], found: Audit) -> 
         found.flaws += broken_links(segment)
         pairs = zip(segment.rows, segment.links, strict=True)
         steps = [json.loads(row) for row, link in pairs if link not in known]
-        steps = [one for one in steps if one[0] == "step"]
+        steps = [step for step in steps if step[0] == "step"]
         known.update(segment.links)
         if steps:
             lost.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))

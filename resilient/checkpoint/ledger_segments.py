@@ -55,7 +55,7 @@ def list_segments(store: Store) -> list[str]:
 
     Crash: reads only.
     """
-    return sorted(one.key for one in store.list(LEDGER) if parse_segment(one.key))
+    return sorted(info.key for info in store.list(LEDGER) if parse_segment(info.key))
 
 
 def read_segment(store: Store, key: str) -> Segment:

@@ -185,9 +185,9 @@ def _carry_all(
         )
     except KeyNotFound:
         return None
-    here = [one for one in manifest.files if _size_of(tiers.near, manifest.key(one.name)) >= 0]
+    here = [file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0]
     put_bytes = _carry_each(tiers, manifest, here, fence, beat)
-    return _Cargo(manifest, data, [one.name for one in here], put_bytes, was_committed)
+    return _Cargo(manifest, data, [file.name for file in here], put_bytes, was_committed)
 
 
 def _carry_again(
@@ -203,7 +203,7 @@ def _carry_again(
     if signature:
         fence()
         _carry_signature(tiers, cargo.manifest)
-    here = [one for one in cargo.manifest.files if one.name in cargo.names]
+    here = [file for file in cargo.manifest.files if file.name in cargo.names]
     return _carry_each(tiers, cargo.manifest, here, fence, beat)
 
 
@@ -212,10 +212,10 @@ def _put_manifest(
 ) -> dict[str, Any]:
     """Decide over the shares of all places: only the coordinator puts the manifest, here."""
     manifest = cargo.manifest
-    put_bytes = sum(one["put"] for one in shown if one)
+    put_bytes = sum(report["put"] for report in shown if report)
     if cargo.is_committed:
         return {"put": put_bytes, "is_new": False}
-    carried = {name for one in shown if one for name in one["names"]}
+    carried = {name for report in shown if report for name in report["names"]}
     for entry in manifest.files:
         key = manifest.key(entry.name)
         if entry.name not in carried and _size_of(tiers.durable, key) != entry.size_bytes:
@@ -356,10 +356,10 @@ class TierPromoter:
         if is_due or self._saves == 1 or self._is_owing:
             wanted.add(checkpoint)
             self._began_seconds = now_seconds
-        if any(one not in self._damaged for one in wanted - self._done):
+        if any(candidate not in self._damaged for candidate in wanted - self._done):
             self._wait(desk)
         owed = tuple(sorted(wanted - self._done))
-        if any(one not in self._damaged for one in owed):
+        if any(candidate not in self._damaged for candidate in owed):
             # Nothing else is in progress once the next promotion begins.
             return PostCommitPlan(owed, owed, tuple(keep))
         return PostCommitPlan((), (*owed, *self._on_its_way), tuple(keep))
@@ -426,13 +426,13 @@ class TierPromoter:
             self._tiers.require_peers()
             owed = self._agree_on(topic, newest, owed, within_seconds)
             self._bring(desk, topic, owed)
-            for one in owed:
-                if one in self._damaged:
-                    raise self._damaged[one]
+            for checkpoint in owed:
+                if checkpoint in self._damaged:
+                    raise self._damaged[checkpoint]
         except Fenced:
             raise
         except ResilientError as error:
-            near = ", ".join(str(one) for one in owed if one not in self._done)
+            near = ", ".join(str(checkpoint) for checkpoint in owed if checkpoint not in self._done)
             raise SaveFailed(
                 f"{near} is saved in the near tier {self._tiers.near.url} alone: {error.message}; "
                 "the same command on this host promotes it",
@@ -471,10 +471,10 @@ class TierPromoter:
             if len(set(shown)) > 1:
                 ends = ", ".join(sorted(set(shown)))
                 raise PeerFailed(f"hosts ended at different checkpoints: {ends}")
-            return [one.folder for one in owed]
+            return [checkpoint.folder for checkpoint in owed]
 
         ruled = agree(self._comms, topic, newest.folder, rule, within_seconds)
-        return [one for folder in ruled if (one := parse_checkpoint(folder))]
+        return [checkpoint for folder in ruled if (checkpoint := parse_checkpoint(folder))]
 
     def _try(
         self, desk: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
@@ -485,39 +485,43 @@ class TierPromoter:
             self._bring(desk, topic, due)
         except ResilientError as error:
             desk.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
-        for one in due:
-            if one in self._damaged:
+        for checkpoint in due:
+            if checkpoint in self._damaged:
                 desk.emit_once(
-                    checkpoint_events.PromotionFailed(one.folder, self._damaged[one].message)
+                    checkpoint_events.PromotionFailed(
+                        checkpoint.folder, self._damaged[checkpoint].message
+                    )
                 )
         return due[-1] in self._done
 
     def _bring(self, desk: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
         """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
-        for one in due:
+        for checkpoint in due:
             try:
-                self._bring_one(desk, topic, one)
+                self._bring_one(desk, topic, checkpoint)
             except IntegrityError as error:
                 # The other checkpoints are not affected.
-                self._damaged[one] = error
-        brought = [one for one in due if one in self._done]
+                self._damaged[checkpoint] = error
+        brought = [checkpoint for checkpoint in due if checkpoint in self._done]
         if brought:
             self._rotate(desk, brought[-1])
 
-    def _bring_one(self, desk: CheckpointContext, topic: str, one: CheckpointId) -> None:
+    def _bring_one(self, desk: CheckpointContext, topic: str, checkpoint: CheckpointId) -> None:
         began_seconds = desk.clock.monotonic_seconds()
-        together = PromotionGroup(self._comms, f"{topic}/{one.folder}", desk.limits.within_seconds)
-        put_bytes = promote(self._tiers, one, self._mine, together, desk.token)
+        together = PromotionGroup(
+            self._comms, f"{topic}/{checkpoint.folder}", desk.limits.within_seconds
+        )
+        put_bytes = promote(self._tiers, checkpoint, self._mine, together, desk.token)
         if put_bytes:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
             if self._pace:
                 self._pace.note(took_seconds)
             desk.emit_once(
-                checkpoint_events.CheckpointPromoted(one.folder, put_bytes, took_seconds)
+                checkpoint_events.CheckpointPromoted(checkpoint.folder, put_bytes, took_seconds)
             )
         # A deleted checkpoint counts as done, because no later try would find it either.
-        self._done.add(one)
-        self._damaged.pop(one, None)
+        self._done.add(checkpoint)
+        self._damaged.pop(checkpoint, None)
 
     def _rotate(self, desk: CheckpointContext, newest: CheckpointId) -> None:
         if newest.generation == self._mine and desk.world.is_coordinator:

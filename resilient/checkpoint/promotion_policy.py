@@ -88,7 +88,7 @@ def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringO
     """
     if wishes is None or isinstance(wishes, TieringOptions):
         return wishes or TieringOptions()
-    known = [one.name for one in fields(TieringOptions)]
+    known = [field.name for field in fields(TieringOptions)]
     if not isinstance(wishes, Mapping):
         raise ConfigError(f"`tiering`={wishes!r} is not accepted: use a mapping of {known}")
     for name in wishes:
@@ -163,8 +163,8 @@ def _lives(store: Store) -> list[tuple[str, str]]:
     lives = []
     for number in list_numbers(store)[-_LIVES_MAX:]:
         try:
-            one = read_generation(store, number)
+            record = read_generation(store, number)
         except (IntegrityError, KeyNotFound):
             continue
-        lives.append((one.cause, one.claimed_at))
+        lives.append((record.cause, record.claimed_at))
     return lives

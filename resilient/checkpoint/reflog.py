@@ -88,7 +88,7 @@ class Reflog:
     def head_of(self, number: int) -> ReflogHead:
         """Return the end of generation ``number``, or of the one before if it left no trace."""
         while number > 0:
-            own = [one for one in self._whole if one.generation == number]
+            own = [checkpoint for checkpoint in self._whole if checkpoint.generation == number]
             if own:
                 return ReflogHead(own[0])
             if number in self._marks:
@@ -150,14 +150,14 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
     numbers = list_numbers(store)
     lives: dict[int, Generation | None] = {}
     found = set()
-    for one in abandoned:
-        for number in (number for number in numbers if number > one.generation):
+    for checkpoint in abandoned:
+        for number in (number for number in numbers if number > checkpoint.generation):
             if number not in lives:
                 lives[number] = _read(store, number)
             life = lives[number]
-            if life is not None and (life.parent is None or life.parent < one):
+            if life is not None and (life.parent is None or life.parent < checkpoint):
                 if life.cause in BY_HAND:
-                    found.add(one)
+                    found.add(checkpoint)
                 break
     return found
 
@@ -179,8 +179,8 @@ def held_for_undo(
     """
     held: dict[CheckpointId, list[str]] = {}
     if left == "all":
-        for one in rolled_back_by_user(store, abandoned) if abandoned else ():
-            held[one] = ["a rollback left it, and nobody pruned it"]
+        for checkpoint in rolled_back_by_user(store, abandoned) if abandoned else ():
+            held[checkpoint] = ["a rollback left it, and nobody pruned it"]
     elif left == "undo":
         try:
             _, target = Reflog(store).undone_to()

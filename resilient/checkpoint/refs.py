@@ -258,7 +258,10 @@ def resolve(store: Store, ref: str) -> CheckpointId:
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
     known = lineage(store)
-    order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
+    order = [
+        *known.candidates,
+        *(checkpoint for checkpoint in everything if checkpoint not in known.candidates),
+    ]
     found = (
         _by_position(order, ref)
         or _by_name(order, ref)
@@ -279,15 +282,15 @@ def absent(store: Store, ref: str) -> NothingToResume:
     Crash: reads only.
     """
     trash = trash_of(folders_of(store))
-    one = _by_name(sorted(trash, reverse=True), ref) or _in_trash_by_root(store, trash, ref)
-    if one is None:
+    checkpoint = _by_name(sorted(trash, reverse=True), ref) or _in_trash_by_root(store, trash, ref)
+    if checkpoint is None:
         return NothingToResume(
             f"no checkpoint `{ref}` at {store.url}",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
-    mark = trash[one]
+    mark = trash[checkpoint]
     return NothingToResume(
-        f"{one} was pruned, and is in the trash of {store.url} until {mark.until}",
+        f"{checkpoint} was pruned, and is in the trash of {store.url} until {mark.until}",
         hint=f"resilient ckpt prune {shell_quote(store.url)} --undo {shell_quote(mark.prune)}",
     )
 
@@ -295,10 +298,10 @@ def absent(store: Store, ref: str) -> NothingToResume:
 def _in_trash_by_root(
     store: Store, trash: Mapping[CheckpointId, TrashedManifest], ref: str
 ) -> CheckpointId | None:
-    for one, mark in trash.items() if _ROOT.fullmatch(ref) else ():
+    for checkpoint, mark in trash.items() if _ROOT.fullmatch(ref) else ():
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-            if read_in_trash(store, one, mark).root.startswith(ref):
-                return one
+            if read_in_trash(store, checkpoint, mark).root.startswith(ref):
+                return checkpoint
     return None
 
 
@@ -313,7 +316,9 @@ def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
     if named in order:
         return named
     match = re.fullmatch(r"(?:step:|checkpoint-)?(\d+)", ref)
-    return next((one for one in order if match and one.step == int(match[1])), None)
+    return next(
+        (checkpoint for checkpoint in order if match and checkpoint.step == int(match[1])), None
+    )
 
 
 def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
@@ -339,10 +344,10 @@ def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
         return None
     contents = {}
     others = (*known.abandoned, *known.separate)
-    for one in (*known.candidates, *others):
+    for candidate in (*known.candidates, *others):
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-            manifest = read_manifest(store, one)
-            contents[one] = CheckpointSummary(manifest.created_at, manifest.metrics)
+            manifest = read_manifest(store, candidate)
+            contents[candidate] = CheckpointSummary(manifest.created_at, manifest.metrics)
     measured = RetentionInput(known.candidates, others, contents=contents)
     return next(iter(best_by(_wish(metric, store), measured)), None)
 
@@ -361,13 +366,13 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
     if not _ROOT.fullmatch(ref):
         return None
     found = []
-    for one in order:
+    for checkpoint in order:
         try:
-            root = read_manifest(store, one).root
+            root = read_manifest(store, checkpoint).root
         except (IntegrityError, KeyNotFound):
             continue
         if root.startswith(ref):
-            found.append(one)
+            found.append(checkpoint)
     if len(found) > 1:
         raise UsageError(
             f"`{ref}` names {len(found)} checkpoints",
@@ -404,10 +409,10 @@ def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
             f"`{ref}` is no moment, as @2026-11-20, @2026-11-20T10:00 and ...+01:00 are",
             hint="resilient help refs",
         ) from error
-    for one in known.candidates:
+    for candidate in known.candidates:
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-            if _utc(read_manifest(store, one).created_at) <= moment:
-                return one
+            if _utc(read_manifest(store, candidate).created_at) <= moment:
+                return candidate
     return None
 
 

@@ -78,8 +78,8 @@ class SiblingSource:
     def __init__(self, store: Store, damaged: Manifest, other: Manifest) -> None:
         self.url = str(other.checkpoint)
         self._store, self._other = store, other
-        self._names = {damaged.key(one.name): one.name for one in damaged.files}
-        self._entries = {one.name: one for one in other.files}
+        self._names = {damaged.key(file.name): file.name for file in damaged.files}
+        self._entries = {file.name: file for file in other.files}
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of the file of the same name in the other checkpoint.
@@ -110,7 +110,7 @@ def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
             continue
         with suppress(IntegrityError, KeyNotFound, IncompatibleCheckpoint):
             other = SiblingSource(store, manifest, read_manifest(store, checkpoint))
-            if any(_shares(other, one) for one in manifest.files):
+            if any(_shares(other, file) for file in manifest.files):
                 found.append(other)
     return found
 
@@ -186,19 +186,19 @@ class RepairPlan:
     def is_whole(self) -> bool:
         """Whether resume can use the checkpoint after the repair."""
         needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
-        return not any(one.file in needed for one in self.losses)
+        return not any(loss.file in needed for loss in self.losses)
 
     @property
     def lost_tensors(self) -> tuple[str, ...]:
         """Names of tensors with lost bytes."""
-        return tuple(sorted({name for one in self.losses for name in one.tensors}))
+        return tuple(sorted({name for loss in self.losses for name in loss.tensors}))
 
     @property
     def whole_tensors(self) -> tuple[str, ...]:
         """Names of tensors that are whole, or will be after the repair."""
         everything = self.manifest.tensors if self.manifest else ()
         lost = set(self.lost_tensors)
-        return tuple(one.name for one in everything if one.name not in lost)
+        return tuple(tensor.name for tensor in everything if tensor.name not in lost)
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -206,11 +206,11 @@ class RepairPlan:
         manifest = self.manifest
         if manifest is None:
             return {}
-        hurt = {one.part for one in manifest.tensors if one.name in set(self.lost_tensors)}
-        documents = {one.file for one in self.losses}
+        hurt = {tensor.part for tensor in manifest.tensors if tensor.name in set(self.lost_tensors)}
+        documents = {loss.file for loss in self.losses}
         return {
-            one.name: one.name not in hurt and one.document not in documents
-            for one in manifest.parts
+            part.name: part.name not in hurt and part.document not in documents
+            for part in manifest.parts
         }
 
 
@@ -242,26 +242,30 @@ def plan_repair(
         return RepairPlan(
             checkpoint, None, None, (), (UnrepairableFile(MANIFEST, "damaged, and no copy"),)
         )
-    found = [_with_first_bytes(store, manifest, one) for one in damages(store, manifest, "full")]
+    found = [
+        _with_first_bytes(store, manifest, damage) for damage in damages(store, manifest, "full")
+    ]
     near: list[Store | SiblingSource] = [*others]
     near += siblings_of(store, manifest) if found else []
-    left = {one.finding.file: _not_elsewhere(one, manifest, near) for one in found}
+    left = {damage.finding.file: _not_elsewhere(damage, manifest, near) for damage in found}
     losses = []
-    for one in found:
-        name, problem = one.finding.file, one.finding.problem
+    for damage in found:
+        name, problem = damage.finding.file, damage.finding.problem
         if can_reconstruct(manifest, name, left):
             fixes = [
                 *fixes,
-                RepairStep(name, problem, _source(one, left[name], _used(one, manifest, near))),
+                RepairStep(
+                    name, problem, _source(damage, left[name], _used(damage, manifest, near))
+                ),
             ]
         else:
-            span = one.finding
-            losses.append(UnrepairableFile(name, problem, span.start, span.stop, one.tensors))
+            span = damage.finding
+            losses.append(UnrepairableFile(name, problem, span.start, span.stop, damage.tensors))
     problem = copy_problem(store, checkpoint, "full") if manifest.parity else ""
     if problem:
         fixes = [*fixes, RepairStep(MANIFEST_COPY, problem, "the manifest")]
     # The manifest last, as in a save: everything that it names must be stored before it.
-    fixes = sorted(fixes, key=lambda one: one.file == MANIFEST)
+    fixes = sorted(fixes, key=lambda repair: repair.file == MANIFEST)
     gone = data is not None and not _is_there(store, checkpoint)
     return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
 
@@ -412,7 +416,7 @@ def _used(
     return [
         place
         for place in places
-        if any(find_chunk([place], manifest, entry, one) for one in damage.chunks or ())
+        if any(find_chunk([place], manifest, entry, chunk) for chunk in damage.chunks or ())
     ]
 
 
@@ -424,12 +428,14 @@ def _not_elsewhere(
     if not others:
         return chunks
     entry = manifest.file(damage.finding.file)
-    return frozenset(one for one in chunks if find_chunk(others, manifest, entry, one) is None)
+    return frozenset(
+        chunk for chunk in chunks if find_chunk(others, manifest, entry, chunk) is None
+    )
 
 
 def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | SiblingSource]) -> str:
     """Describe the source of a file's missing bytes."""
-    elsewhere = " or ".join(one.url for one in others)
+    elsewhere = " or ".join(other.url for other in others)
     if not damage.chunks:
         return OWN_BYTES
     if not left:

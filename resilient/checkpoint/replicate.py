@@ -75,13 +75,13 @@ class ReplicationPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of the files to copy."""
-        return sum(one.size_bytes for one in self.missing)
+        return sum(file.size_bytes for file in self.missing)
 
     @property
     def token(self) -> str:
         """Token of the claim that saved the checkpoint; empty if its record is gone."""
         number = self.manifest.checkpoint.generation
-        return next((one.token for one in self.lives if one.number == number), "")
+        return next((attempt.token for attempt in self.lives if attempt.number == number), "")
 
 
 def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> ReplicationPlan:
@@ -109,8 +109,8 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
     others = tuple(_others(source, target, lives))
     _require_same_run(target, manifest, lives)
     is_there = _require_same_manifest(target, key, data)
-    sizes = {one.name: _size_of(target, manifest.key(one.name)) for one in manifest.files}
-    missing = tuple(one for one in manifest.files if sizes[one.name] != one.size_bytes)
+    sizes = {file.name: _size_of(target, manifest.key(file.name)) for file in manifest.files}
+    missing = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
     segments, problem = _ledger(source, manifest)
     return ReplicationPlan(manifest, data, missing, is_there, lives, others, segments, problem)
 
@@ -189,8 +189,8 @@ def _lives(store: Store, number: int) -> Iterator[Generation]:
 
 def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Iterator[Generation]:
     """Yield the readable records that an audit of the copy would miss."""
-    known = {one.number for one in lives} | set(list_numbers(target))
-    newest = max((one.number for one in lives), default=0)
+    known = {attempt.number for attempt in lives} | set(list_numbers(target))
+    newest = max((attempt.number for attempt in lives), default=0)
     for number in list_numbers(store):
         if number < newest and number not in known:
             with suppress(IntegrityError, KeyNotFound):
@@ -200,7 +200,9 @@ def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Itera
 def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation, ...]) -> None:
     """Refuse a target that holds another run, or in which this run continued."""
     there, mine = committed(target), manifest.checkpoint.generation
-    runs = {one.run_id for one in read_generations(target)} - {one.run_id for one in lives}
+    runs = {generation.run_id for generation in read_generations(target)} - {
+        attempt.run_id for attempt in lives
+    }
     if there:
         runs |= {read_manifest(target, there[0]).run_id} - {manifest.run_id}
     if runs:
@@ -209,7 +211,9 @@ def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation
             "a place of its own",
             hint=f"resilient ckpt ls {shell_quote(target.url)}",
         )
-    newest = max([*list_numbers(target), *(one.generation for one in there)], default=0)
+    newest = max(
+        [*list_numbers(target), *(checkpoint.generation for checkpoint in there)], default=0
+    )
     if newest > mine:
         raise Fenced(
             f"a run went on at {target.url}: life {newest} is there, and this is of life {mine}",

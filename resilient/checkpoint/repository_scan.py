@@ -71,12 +71,12 @@ def needed_by(
     keys: set[str] = set()
     unknown: CheckpointId | None = None
     why = ""
-    for one in sorted(staying):
-        content = contents.get(one) or content_of(store, one, folders)
+    for checkpoint in sorted(staying):
+        content = contents.get(checkpoint) or content_of(store, checkpoint, folders)
         if content is None:
             continue
         if content.refers is None:
-            unknown, why = one, content.problem
+            unknown, why = checkpoint, content.problem
         else:
             keys |= content.refers
     return ReferencedFiles(frozenset(keys), unknown, why)
@@ -89,8 +89,8 @@ def contents_of(
 
     Crash: reads only.
     """
-    found = {one: content_of(store, one, folders) for one in checkpoints}
-    return {one: content for one, content in found.items() if content is not None}
+    found = {checkpoint: content_of(store, checkpoint, folders) for checkpoint in checkpoints}
+    return {checkpoint: content for checkpoint, content in found.items() if content is not None}
 
 
 def content_of(
@@ -106,7 +106,7 @@ def content_of(
         return None
     except (IntegrityError, IncompatibleCheckpoint) as error:
         return CheckpointSummary(problem=error.message, refers=None)
-    refers = frozenset(one.name for one in manifest.files if one.origin)
+    refers = frozenset(file.name for file in manifest.files if file.origin)
     try:
         datetime.fromisoformat(manifest.created_at)
     except (TypeError, ValueError):
@@ -133,7 +133,7 @@ def contents_in_trash(
         except (IntegrityError, IncompatibleCheckpoint) as error:
             found[checkpoint] = CheckpointSummary(problem=error.message, refers=None)
             continue
-        refers = frozenset(one.name for one in manifest.files if one.origin)
+        refers = frozenset(file.name for file in manifest.files if file.origin)
         found[checkpoint] = CheckpointSummary(manifest.created_at, refers=refers)
     return found
 
@@ -144,15 +144,15 @@ def absent_of(manifest: Manifest, folders: Folders) -> str:
     A checkpoint that lost its parity is whole.
     """
     resized, needed = "", manifest.needed
-    for one in manifest.files:
-        if one.name not in needed:
+    for file in manifest.files:
+        if file.name not in needed:
             continue
-        split = split_checkpoint_key(manifest.key(one.name))
+        split = split_checkpoint_key(manifest.key(file.name))
         there = folders.get(split[0], {}).get(split[1]) if split else None
         if there is None:
-            return f"{one.name} is missing"
-        if there != one.size_bytes:
-            resized = resized or f"{one.name} has another size"
+            return f"{file.name} is missing"
+        if there != file.size_bytes:
+            resized = resized or f"{file.name} has another size"
     return resized
 
 
@@ -183,14 +183,20 @@ class RepositoryScan:
 
     def size_bytes(self, checkpoints: Iterable[CheckpointId]) -> int:
         """Return the bytes in the folders of ``checkpoints``."""
-        return sum(sum(self.folders[one].values()) for one in checkpoints if one in self.folders)
+        return sum(
+            sum(self.folders[checkpoint].values())
+            for checkpoint in checkpoints
+            if checkpoint in self.folders
+        )
 
     @property
     def freed_bytes(self) -> int:
         """Bytes that the plan frees."""
         doomed = () if self.into else self.plan.doomed
-        manifests = sum(self.folders[one][MANIFEST] for one in doomed)
-        return manifests + sum(self.folders[one][name] for one, name in self.unneeded())
+        manifests = sum(self.folders[checkpoint][MANIFEST] for checkpoint in doomed)
+        return manifests + sum(
+            self.folders[checkpoint][name] for checkpoint, name in self.unneeded()
+        )
 
     @property
     def later_bytes(self) -> int:
@@ -209,7 +215,11 @@ class RepositoryScan:
 
     def unneeded(self) -> list[tuple[CheckpointId, str]]:
         """Return the files that no checkpoint needs once the doomed manifests are gone."""
-        return [(one, name) for one, name in self.stale() if not self.needed.holds(one, name)]
+        return [
+            (checkpoint, name)
+            for checkpoint, name in self.stale()
+            if not self.needed.holds(checkpoint, name)
+        ]
 
     def stale(self) -> list[tuple[CheckpointId, str]]:
         """Return the files in doomed folders, and in folders without a manifest.
@@ -222,13 +232,19 @@ class RepositoryScan:
             return []
         goes = self.over if self.into else self.over.union(self.plan.doomed)
         newest = max(
-            (one for one, names in self.folders.items() if MANIFEST in names), default=None
+            (checkpoint for checkpoint, names in self.folders.items() if MANIFEST in names),
+            default=None,
         )
         return [
-            (one, name)
-            for one, names in self.folders.items()
-            if one in goes
-            or (newest and one < newest and MANIFEST not in names and one not in self.trash)
+            (checkpoint, name)
+            for checkpoint, names in self.folders.items()
+            if checkpoint in goes
+            or (
+                newest
+                and checkpoint < newest
+                and MANIFEST not in names
+                and checkpoint not in self.trash
+            )
             for name in sorted(names)
             if name != MANIFEST
         ]

@@ -83,13 +83,13 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     """Decide where an attempt begins."""
     if facts.wish == AUTO:
         return ResumeDecision(AUTO)
-    ours = [one for one in facts.generations if one.is_ours]
-    saved = [one.number for one in ours if one.has_checkpoint]
+    ours = [generation for generation in facts.generations if generation.is_ours]
+    saved = [generation.number for generation in ours if generation.has_checkpoint]
     if saved:
         return ResumeDecision(AUTO, f"generation {saved[-1]} of this run has saved a checkpoint")
     if refusal := _refusal(facts, ours):
         return ResumeDecision("", refusal)
-    pinned = [one.parent for one in ours if one.parent is not None]
+    pinned = [generation.parent for generation in ours if generation.parent is not None]
     if pinned and facts.wish != NEVER:
         # A reference such as `latest~1` means another checkpoint once a generation was claimed.
         return ResumeDecision(pinned[-1].folder, "this run began there")
@@ -98,7 +98,7 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
 
 def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
     """Return why a run without a checkpoint may not begin as wished; empty if it may."""
-    lost = [one.number for one in ours if one.has_mark]
+    lost = [generation.number for generation in ours if generation.has_mark]
     if lost:
         return f"generation {lost[-1]} of this run committed checkpoints, and none is left"
     unknown = [] if facts.is_first else _unknown(facts, ours)
@@ -114,9 +114,11 @@ def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
     """Return the generations with checkpoints that may be of this run."""
     first = ours[0].number if ours else 0
     return [
-        one.number
-        for one in facts.generations
-        if one.is_ours is None and one.number > first and (one.has_checkpoint or one.has_mark)
+        generation.number
+        for generation in facts.generations
+        if generation.is_ours is None
+        and generation.number > first
+        and (generation.has_checkpoint or generation.has_mark)
     ]
 
 
@@ -139,7 +141,7 @@ def read_resume_facts(
     if wish == AUTO:
         return ResumeFacts(wish, is_first)
     numbers, marks, folders = list_numbers(store), set(list_marks(store)), folders_of(store)
-    whole = {one.generation for one, names in folders.items() if MANIFEST in names}
+    whole = {checkpoint.generation for checkpoint, names in folders.items() if MANIFEST in names}
     found = []
     for number in sorted({*numbers, *whole, *marks}):
         is_ours, parent = _owner(store, number, starts)
@@ -157,7 +159,7 @@ def _owner(
     begun = record.start
     if begun is None:
         return False, record.parent
-    return any(one.continues(begun) for one in starts), record.parent
+    return any(start.continues(begun) for start in starts), record.parent
 
 
 def settle_wish(
@@ -232,7 +234,7 @@ def read_writer_facts(
     return WriterFacts(
         is_alive=is_alive_here(record),
         is_same_process=process is not None and process == claimant.process,
-        is_same_job=begun is not None and any(one.is_related(begun) for one in starts),
+        is_same_job=begun is not None and any(start.is_related(begun) for start in starts),
         takes_over=claimant.takes_over,
     )
 

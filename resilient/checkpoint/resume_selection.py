@@ -135,9 +135,9 @@ def _plan(store: Store, ref: str) -> dict[str, Any]:
         return {"candidates": [chosen], "abandoned": [], "skipped": [], "lost": ""}
     known = lineage(store)
     return {
-        "candidates": [one.folder for one in known.candidates],
-        "abandoned": [one.folder for one in (*known.abandoned, *known.separate)],
-        "skipped": [[one.name, one.reason] for one in known.skipped],
+        "candidates": [candidate.folder for candidate in known.candidates],
+        "abandoned": [checkpoint.folder for checkpoint in (*known.abandoned, *known.separate)],
+        "skipped": [[skip.name, skip.reason] for skip in known.skipped],
         "lost": known.lost,
     }
 
@@ -173,9 +173,11 @@ def _nothing_left(
     store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
 ) -> NoIntactCheckpoint:
     touched = "; the live model and optimizer may hold some of it: use neither" * is_touched
-    reasons = "; ".join(f"{one.name}: {one.reason}" for one in skipped) or plan["lost"]
+    reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or plan["lost"]
     # Outside the line of descent, so never taken automatically; but the user may want it.
-    others = "".join(f"; to use {one} all the same: --resume {one}" for one in plan["abandoned"])
+    others = "".join(
+        f"; to use {folder} all the same: --resume {folder}" for folder in plan["abandoned"]
+    )
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training will not silently start "
         f"over: {reasons}{touched}",

@@ -96,8 +96,11 @@ class RotationPlan:
     def lines(self) -> list[str]:
         """Return the plan as lines for people: first what is kept and why, then what is deleted."""
         return [
-            *(f"keep   {one}: {'; '.join(reasons)}" for one, reasons in self.kept.items()),
-            *(f"delete {one}" for one in self.doomed),
+            *(
+                f"keep   {checkpoint}: {'; '.join(reasons)}"
+                for checkpoint, reasons in self.kept.items()
+            ),
+            *(f"delete {checkpoint}" for checkpoint in self.doomed),
         ]
 
 
@@ -110,47 +113,58 @@ def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
     """
     reasons: dict[CheckpointId, list[str]] = defaultdict(list)
     damaged = dict(_damaged(retention, known))
-    for one, reason in _reasons(retention, known):
-        reasons[one].append(reason)
-    for one, problem in damaged.items():
-        reasons[one].append(problem)
+    for checkpoint, reason in _reasons(retention, known):
+        reasons[checkpoint].append(reason)
+    for checkpoint, problem in damaged.items():
+        reasons[checkpoint].append(problem)
     if known.held:
-        for one in known.everything:
-            reasons[one].append(f"nothing goes: {known.held}")
+        for checkpoint in known.everything:
+            reasons[checkpoint].append(f"nothing goes: {known.held}")
     everything = known.everything
-    for one in known.separate:
-        reasons[one].append("of another start from scratch, which rotation leaves alone")
+    for checkpoint in known.separate:
+        reasons[checkpoint].append("of another start from scratch, which rotation leaves alone")
     return RotationPlan(
-        doomed=tuple(one for one in reversed(everything) if one not in reasons),
+        doomed=tuple(
+            checkpoint for checkpoint in reversed(everything) if checkpoint not in reasons
+        ),
         kept={
-            one: tuple(dict.fromkeys(reasons[one]))
-            for one in (*everything, *known.separate)
-            if one in reasons
+            checkpoint: tuple(dict.fromkeys(reasons[checkpoint]))
+            for checkpoint in (*everything, *known.separate)
+            if checkpoint in reasons
         },
-        damaged={one: damaged[one] for one in everything if one in damaged},
+        damaged={
+            checkpoint: damaged[checkpoint] for checkpoint in everything if checkpoint in damaged
+        },
         held=known.held,
     )
 
 
 def best_by(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
     """Return the best intact checkpoints by one metric, the best first."""
-    whole = [one for one in _ranked(wanted, known) if not known.contents[one].problem]
+    whole = [
+        checkpoint
+        for checkpoint in _ranked(wanted, known)
+        if not known.contents[checkpoint].problem
+    ]
     return whole[: wanted.count]
 
 
 def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield all reasons for all checkpoints, in the order that reads best."""
     if retention.is_empty:
-        yield from ((one, "no limit is set") for one in known.everything)
-    yield from ((one, "the newest") for one in known.everything[:1])
-    for one, holders in known.pinned.items():
-        yield from ((one, holder) for holder in holders)
-    yield from ((one, "the run protects it") for one in known.keep)
+        yield from ((checkpoint, "no limit is set") for checkpoint in known.everything)
+    yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])
+    for checkpoint, holders in known.pinned.items():
+        yield from ((checkpoint, holder) for holder in holders)
+    yield from ((checkpoint, "the run protects it") for checkpoint in known.keep)
     yield from _among_the_last(retention, known)
     for wanted in retention.keep_best:
-        for place, one in enumerate(best_by(wanted, known), start=1):
-            value = wanted.value(known.contents[one].metrics)
-            yield one, f"number {place} of the best {wanted.count} by {wanted.metric} ({value:g})"
+        for place, checkpoint in enumerate(best_by(wanted, known), start=1):
+            value = wanted.value(known.contents[checkpoint].metrics)
+            yield (
+                checkpoint,
+                f"number {place} of the best {wanted.count} by {wanted.metric} ({value:g})",
+            )
     if retention.keep_every:
         yield from _on_multiples(retention.keep_every, known)
     yield from _within(retention.keep_within, known)
@@ -164,19 +178,19 @@ def _among_the_last(
     if retention.keep_last is None:
         return
     placed = {*known.keep, *known.everything[:1]} & {*known.everything}
-    for one in known.everything:
-        if one not in placed and len(placed) >= retention.keep_last:
+    for checkpoint in known.everything:
+        if checkpoint not in placed and len(placed) >= retention.keep_last:
             return
-        placed.add(one)
-        yield one, f"among the last {retention.keep_last}"
+        placed.add(checkpoint)
+        yield checkpoint, f"among the last {retention.keep_last}"
 
 
 def _on_multiples(steps: int, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     seen: set[int] = set()
-    for one in known.everything:
-        if one.step % steps == 0 and one.step not in seen:
-            seen.add(one.step)
-            yield one, f"its step is a multiple of {steps}"
+    for checkpoint in known.everything:
+        if checkpoint.step % steps == 0 and checkpoint.step not in seen:
+            seen.add(checkpoint.step)
+            yield checkpoint, f"its step is a multiple of {steps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +218,17 @@ _BUCKETS = {
 def _within(length: str | None, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints saved at most ``length`` before the newest, abandoned ones included."""
     moments = {
-        one: _utc(known.contents[one].created_at)
-        for one in known.everything
-        if _is_intact(one, known)
+        checkpoint: _utc(known.contents[checkpoint].created_at)
+        for checkpoint in known.everything
+        if _is_intact(checkpoint, known)
     }
-    newest = next((moments[one] for one in known.line if one in moments), None)
+    newest = next((moments[checkpoint] for checkpoint in known.line if checkpoint in moments), None)
     seconds = parse_length(length or "")
     if seconds is None or newest is None:
         return
-    for one, moment in moments.items():
+    for checkpoint, moment in moments.items():
         if (newest - moment).total_seconds() <= seconds:
-            yield one, f"saved within {length} of the newest"
+            yield checkpoint, f"saved within {length} of the newest"
 
 
 def _newest_of_each(
@@ -223,17 +237,19 @@ def _newest_of_each(
     """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
     taken: set[str] = set()
     for group in (known.line, known.abandoned):
-        intact = [one for one in group if _is_intact(one, known)]
-        moments = {one: _utc(known.contents[one].created_at) for one in intact}
-        for one in sorted(intact, key=lambda one: (moments[one], one), reverse=True):
-            named = moments[one].strftime(bucket.spelling)
+        intact = [checkpoint for checkpoint in group if _is_intact(checkpoint, known)]
+        moments = {checkpoint: _utc(known.contents[checkpoint].created_at) for checkpoint in intact}
+        for checkpoint in sorted(
+            intact, key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True
+        ):
+            named = moments[checkpoint].strftime(bucket.spelling)
             if named not in taken and len(taken) < (count or 0):
                 taken.add(named)
-                yield one, f"the newest of {unit} {named}"
+                yield checkpoint, f"the newest of {unit} {named}"
 
 
-def _is_intact(one: CheckpointId, known: RetentionInput) -> bool:
-    content = known.contents.get(one)
+def _is_intact(checkpoint: CheckpointId, known: RetentionInput) -> bool:
+    content = known.contents.get(checkpoint)
     return content is not None and content.is_readable and not content.problem
 
 
@@ -246,13 +262,13 @@ def _ranked(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
     ranked: list[CheckpointId] = []
     for group in (known.line, known.abandoned):
         values = {
-            one: value
-            for one in group
-            if one in known.contents
-            and (value := wanted.value(known.contents[one].metrics)) is not None
+            checkpoint: value
+            for checkpoint in group
+            if checkpoint in known.contents
+            and (value := wanted.value(known.contents[checkpoint].metrics)) is not None
         }
         sign = -1 if wanted.rises else 1
-        ranked += sorted(values, key=lambda one: (sign * values[one], one))
+        ranked += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
     return ranked
 
 
@@ -260,15 +276,18 @@ def _damaged(retention: Retention, known: RetentionInput) -> Iterator[tuple[Chec
     """Yield checkpoints that cannot count although they might have to, with the reason."""
     for wanted in retention.keep_best:
         whole = 0
-        for one in _ranked(wanted, known):
-            problem = known.contents[one].problem
+        for checkpoint in _ranked(wanted, known):
+            problem = known.contents[checkpoint].problem
             if problem and whole < wanted.count:
-                yield one, f"would be of the best by {wanted.metric}, but is damaged: {problem}"
+                yield (
+                    checkpoint,
+                    f"would be of the best by {wanted.metric}, but is damaged: {problem}",
+                )
             whole += not problem
-    for one, content in known.contents.items():
+    for checkpoint, content in known.contents.items():
         if not content.is_readable:
             yield (
-                one,
+                checkpoint,
                 f"its manifest cannot be read, so what it holds is unknown: {content.problem}",
             )
 
@@ -379,7 +398,7 @@ class Retention:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Retention:
         """Return the policies from the result of ``dataclasses.asdict``."""
-        best = tuple(BestOf(**one) for one in value["keep_best"])
+        best = tuple(BestOf(**rule) for rule in value["keep_best"])
         return Retention(**{**value, "keep_best": best, "keep_tags": tuple(value["keep_tags"])})
 
     @property
@@ -435,7 +454,7 @@ def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> 
     Raises:
         ConfigError: A name is unknown, or a value is not accepted.
     """
-    known = [one.name for one in fields(Retention)]
+    known = [option.name for option in fields(Retention)]
     for name in wishes:
         if name not in known:
             raise ConfigError(f"retention knows no `{name}`: use one of {', '.join(known)}")

@@ -74,7 +74,9 @@ def plan_undo(store: Store) -> RollbackPlan:
 
 
 def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
-    damaged = [one for one in verify(store, target, "quick") if one.severity == "damaged"]
+    damaged = [
+        finding for finding in verify(store, target, "quick") if finding.severity == "damaged"
+    ]
     if damaged:
         raise IntegrityError(
             f"{target} at {store.url} is damaged, and resume would pass it over: "
@@ -85,13 +87,15 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
     known = lineage(store)
     line = known.candidates
     kept = set(_line_from(store, target))
-    left = tuple(one for one in line if one not in kept)
+    left = tuple(checkpoint for checkpoint in line if checkpoint not in kept)
     return RollbackPlan(line[0] if line else None, target, left, undoes)
 
 
 def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
     """Return the line of descent after an attempt has begun from ``target``."""
-    folders = {one: names for one, names in folders_of(store).items() if one <= target}
+    folders = {
+        checkpoint: names for checkpoint, names in folders_of(store).items() if checkpoint <= target
+    }
     older = [number for number in Reflog(store).numbers if number <= target.generation]
     return list(lineage(store, folders, older).candidates)
 
@@ -124,7 +128,7 @@ def apply_rollback(
         journey.after,
         cause=UNDO if journey.undoes else ROLLBACK,
         clock=clock,
-        above=max((one.generation for one in folders_of(store)), default=0),
+        above=max((folder.generation for folder in folders_of(store)), default=0),
         single_writer=single_writer,
     )
     check_fence(store, life.number, life.token)

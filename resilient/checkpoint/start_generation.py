@@ -82,8 +82,8 @@ def start_generation(
     life = Generation.from_json(ruling)
     _share_near_tier(desk, life)
     told = desk.for_generation(life)
-    for one in choice.skipped:
-        told.emit_once(events.CheckpointSkipped(one.name, one.reason))
+    for skip in choice.skipped:
+        told.emit_once(events.CheckpointSkipped(skip.name, skip.reason))
     if life.parent is None and desk.world.is_coordinator:
         _tell_what_is_left(told)
     parent = life.parent.folder if life.parent else ""
@@ -115,7 +115,7 @@ def _highest(store: Store) -> int:
     """
     near = folders_of(store.near) if isinstance(store, TieredStore) else ()
     folders = [*folders_of(store), *near]
-    return max((one.generation for one in folders), default=0)
+    return max((folder.generation for folder in folders), default=0)
 
 
 def _share_near_tier(desk: CheckpointContext, life: Generation) -> None:

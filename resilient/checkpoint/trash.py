@@ -63,7 +63,9 @@ class TrashPolicy:
     def over(self, trash: Mapping[CheckpointId, TrashedManifest]) -> Iterator[CheckpointId]:
         """Yield the checkpoints in the trash whose grace period is over."""
         now = _iso(datetime.fromisoformat(self.clock.now_iso())) if trash else ""
-        yield from (one for one, mark in trash.items() if self.empties or mark.until <= now)
+        yield from (
+            checkpoint for checkpoint, mark in trash.items() if self.empties or mark.until <= now
+        )
 
 
 def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
@@ -112,7 +114,9 @@ def empty_expired_trash(
     for checkpoint, name in files:
         if parse_trash(name):
             store.delete(checkpoint.key(name))
-    return next((one for one in sorted(over) if _is_there(store, one.manifest_key)), None)
+    return next(
+        (candidate for candidate in sorted(over) if _is_there(store, candidate.manifest_key)), None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +172,16 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     folders = folders_of(store)
     trash = trash_of(folders)
     chosen = _chosen(store, trash, prune)
-    left = {one: why for one in chosen.back if (why := _bring(store, one, trash[one], folders))}
-    return replace(chosen, back=tuple(one for one in chosen.back if one not in left), left=left)
+    left = {
+        checkpoint: why
+        for checkpoint in chosen.back
+        if (why := _bring(store, checkpoint, trash[checkpoint], folders))
+    }
+    return replace(
+        chosen,
+        back=tuple(checkpoint for checkpoint in chosen.back if checkpoint not in left),
+        left=left,
+    )
 
 
 def _chosen(
@@ -181,9 +193,14 @@ def _chosen(
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
     prune = prune or prunes_in(trash)[0]
-    back = sorted((one for one, mark in trash.items() if mark.prune == prune), reverse=True)
+    back = sorted(
+        (checkpoint for checkpoint, mark in trash.items() if mark.prune == prune), reverse=True
+    )
     return RestoredCheckpoint(
-        prune, tuple(back), {}, tuple(one for one in prunes_in(trash) if one != prune)
+        prune,
+        tuple(back),
+        {},
+        tuple(checkpoint for checkpoint in prunes_in(trash) if checkpoint != prune),
     )
 
 

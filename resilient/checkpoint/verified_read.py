@@ -121,9 +121,10 @@ def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
     return [
         tensor.name
         for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.file == file
-        and digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]) != one.digest
+        for region in tensor.regions
+        if region.file == file
+        and digest_bytes(memoryview(data)[region.start : region.start + region.size_bytes])
+        != region.digest
     ]
 
 

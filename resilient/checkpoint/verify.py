@@ -76,10 +76,10 @@ def problems_of(manifest: Manifest, entry: FileEntry, data: bytes) -> list[Probl
 def _regions(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
     view = memoryview(data)
     for tensor in manifest.tensors:
-        for one in tensor.regions:
-            held = view[one.start : one.start + one.size_bytes]
-            if one.file == entry.name and digest_bytes(held) != one.digest:
-                yield tensor.name, f"its region {one.region} is not what was staged"
+        for region in tensor.regions:
+            held = view[region.start : region.start + region.size_bytes]
+            if region.file == entry.name and digest_bytes(held) != region.digest:
+                yield tensor.name, f"its region {region.region} is not what was staged"
 
 
 def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
@@ -87,17 +87,17 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     if not entry.name.endswith(".safetensors"):
         return
     placed = [
-        (tensor.dtype, list(one.region.lengths), one.start, one.start + one.size_bytes)
+        (tensor.dtype, list(region.region.lengths), region.start, region.start + region.size_bytes)
         for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.file == entry.name
+        for region in tensor.regions
+        if region.file == entry.name
     ]
     try:
         header, base = read_header(data, entry.name)
         stated = [
-            (one["dtype"], one["shape"], *(base + offset for offset in one["data_offsets"]))
-            for name, one in header.items()
-            if name != "__metadata__" and one["dtype"] in ITEM_BYTES
+            (value["dtype"], value["shape"], *(base + offset for offset in value["data_offsets"]))
+            for name, value in header.items()
+            if name != "__metadata__" and value["dtype"] in ITEM_BYTES
         ]
     except (IntegrityError, KeyError, TypeError) as error:
         yield "", f"its header cannot be read ({error})"
@@ -188,12 +188,12 @@ def verify(
     looks_at_signature = signing.is_required or level != "quick"
     findings = _verify_signature(store, manifest, signing, level) if looks_at_signature else []
     found = damages(store, manifest, level)
-    chunks = {one.finding.file: one.chunks for one in found if one.chunks is not None}
+    chunks = {damage.finding.file: damage.chunks for damage in found if damage.chunks is not None}
     fix = repair_command(store, checkpoint)
     ways = {True: fix, False: f"{fix} --from COPY"}
     findings += [
-        replace(one.finding, fix=ways[can_reconstruct(manifest, one.finding.file, chunks)])
-        for one in found
+        replace(damage.finding, fix=ways[can_reconstruct(manifest, damage.finding.file, chunks)])
+        for damage in found
     ]
     problem = copy_problem(store, checkpoint, level) if manifest.parity else ""
     if problem:
@@ -232,9 +232,9 @@ def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
     """
     needed = manifest.needed
     return [
-        one if entry.name in needed else _lighter(one)
+        damage if entry.name in needed else _lighter(damage)
         for entry in manifest.files
-        for one in _verify_file(store, manifest, entry, level)
+        for damage in _verify_file(store, manifest, entry, level)
     ]
 
 
@@ -288,7 +288,9 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
     ranges = damaged_ranges(data, entry.proof)
     if not ranges:
         problems = problems_of(manifest, entry, data) if level == "deep" else []
-        return [Damage(Finding(entry.name, tensor, one), None) for tensor, one in problems]
+        return [
+            Damage(Finding(entry.name, tensor, checkpoint), None) for tensor, checkpoint in problems
+        ]
     if len(data) != entry.size_bytes:
         problem = f"{len(data)} bytes, committed with {entry.size_bytes}"
     else:
@@ -387,7 +389,9 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
     the newest checkpoint wrote, it was most likely committed, and its manifest was deleted.
     """
     folders = folders_of(store)
-    newest = max((one for one, names in folders.items() if MANIFEST in names), default=None)
+    newest = max(
+        (checkpoint for checkpoint, names in folders.items() if MANIFEST in names), default=None
+    )
     if newest is None:
         return
     try:
@@ -395,13 +399,13 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
     except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
         manifest = None
     trash = trash_of(folders)
-    for one in sorted(one for one in folders if one > newest and one not in trash):
+    for folder in sorted(folder for folder in folders if folder > newest and folder not in trash):
         key, way = (
-            one.manifest_key,
-            f"resilient ckpt repair {shell_quote(one)} {shell_quote(store.url)} --undelete",
+            folder.manifest_key,
+            f"resilient ckpt repair {shell_quote(folder)} {shell_quote(store.url)} --undelete",
         )
         own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
-        if manifest is not None and set(own) <= set(folders[one]):
+        if manifest is not None and set(own) <= set(folders[folder]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
             problem = "missing, and the files are all there: it was deleted, or never put"
             yield Finding(key, tensors, problem, fix=way)
@@ -448,15 +452,15 @@ def _contradictions(store: Store) -> Iterator[Finding]:
             lost,
             fix="none here: a copy of the repository may have the checkpoint",
         )
-    for number in sorted({one.generation for one in whole}):
+    for number in sorted({checkpoint.generation for checkpoint in whole}):
         if number not in numbers:
             key = generation_key(number)
             yield Finding(key, "", "missing, and its checkpoints are there", fix=_RECORD_FIX)
         if number not in marks:
             problem = "missing, as after a crash between a first commit and its mark"
             yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
-    for one in whole:
-        yield from _parents(store, one)
+    for checkpoint in whole:
+        yield from _parents(store, checkpoint)
     yield from _idle_tags(store, whole)
 
 
@@ -541,8 +545,10 @@ def read_sample(
     chunks = _chunks(manifests)
     wanted = -(-len(chunks) * share // 1)
     chosen = random.sample(chunks, min(len(chunks), int(wanted)))
-    of_bytes = sum(one.size_bytes for one in chosen)
-    found = VerifySample(of=len(chunks), findings={one.checkpoint: [] for one in manifests})
+    of_bytes = sum(checkpoint.size_bytes for checkpoint in chosen)
+    found = VerifySample(
+        of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
+    )
     for chunk in chosen:
         if not goes_on(found.size_bytes, of_bytes):
             break
@@ -581,15 +587,15 @@ def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> F
     start, stop = chunk.start, chunk.start + chunk.size_bytes
     # Other chunks may be damaged too and were not read, so the full repair is unknown here.
     name = next(
-        one.name
-        for one in manifest.files
-        if manifest.key(one.name) == chunk.manifests[0].key(chunk.entry.name)
+        file.name
+        for file in manifest.files
+        if manifest.key(file.name) == chunk.manifests[0].key(chunk.entry.name)
     )
     hit = dict.fromkeys(
         tensor.name
         for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.file == name and one.start < stop and start < one.start + one.size_bytes
+        for region in tensor.regions
+        if region.file == name and region.start < stop and start < region.start + region.size_bytes
     )
     return Finding(
         name,

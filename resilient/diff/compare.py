@@ -68,22 +68,22 @@ class DifferenceMeter:
         changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
         self._changed += changed or 0
         # Most blocks are equal, but their norms count too.
-        one = values(before, self._dtypes[0])
-        other = one if changed == 0 else values(after, self._dtypes[1])
+        value = values(before, self._dtypes[0])
+        other = value if changed == 0 else values(after, self._dtypes[1])
         if changed is None:
-            self._changed += _unequal(one, other, len(before))
-        finite = np.isfinite(one) & np.isfinite(other)
+            self._changed += _unequal(value, other, len(before))
+        finite = np.isfinite(value) & np.isfinite(other)
         numbers = None
         if not finite.all():
-            self._count(one, other)
-            numbers = ~(np.isnan(one) | np.isnan(other))
-            one, other = one[finite], other[finite]
+            self._count(value, other)
+            numbers = ~(np.isnan(value) | np.isnan(other))
+            value, other = value[finite], other[finite]
         with np.errstate(over="ignore", invalid="ignore"):
-            self._squares[0] += float(one @ one)
+            self._squares[0] += float(value @ value)
             self._squares[1] += float(other @ other)
-            self._dot += float(one @ other)
+            self._dot += float(value @ other)
             if changed != 0:
-                self._add_distances(one - other)
+                self._add_distances(value - other)
         if changed and self._is_whole:
             self._max_abs = max(self._max_abs, float(self._gap(native, before, after, None)))
         if changed and self._max_ulp is not None:
@@ -91,13 +91,13 @@ class DifferenceMeter:
 
     def result(self) -> Measures:
         """Return the accumulated measures."""
-        one, other = (math.sqrt(square) for square in self._squares)
+        left, right = (math.sqrt(square) for square in self._squares)
         cosine = None
-        if 0 < one < math.inf and 0 < other < math.inf:
+        if 0 < left < math.inf and 0 < right < math.inf:
             # The root of the product, so that equal tensors get an angle of exactly zero.
-            cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / other))
+            cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / right))
             cosine = 1.0 if not self._changed else cosine
-        relative = math.sqrt(self._apart) / one if one else None if self._apart else 0.0
+        relative = math.sqrt(self._apart) / left if left else None if self._apart else 0.0
         return Measures(
             self._elements,
             self._changed,
@@ -105,13 +105,13 @@ class DifferenceMeter:
             relative if relative is None or math.isfinite(relative) else None,
             cosine,
             self._max_ulp,
-            (one, other),
+            (left, right),
             (self._nans[0], self._nans[1]),
             (self._infinite[0], self._infinite[1]),
         )
 
-    def _count(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> None:
-        for number, side in enumerate((one, other)):
+    def _count(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
+        for number, side in enumerate((left, right)):
             self._nans[number] += int(np.isnan(side).sum())
             self._infinite[number] += int(np.isinf(side).sum())
 
@@ -128,13 +128,13 @@ class DifferenceMeter:
         numbers: NDArray[np.bool_] | None,
     ) -> int:
         """Return the largest distance of the results of ``read``, where both are numbers."""
-        one, other = (read(side, self._dtypes[0]) for side in (before, after))
-        return gap(one, other) if numbers is None else gap(one[numbers], other[numbers])
+        left, right = (read(side, self._dtypes[0]) for side in (before, after))
+        return gap(left, right) if numbers is None else gap(left[numbers], right[numbers])
 
 
-def _unequal(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> int:
+def _unequal(left: NDArray[np.float64], right: NDArray[np.float64], elements: int) -> int:
     """Return the number of elements with two values; a complex element has two numbers."""
-    differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
     return int(differ.reshape(elements, -1).any(axis=1).sum()) if elements else 0
 
 
@@ -169,17 +169,21 @@ def compare(
         StoreError: A checkpoint could not be read.
     """
     pairs, notes = matched(before, after)
-    pairs = [one for one in pairs if wanted(one.name)]
+    pairs = [pair for pair in pairs if wanted(pair.name)]
     pairs, tied = _without_tied(pairs, (before, after))
-    both = [(one.name, one.before, one.after) for one in pairs if one.before and one.after]
-    only_before = tuple(one.before for one in pairs if one.before and one.after is None)
-    only_after = tuple(one.after for one in pairs if one.after and one.before is None)
+    both = [(pair.name, pair.before, pair.after) for pair in pairs if pair.before and pair.after]
+    only_before = tuple(pair.before for pair in pairs if pair.before and pair.after is None)
+    only_after = tuple(pair.after for pair in pairs if pair.after and pair.before is None)
     changes = _Tensors(before, after, told).measured(both)
     fields, same = _fields(before, after)
     opaque, unread = _opaque(before, after, fields)
     logs = (before.history, after.history)
     agreeing = next(
-        (n for n, (one, other) in enumerate(zip(*logs, strict=False)) if not _is_same(one, other)),
+        (
+            n
+            for n, (left, right) in enumerate(zip(*logs, strict=False))
+            if not _is_same(left, right)
+        ),
         min(map(len, logs)),
     )
     return Comparison(
@@ -198,7 +202,7 @@ def compare(
 
 
 def _told(side: str, *notes: Sequence[str]) -> list[str]:
-    return [f"{side}: {one}" for one in dict.fromkeys(chain(*notes))]
+    return [f"{side}: {text}" for text in dict.fromkeys(chain(*notes))]
 
 
 def _opaque(
@@ -211,11 +215,11 @@ def _opaque(
     """
     if before.layout != after.layout:
         return (), ((), ())
-    (one, left), (other, right) = before.opaque(), after.opaque()
+    (value, left), (other, right) = before.opaque(), after.opaque()
     told = {f"{change.name}." for change in fields}
     changes = []
-    for place in sorted({*one, *other}):
-        held, now = one.get(place), other.get(place)
+    for place in sorted({*value, *other}):
+        held, now = value.get(place), other.get(place)
         is_cut = before.world != after.world and any(it.is_cut for it in (held, now) if it)
         path = f"{place.partition(': ')[2] or place}."
         if is_cut or held == now or any(path.startswith(name) for name in told):
@@ -242,10 +246,10 @@ def _fields(
 ) -> tuple[list[FieldChange], dict[str, int]]:
     changes, same = [], {}
     for section in SECTIONS:
-        one, other = before.fields.get(section, {}), after.fields.get(section, {})
+        value, other = before.fields.get(section, {}), after.fields.get(section, {})
         count = 0
-        for name in [*one, *(name for name in other if name not in one)]:
-            left, right = one.get(name, _MISSING), other.get(name, _MISSING)
+        for name in [*value, *(name for name in other if name not in value)]:
+            left, right = value.get(name, _MISSING), other.get(name, _MISSING)
             if left is _MISSING:
                 changes.append(FieldChange(section, name, None, right, "b"))
             elif right is _MISSING:
@@ -258,16 +262,16 @@ def _fields(
     return changes, same
 
 
-def _is_same(one: object, other: object) -> bool:
+def _is_same(left: object, right: object) -> bool:
     """Return True if two values are the same; NaN equals NaN."""
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_is_same(*pair) for pair in pairs)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    if isinstance(one, bool) != isinstance(other, bool):
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_is_same(*pair) for pair in pairs)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_is_same(left[key], right[key]) for key in left)
+    if isinstance(left, bool) != isinstance(right, bool):
         return False
-    return one == other or (one != one and other != other)  # noqa: PLR0124 - NaN
+    return left == right or (left != left and right != right)  # noqa: PLR0124 - NaN
 
 
 def _without_tied(
@@ -280,8 +284,8 @@ def _without_tied(
     held: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for pair in pairs:
         if pair.before and pair.after:
-            for number, one in enumerate((pair.before, pair.after)):
-                held[number, one.part, one.shape, one.dtype].append(one)
+            for number, tensor in enumerate((pair.before, pair.after)):
+                held[number, tensor.part, tensor.shape, tensor.dtype].append(tensor)
     left, tied = [], []
     for pair in pairs:
         number = 1 if pair.before is None else 0
@@ -298,17 +302,17 @@ def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bo
     """Return True if a model tensor has exactly the bits of a similar one on its side."""
     if alone.part != MODEL or not alone.pieces or not alone.elements:
         return False
-    if any(one.pieces == alone.pieces for one in alike):
+    if any(tensor.pieces == alone.pieces for tensor in alike):
         return True
-    return any(_are_equal(side, alone, one) for one in alike[:_TWINS_MAX])
+    return any(_are_equal(side, alone, tensor) for tensor in alike[:_TWINS_MAX])
 
 
-def _are_equal(side: CheckpointView, one: Tensor, other: Tensor) -> bool:
+def _are_equal(side: CheckpointView, left: Tensor, right: Tensor) -> bool:
     try:
-        first, second = (Elements(side.folder, side.listing, each) for each in (one, other))
+        first, second = (Elements(side.folder, side.listing, each) for each in (left, right))
         # Most differ, and a few elements show it.
-        steps = [(0, min(_PROBED, one.elements))]
-        steps += [(at, _count(one, at)) for at in range(0, one.elements, BLOCK_ELEMENTS)]
+        steps = [(0, min(_PROBED, left.elements))]
+        steps += [(at, _count(left, at)) for at in range(0, left.elements, BLOCK_ELEMENTS)]
         return all(
             np.array_equal(first.read(start, count), second.read(start, count))
             for start, count in steps
@@ -345,15 +349,15 @@ class _Tensors:
 
     def measured(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> list[TensorChange]:
         """Return the changes of tensors that both sides have, by name."""
-        of = sum(one.size_bytes for _, one, _ in pairs)
+        of = sum(tensor.size_bytes for _, tensor, _ in pairs)
         done = 0
         waiting: deque[_Reading] = deque()
         # One thread for each side reads its blocks in order; no other thread reads that side.
         with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
             for block in self._blocks(pairs):
-                one = left.submit(block.before.read, block.start, block.count)
+                reading = left.submit(block.before.read, block.start, block.count)
                 other = right.submit(block.after.read, block.start, block.count)
-                waiting.append((block, one, other))
+                waiting.append((block, reading, other))
                 if len(waiting) > 1:
                     done += self._measure(*waiting.popleft())
                     self._told(done, of)
@@ -363,51 +367,51 @@ class _Tensors:
 
     def _blocks(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> Iterator[_Block]:
         before, after = self._sides
-        for number, (_, one, other) in enumerate(pairs):
-            why = _incomparable(one, other)
+        for number, (_, value, other) in enumerate(pairs):
+            why = _incomparable(value, other)
             try:
-                left = Elements(before.folder, before.listing, one)
+                left = Elements(before.folder, before.listing, value)
                 right = Elements(after.folder, after.listing, other)
             except Unreadable as error:
                 why = why or str(error)
             if why:
                 self._failed[number] = why
                 continue
-            self._meters[number] = DifferenceMeter(one.dtype, other.dtype)
-            for start in range(0, one.elements, BLOCK_ELEMENTS):
-                yield _Block(number, start, _count(one, start), left, right)
+            self._meters[number] = DifferenceMeter(value.dtype, other.dtype)
+            for start in range(0, value.elements, BLOCK_ELEMENTS):
+                yield _Block(number, start, _count(value, start), left, right)
 
     def _measure(
-        self, block: _Block, one: Future[NDArray[np.uint8]], other: Future[NDArray[np.uint8]]
+        self, block: _Block, left: Future[NDArray[np.uint8]], right: Future[NDArray[np.uint8]]
     ) -> int:
         """Add a block that was read, and return its number of bytes on the first side."""
         try:
-            read = one.result(), other.result()
+            read = left.result(), right.result()
         except Unreadable as error:
             self._failed[block.number] = str(error)
         else:
             self._meters[block.number].add(*read)
         return block.count * block.before.item_bytes
 
-    def _change(self, number: int, name: str, one: Tensor, other: Tensor) -> TensorChange:
-        shapes, dtypes = (one.shape, other.shape), (one.dtype, other.dtype)
+    def _change(self, number: int, name: str, left: Tensor, right: Tensor) -> TensorChange:
+        shapes, dtypes = (left.shape, right.shape), (left.dtype, right.dtype)
         why = self._failed.get(number, "")
         if why:
-            is_known_to_differ = one.elements != other.elements
+            is_known_to_differ = left.elements != right.elements
             return TensorChange(
-                name, one.part, shapes, dtypes, None, False if is_known_to_differ else None, why
+                name, left.part, shapes, dtypes, None, False if is_known_to_differ else None, why
             )
         found = self._meters[number].result()
-        is_equal = found.changed == 0 and one.dtype == other.dtype and one.shape == other.shape
-        return TensorChange(name, one.part, shapes, dtypes, found, is_equal)
+        is_equal = found.changed == 0 and left.dtype == right.dtype and left.shape == right.shape
+        return TensorChange(name, left.part, shapes, dtypes, found, is_equal)
 
 
-def _incomparable(one: Tensor, other: Tensor) -> str:
+def _incomparable(left: Tensor, right: Tensor) -> str:
     """Return the reason why two tensors have no distance; empty if they have one."""
-    is_number = one.elements == other.elements == 1
-    if one.shape != other.shape and not is_number:
+    is_number = left.elements == right.elements == 1
+    if left.shape != right.shape and not is_number:
         return "the shapes differ"
-    unknown = [each.dtype for each in (one, other) if not is_known(each.dtype)]
+    unknown = [each.dtype for each in (left, right) if not is_known(each.dtype)]
     if unknown:
         return f"a dtype whose numbers are not known: {unknown[0][:40]}"
-    return "one is complex" if is_complex(one.dtype) != is_complex(other.dtype) else ""
+    return "one is complex" if is_complex(left.dtype) != is_complex(right.dtype) else ""

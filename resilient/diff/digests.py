@@ -114,14 +114,14 @@ class _Walk:
     def _of_many(self, value: Any, depth: int) -> bytes:
         if isinstance(value, dict):
             pairs = value.items()
-            held = sorted(self.of(key, depth) + self.of(one, depth) for key, one in pairs)
+            held = sorted(self.of(key, depth) + self.of(item, depth) for key, item in pairs)
             return _hashed("dict", *held)
         if isinstance(value, PickledCall):
             if _is_set(value):
                 return self._of_many(Unordered(value.args[0]), depth)
             parts = (value.name, value.args, value.state, value.items)
-            return _hashed("made", *(self.of(one, depth) for one in parts))
-        held = [self.of(one, depth) for one in value]
+            return _hashed("made", *(self.of(part, depth) for part in parts))
+        held = [self.of(item, depth) for item in value]
         if isinstance(value, Unordered):
             return _hashed("set", *sorted(held))
         return _hashed(type(value).__name__, *held)
@@ -159,8 +159,8 @@ def _plain(value: Any) -> bytes:
 
 def _hashed(kind: str, *parts: bytes) -> bytes:
     found = hashlib.blake2b(kind.encode(), digest_size=20)
-    for one in parts:
-        found.update(len(one).to_bytes(8, "little") + one)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
     return found.digest()
 
 
@@ -193,21 +193,21 @@ def value_of(tree: Any, depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
         raise ValueError(f"values in values, more than {DEPTH_MAX} deep")
     if isinstance(tree, list):
-        return [value_of(one, depth + 1) for one in tree]
+        return [value_of(item, depth + 1) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree)) if len(tree) == 1 else ""
     if not tag.startswith("$"):
-        return {key: value_of(one, depth + 1) for key, one in tree.items()}
+        return {key: value_of(value, depth + 1) for key, value in tree.items()}
     return _tagged(tag, tree[tag], depth)
 
 
 def _tagged(tag: str, raw: Any, depth: int) -> Any:
     if tag in _LISTS and isinstance(raw, list):
-        return [value_of(one, depth + 1) for one in raw]
+        return [value_of(item, depth + 1) for item in raw]
     if tag in _PAIRS and isinstance(raw, list):
-        pairs = [one for one in raw if isinstance(one, list) and len(one) == 2]  # noqa: PLR2004
-        return {str(value_of(key, depth + 1)): value_of(one, depth + 1) for key, one in pairs}
+        pairs = [pair for pair in raw if isinstance(pair, list) and len(pair) == 2]  # noqa: PLR2004
+        return {str(value_of(key, depth + 1)): value_of(item, depth + 1) for key, item in pairs}
     if tag in _ARRAYS and isinstance(raw, list) and raw:
         return value_of(raw[-1], depth + 1)
     leaf = _LEAVES.get(tag)
@@ -222,8 +222,8 @@ def plain_leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[s
         yield path, list(value)
     elif isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, one in pairs:
-            yield from plain_leaves(one, f"{path}.{key}" if path else str(key), depth + 1)
+        for key, item in pairs:
+            yield from plain_leaves(item, f"{path}.{key}" if path else str(key), depth + 1)
     elif not isinstance(value, TensorPlaceholder):
         yield path, value
 

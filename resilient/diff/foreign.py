@@ -63,9 +63,9 @@ def place_of(path: str) -> tuple[str, str]:
 
 def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the plain values of a pickle with their paths."""
-    for path, one in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
+    for path, leaf in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
         if is_shown(path):
-            yield path, one
+            yield path, leaf
 
 
 def is_shown(path: str) -> bool:
@@ -93,9 +93,9 @@ def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0)
     if isinstance(value, PickledCall) and isinstance(value.state, dict):
         value = value.state
     if isinstance(value, dict):
-        return {str(key): _plain(one, archive, left, depth + 1) for key, one in value.items()}
+        return {str(key): _plain(item, archive, left, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one, archive, left, depth + 1) for one in value]
+        return [_plain(item, archive, left, depth + 1) for item in value]
     if isinstance(value, TensorRef):
         # Tensors are compared separately; a tensor without axes is a number.
         return archive.number(value) if archive and not value.shape else {}
@@ -161,7 +161,7 @@ def opaque_in(
         for path, digest in reader.of_file(name):
             place = f"{label}: {path}" if label and path else label or path or "the file"
             found[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
-    notes = [f"{one}: {listing.why_unread(one)}" for one in listing.outside]
+    notes = [f"{value}: {listing.why_unread(value)}" for value in listing.outside]
     return found, [*reader.notes, *notes]
 
 
@@ -181,7 +181,7 @@ class _OpaqueReader:
     ) -> None:
         self._folder, self._listing, self._known = folder, listing, known
         self._digests = Digests(folder, listing)
-        self._places = {(it.file, it.start) for one in tensors for it in one.pieces}
+        self._places = {(it.file, it.start) for tensor in tensors for it in tensor.pieces}
         self.notes: list[str] = []
 
     def of_file(self, name: str) -> list[tuple[str, bytes]]:
@@ -220,17 +220,17 @@ class _OpaqueReader:
         """Yield digests for a value of a distributed checkpoint, which is stored in a slice."""
         slices = index.slices.get(name, ())
         if len(slices) == 1:
-            one = slices[0]
+            piece = slices[0]
             try:
                 archive = open_archive(
-                    self._folder, self._listing, one.file, one.start, one.size_bytes
+                    self._folder, self._listing, piece.file, piece.start, piece.size_bytes
                 )
             except Unreadable:
                 pass
             else:
                 yield from self._unread(archive, archive.value, name, self._known.fields.get(name))
                 return
-        parts = [self._digests.of_range(one.file, one.start, one.size_bytes) for one in slices]
+        parts = [self._digests.of_range(part.file, part.start, part.size_bytes) for part in slices]
         yield name, b"".join(parts)
 
     def _unread(
@@ -262,19 +262,19 @@ class _Walk:
             value = value.state
         parts = _parts(value) if depth <= DEPTH_MAX else ()
         if parts and self._is_worth_a_walk(parts):
-            for key, one in parts:
-                yield from self.of(one, f"{path}.{key}" if path else key, depth + 1)
+            for key, child in parts:
+                yield from self.of(child, f"{path}.{key}" if path else key, depth + 1)
         elif not self._is_told(value, path):
             yield path, self._digest(value)
 
     def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
         """Return True unless the parts are a plain list, which counts as one value."""
-        return not all(key.isdecimal() and _is_plain(one) for key, one in parts)
+        return not all(key.isdecimal() and _is_plain(child) for key, child in parts)
 
     def _is_told(self, value: Any, path: str) -> bool:
         if isinstance(value, TensorRef):
             pieces = self._archive.pieces(value)
-            if any((one.file, one.start) in self._places for one in pieces):
+            if any((piece.file, piece.start) in self._places for piece in pieces):
                 return True
             is_number = not value.shape and self._archive.number(value) is not None
             return is_number and self._told(path)
@@ -288,7 +288,7 @@ class _Walk:
 
 def _without(value: Any, names: frozenset[str]) -> Any:
     if names and isinstance(value, dict):
-        return {key: one for key, one in value.items() if key not in names}
+        return {key: item for key, item in value.items() if key not in names}
     if names and isinstance(value, PickledCall):
         return PickledCall(value.name, value.args, _without(value.state, names), value.items)
     return value
@@ -296,9 +296,9 @@ def _without(value: Any, names: frozenset[str]) -> Any:
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(str(key), one) for key, one in value.items()]
+        return [(str(key), item) for key, item in value.items()]
     if isinstance(value, list | tuple) and not isinstance(value, Unordered):
-        return [(str(number), one) for number, one in enumerate(value)]
+        return [(str(number), item) for number, item in enumerate(value)]
     return []
 
 
@@ -363,8 +363,10 @@ class _ContentReader:
     def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:
         self._folder, self._listing, self._contents = folder, listing, contents
         # Weights without an optimizer can still be compared.
-        broken = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
-        self.notes = [f"{one.place}: {one.what}" for one in broken]
+        broken = [
+            problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE
+        ]
+        self.notes = [f"{problem.place}: {problem.what}" for problem in broken]
         self.history: tuple[Any, ...] = ()
         self._streams: dict[str, frozenset[str]] = {}
 
@@ -406,8 +408,8 @@ class _ContentReader:
         return tag_of(self._folder, self._listing) or None
 
     def _engine_order(self, prefix: str) -> tuple[str, ...]:
-        names = [one for one in self._listing.sizes if one.startswith(prefix)]
-        archive = self._open(min(one for one in names if one.endswith("_model_states.pt")))
+        names = [file for file in self._listing.sizes if file.startswith(prefix)]
+        archive = self._open(min(name for name in names if name.endswith("_model_states.pt")))
         value = archive.value if archive and isinstance(archive.value, dict) else {}
         return tuple(name for name, _ in shapes_in(value.get("param_shapes")))
 
@@ -420,16 +422,16 @@ class _ContentReader:
             for group in groups if isinstance(groups, list) else ():
                 told = group.get("params") if isinstance(group, dict) else None
                 held = told if isinstance(told, list | tuple) else ()
-                names += [one for one in held if isinstance(one, str)]
+                names += [name for name in held if isinstance(name, str)]
         for prefix in self._indexes():
             for key, value in sorted(self._values(prefix).items()):
                 if key.endswith(".params") and isinstance(value, list | tuple):
-                    names += [one for one in value if isinstance(one, str)]
+                    names += [name for name in value if isinstance(name, str)]
         return tuple(names)
 
     def _indexes(self) -> list[str]:
         """Return the folders of the distributed checkpoints in the folder."""
-        return [one.removesuffix(INDEX) for one in sorted(self._listing.sizes) if _is_index(one)]
+        return [file.removesuffix(INDEX) for file in sorted(self._listing.sizes) if _is_index(file)]
 
     def _values(self, prefix: str) -> dict[str, Any]:
         try:
@@ -441,7 +443,7 @@ class _ContentReader:
             left = len(names) - VALUES_MAX
             self.notes.append(f"{prefix or '.'}: {left} values that are no tensors were left out")
         held = names[:VALUES_MAX]
-        return {one: value_at(self._folder, self._listing, index, one) for one in held}
+        return {path: value_at(self._folder, self._listing, index, path) for path in held}
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section."""
@@ -469,7 +471,7 @@ class _ContentReader:
         told = value.state if isinstance(value, PickledCall) else value
         if not isinstance(told, dict):
             return {}
-        return {name: one for name, one in told.items() if name not in _OF_THE_PROCESS}
+        return {name: option for name, option in told.items() if name not in _OF_THE_PROCESS}
 
     def _loose(self) -> Iterator[tuple[str, Any]]:
         """Yield values beside tensors, by a path that shows their owner."""
@@ -487,7 +489,7 @@ class _ContentReader:
         """Return the first rank's optimizer file of an engine; its groups are those of all."""
         if self._engine() is None:
             return []
-        return sorted(one for one in self._listing.sizes if one.endswith("_optim_states.pt"))[:1]
+        return sorted(file for file in self._listing.sizes if file.endswith("_optim_states.pt"))[:1]
 
     def _leaves(self, name: str) -> Iterator[tuple[str, Any]]:
         archive = self._open(name)
@@ -513,18 +515,18 @@ class _ContentReader:
             if match and archive and isinstance(archive.value, dict):
                 rank = int(match[1] or match[2] or 0)
                 states = list(self._states(archive))
-                found |= {(rank, kind): one for kind, one in states if one is not None}
+                found |= {(rank, kind): state for kind, state in states if state is not None}
                 self._streams[name] = _streams(archive.value, states)
         return found
 
     def _states(self, archive: Archive) -> Iterator[tuple[str, RngState | None]]:
-        value = {_OF_ACCELERATE.get(name, name): one for name, one in archive.value.items()}
+        value = {_OF_ACCELERATE.get(name, name): state for name, state in archive.value.items()}
         yield "python", of_python(value.get("python"))
         yield "numpy", _numpy(value.get("numpy"))
         yield "cpu", of_torch(self._bytes(archive, value.get("cpu")))
         cuda = value.get("cuda")
-        for number, one in enumerate(cuda if isinstance(cuda, list) else [cuda]):
-            yield f"cuda {number}", of_philox(self._bytes(archive, one))
+        for number, state in enumerate(cuda if isinstance(cuda, list) else [cuda]):
+            yield f"cuda {number}", of_philox(self._bytes(archive, state))
 
     def _bytes(self, archive: Archive, tensor: Any) -> bytes:
         """Return the bytes of a small tensor; empty if it is no tensor, or is damaged."""
@@ -570,7 +572,7 @@ def _is_index(name: str) -> bool:
 
 def _groups(leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the options of parameter groups; other values of an engine describe its partitions."""
-    return ((path, one) for path, one in leaves if "param_groups." in path)
+    return ((path, leaf) for path, leaf in leaves if "param_groups." in path)
 
 
 def _is_field(path: str) -> bool:
@@ -585,7 +587,7 @@ def _streams(
     value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
 ) -> frozenset[str]:
     """Return the names in a file of random states that were fully understood."""
-    unread = {kind.partition(" ")[0] for kind, one in states if one is None}
+    unread = {kind.partition(" ")[0] for kind, state in states if state is None}
     kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
     return frozenset(
         name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread

@@ -80,15 +80,15 @@ class ZeroPageScan:
         pairs = edges.reshape(-1, 2)
         for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= least].tolist():
             # A run of zeros that continues beyond the block has no edge there.
-            own = [one for one in (begin, end) if 0 < one < is_zero.size]
-            cuts = [first + one for one in own if self._cuts_a_row(first + one)]
+            own = [place for place in (begin, end) if 0 < place < is_zero.size]
+            cuts = [first + place for place in own if self._cuts_a_row(first + place)]
             if any(map(self._is_at_page, cuts)):
                 at = self._start + (first + begin) * self._item_bytes
                 self._first = self._first or (at, (end - begin) * self._item_bytes)
             elif cuts:
                 self._is_usual = True
             # Zeros that begin at the same column in several rows are there on purpose.
-            columns = {one % self._row for one in cuts}
+            columns = {boundary % self._row for boundary in cuts}
             self._is_usual |= not columns.isdisjoint(self._columns)
             self._columns |= columns
 
@@ -127,15 +127,15 @@ def verify_foreign(
     """
     found = [*check_bytes(folder, listing), *_dangers(folder, listing)]
     # Weights without an optimizer are not damaged.
-    told = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
-    broken = [*(one for one in found if one.what != BEHIND), *told]
-    spoiled = {one.place for one in broken}
+    told = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
+    broken = [*(problem for problem in found if problem.what != BEHIND), *told]
+    spoiled = {problem.place for problem in broken}
     near = ReadAhead(folder, listing)
     # Numbers of a damaged file do not show what was saved.
     tensors = [
-        one
-        for one in contents.tensors
-        if one.part in (MODEL, OPTIMIZER) and not spoiled & set(one.files)
+        tensor
+        for tensor in contents.tensors
+        if tensor.part in (MODEL, OPTIMIZER) and not spoiled & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
     return (*found, *_odd_numbers(near, listing, tensors), *stale)
@@ -147,10 +147,10 @@ RISKS = "resilient ckpt scan {path}"
 
 def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
     """Yield content that runs code or leads out of the folder when loaded the usual way."""
-    for one in scan(folder, listing):
-        if one.risk is Risk.DANGER:
-            is_fatal = one.file not in listing.outside
-            yield Problem(one.file, one.what, is_fatal=is_fatal, help=RISKS)
+    for finding in scan(folder, listing):
+        if finding.risk is Risk.DANGER:
+            is_fatal = finding.file not in listing.outside
+            yield Problem(finding.file, finding.what, is_fatal=is_fatal, help=RISKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _odd_numbers(
     if len(found) == _NAMED_MAX:
         return  # not all tensors were scanned
     yield from _out_of_step(steps)
-    weights = {name: None for one in tensors if one.part == MODEL for name in one.files}
+    weights = {name: None for tensor in tensors if tensor.part == MODEL for name in tensor.files}
     for name in weights:
         if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
             yield Problem(name, _ZEROS, is_fatal=True, cure=Remedy.COPY)
@@ -191,22 +191,22 @@ def _each(
     steps: dict[Tensor, float],
 ) -> Iterator[Problem]:
     """Yield the problems of each tensor; note files with nonzero numbers, and all steps."""
-    for one in tensors:
-        if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
-            spared.update(one.files)  # not scanned
+    for tensor in tensors:
+        if not (is_float(tensor.dtype) or is_complex(tensor.dtype)) or not tensor.pieces:
+            spared.update(tensor.files)  # not scanned
             continue
         try:
-            counts = _counted(near, listing, one)
+            counts = _counted(near, listing, tensor)
         except Unreadable as error:
-            spared.update(one.files)
-            yield Problem(one.files[0], f"`{one.name[:80]}`: {error}", is_fatal=True)
+            spared.update(tensor.files)
+            yield Problem(tensor.files[0], f"`{tensor.name[:80]}`: {error}", is_fatal=True)
             continue
         if counts.nonzero:
             # The pieces of a tensor that is split over files were not counted one by one: all pass.
-            spared.update(one.files)
-        if one.part == OPTIMIZER and one.name.endswith(".step") and one.elements == 1:
-            steps[one] = counts.first
-        problem = _odd(one, counts)
+            spared.update(tensor.files)
+        if tensor.part == OPTIMIZER and tensor.name.endswith(".step") and tensor.elements == 1:
+            steps[tensor] = counts.first
+        problem = _odd(tensor, counts)
         if problem is not None:
             yield problem
 
@@ -218,9 +218,9 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
     """
     if len(set(steps.values())) > 1:
         most, _ = Counter(steps.values()).most_common(1)[0]
-        one = next(one for one, step in steps.items() if step != most)
-        what = f"`{one.name[:80]}` is {steps[one]:g}, and most others are {most:g}"
-        yield Problem(one.files[0], what, cure=Remedy.COPY)
+        file = next(file for file, step in steps.items() if step != most)
+        what = f"`{file.name[:80]}` is {steps[file]:g}, and most others are {most:g}"
+        yield Problem(file.files[0], what, cure=Remedy.COPY)
 
 
 def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:

@@ -214,11 +214,15 @@ class Comparison:
         ours = self.before.layout == self.after.layout
         return (
             self.before.step != self.after.step
-            or any(one.is_in == "both" or ours for one in self.fields)
+            or any(difference.is_in == "both" or ours for difference in self.fields)
             or (len(set(self.history)) > 1 and ours)
-            or any(one.same is not True for one in self.random if one.is_in == "both" or ours)
-            or any(one.is_equal is not True for one in self.tensors)
-            or any(ours or one.part != OTHER for side in self.only for one in side)
+            or any(
+                difference.same is not True
+                for difference in self.random
+                if difference.is_in == "both" or ours
+            )
+            or any(tensor.is_equal is not True for tensor in self.tensors)
+            or any(ours or tensor.part != OTHER for side in self.only for tensor in side)
             or bool(self.notes)
             or bool(self.opaque)
         )

@@ -56,7 +56,7 @@ class StoredFiles:
 
     def list(self) -> DirectoryListing:
         """Return the files and the sizes that the manifest gives them."""
-        return DirectoryListing({one.name: one.size_bytes for one in self._manifest.files})
+        return DirectoryListing({file.name: file.size_bytes for file in self._manifest.files})
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
@@ -91,7 +91,7 @@ def open_native(store: Store, manifest: Manifest) -> CheckpointView:
         tuple(_tensors(manifest, trees, kinds)),
         _fields(manifest, trees, kinds, groups),
         dict(reader.random(trees)),
-        tuple(one for name, one in groups.items() if name.endswith(".lr")),
+        tuple(group for name, group in groups.items() if name.endswith(".lr")),
         tuple(_order(trees, kinds)),
         _history(trees),
         tuple(reader.notes),
@@ -168,12 +168,13 @@ class _Reader:
             gauss = (numpy.get("has_gauss"), numpy.get("gauss") or 0.0)
             yield "numpy", of_numpy(words, inner.get("pos"), *gauss)
         yield "cpu", of_torch(self._words(tree.get("cpu")))
-        for number, one in enumerate(tree.get("cuda") or ()):
-            yield f"cuda {number}", of_philox(self._words(one))
+        for number, state in enumerate(tree.get("cuda") or ()):
+            yield f"cuda {number}", of_philox(self._words(state))
 
     def _words(self, held: Any) -> bytes:
         entry = next(
-            (one for one in self._manifest.tensors if held == TensorPlaceholder(one.name)), None
+            (value for value in self._manifest.tensors if held == TensorPlaceholder(value.name)),
+            None,
         )
         if entry is None:
             return b""
@@ -191,7 +192,7 @@ def _kind(name: str, tree: Any) -> str:
         return OPTIMIZER
     if _RANDOM.fullmatch(name) or not isinstance(tree, dict) or not tree:
         return OTHER
-    return MODEL if all(isinstance(one, TensorPlaceholder) for one in tree.values()) else OTHER
+    return MODEL if all(isinstance(value, TensorPlaceholder) for value in tree.values()) else OTHER
 
 
 def _tensors(
@@ -199,7 +200,7 @@ def _tensors(
 ) -> Iterator[Tensor]:
     """Yield every tensor under each of its names, except random states."""
     models = [name for name, kind in kinds.items() if kind == MODEL]
-    by_name = {one.name: one for one in manifest.tensors}
+    by_name = {tensor.name: tensor for tensor in manifest.tensors}
     for entry in manifest.tensors:
         if not _RANDOM.fullmatch(entry.part):
             yield _tensor(entry, _named(entry, kinds, len(models)), kinds.get(entry.part, OTHER))
@@ -213,7 +214,9 @@ def _tensors(
 def _named(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> str:
     """Return a tensor's name as torch spells it; with several models the part's name stays."""
     path = entry.name.removeprefix(f"{entry.part}/")
-    dotted = ".".join(one.replace("~1", "/").replace("~0", "~") for one in path.split("/"))
+    dotted = ".".join(
+        component.replace("~1", "/").replace("~0", "~") for component in path.split("/")
+    )
     several = [name for name, kind in kinds.items() if kind == OPTIMIZER]
     kind = kinds.get(entry.part, OTHER)
     is_only = (kind == MODEL and models == 1) or (kind == OPTIMIZER and len(several) == 1)
@@ -225,8 +228,11 @@ def _escaped(path: str) -> str:
 
 
 def _tensor(entry: TensorEntry, name: str, part: str) -> Tensor:
-    pieces = tuple(Piece(one.region, one.file, one.start, one.size_bytes) for one in entry.regions)
-    files = tuple(dict.fromkeys(one.file for one in pieces))
+    pieces = tuple(
+        Piece(region.region, region.file, region.start, region.size_bytes)
+        for region in entry.regions
+    )
+    files = tuple(dict.fromkeys(piece.file for piece in pieces))
     return Tensor(name, part, entry.dtype, entry.shape, files, pieces)
 
 
@@ -240,7 +246,7 @@ def _fields(
         CONFIG: dict(plain_leaves(dict(manifest.config))),
         MODEL_CONFIG: {},
         SOFTWARE: dict(plain_leaves(dict(manifest.software))),
-        TRAINER: {f"metrics.{name}": one for name, one in manifest.metrics.items()},
+        TRAINER: {f"metrics.{name}": metric for name, metric in manifest.metrics.items()},
         SCHEDULE: {},
         GROUPS: dict(groups),
         DATA: dict(plain_leaves(dict(manifest.data))),
@@ -266,9 +272,9 @@ def _groups(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[tupl
     optimizers = [name for name, kind in kinds.items() if kind == OPTIMIZER]
     for name in optimizers:
         head = "" if len(optimizers) == 1 else f"{name}."
-        for path, one in plain_leaves(trees[name]["param_groups"]):
+        for path, leaf in plain_leaves(trees[name]["param_groups"]):
             if not path.endswith(".params"):
-                yield f"{head}{path}", one
+                yield f"{head}{path}", leaf
 
 
 def _is_option(path: str) -> bool:
@@ -280,7 +286,7 @@ def _order(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[str]:
     groups = trees[optimizers[0]]["param_groups"] if len(optimizers) == 1 else []
     for group in groups if isinstance(groups, list) else []:
         names = group.get("params") if isinstance(group, dict) else None
-        yield from (one for one in names or () if isinstance(one, str))
+        yield from (name for name in names or () if isinstance(name, str))
 
 
 def _history(trees: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ def of_python(value: Any) -> RngState | None:
     words, cached = value[1], value[2]
     if not isinstance(words, list | tuple) or len(words) != WORDS + 1:
         return None
-    if not all(type(one) is int and 0 <= one < 1 << 32 for one in words):
+    if not all(type(word) is int and 0 <= word < 1 << 32 for word in words):
         return None
     return RngState(_packed(words[:WORDS]), words[WORDS], repr(cached).encode())
 
@@ -77,12 +77,12 @@ def compare(
     """Compare each generator of both sides."""
     found = []
     for rank, kind in sorted({*before, *after}):
-        one, other = before.get((rank, kind)), after.get((rank, kind))
-        if one is None or other is None:
-            found.append(RandomChange(rank, kind, None, is_in="a" if other is None else "b"))
+        left, right = before.get((rank, kind)), after.get((rank, kind))
+        if left is None or right is None:
+            found.append(RandomChange(rank, kind, None, is_in="a" if right is None else "b"))
             continue
-        draws = draws_between(one, other)
-        found.append(RandomChange(rank, kind, _normal(one) == _normal(other), draws))
+        draws = draws_between(left, right)
+        found.append(RandomChange(rank, kind, _normal(left) == _normal(right), draws))
     return tuple(found)
 
 

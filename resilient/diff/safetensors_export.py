@@ -43,7 +43,7 @@ def write_parts(
         StoreError: A file could not be read.
     """
     chosen = {part: _of_part(side, part) for part in PARTS}
-    of_bytes = sum(one.size_bytes for some in chosen.values() for one in some.values())
+    of_bytes = sum(value.size_bytes for some in chosen.values() for value in some.values())
     done = 0
     written = {}
     for part, tensors in chosen.items():
@@ -68,14 +68,14 @@ def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
     state to torch's DCP, which prefixes each name with it.
     """
     found: dict[str, Tensor] = {}
-    chosen = [one for one in side.tensors if one.part == part]
+    chosen = [tensor for tensor in side.tensors if tensor.part == part]
     key = f"{part}."
-    is_joined = side.layout == _JOINS and all(one.name.startswith(key) for one in chosen)
-    for one in chosen:
-        if ITEM_BITS.get(one.dtype, 1) % 8:
-            raise Unreadable(f"`{one.name}` is of {one.dtype}, which is no whole bytes")
-        name = bare(one.name)
-        found.setdefault(name.removeprefix(key) if is_joined else name, one)
+    is_joined = side.layout == _JOINS and all(tensor.name.startswith(key) for tensor in chosen)
+    for tensor in chosen:
+        if ITEM_BITS.get(tensor.dtype, 1) % 8:
+            raise Unreadable(f"`{tensor.name}` is of {tensor.dtype}, which is no whole bytes")
+        name = bare(tensor.name)
+        found.setdefault(name.removeprefix(key) if is_joined else name, tensor)
     return found
 
 
@@ -87,9 +87,13 @@ def _head(side: CheckpointView, tensors: Mapping[str, Tensor]) -> bytes:
     metadata = {"format": "pt"} if side.step is None else {"format": "pt", "step": str(side.step)}
     fields: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for name, one in tensors.items():
-        end = at + one.size_bytes
-        fields[name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, end]}
+    for name, tensor in tensors.items():
+        end = at + tensor.size_bytes
+        fields[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(fields).encode()
     text += b" " * (-len(text) % _ALIGNED)

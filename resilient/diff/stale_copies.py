@@ -80,25 +80,27 @@ def _of_tensors(contents: Contents) -> dict[str, str]:
     optimizer = contents.optimizer
     if optimizer is None:
         return {}
-    weights = [one for one in contents.tensors if one.part == MODEL]
-    files = {name for one in weights for name in one.files}
-    moved = {one.name.rpartition(".")[0] for one in contents.tensors if one.part == OPTIMIZER}
+    weights = [tensor for tensor in contents.tensors if tensor.part == MODEL]
+    files = {name for weight in weights for name in weight.files}
+    moved = {
+        tensor.name.rpartition(".")[0] for tensor in contents.tensors if tensor.part == OPTIMIZER
+    }
     found = {}
     for name in files:
-        held = [one for one in weights if name in one.files]
-        is_narrow = all(one.dtype in _NARROW for one in held)
+        held = [weight for weight in weights if name in weight.files]
+        is_narrow = all(tensor.dtype in _NARROW for tensor in held)
         if is_narrow and max(optimizer.rates, default=0.0) < _RATE_MIN:
             continue
         if name.endswith(SLICES):
-            names = {one.name.removeprefix("model.") for one in held}
-            is_trained = any(_owner(one) in names for one in moved)
+            names = {tensor.name.removeprefix("model.") for tensor in held}
+            is_trained = any(_owner(tensor) in names for tensor in moved)
         else:
             is_trained = len(files) == 1 or optimizer.states >= len(weights)
         if is_trained:
             found[name] = MODEL
-    for one in contents.tensors:
-        if one.part == OPTIMIZER and one.elements > 1:
-            found |= {name: OPTIMIZER for name in one.files if name not in found}
+    for tensor in contents.tensors:
+        if tensor.part == OPTIMIZER and tensor.elements > 1:
+            found |= {name: OPTIMIZER for name in tensor.files if name not in found}
     return found
 
 
@@ -108,15 +110,15 @@ def _owner(name: str) -> str:
 
 def _of_random(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
     """Return the files of random states, if dropout draws from the saved states."""
-    names = [one for one in listing.sizes if _RANDOM.fullmatch(one)]
+    names = [file for file in listing.sizes if _RANDOM.fullmatch(file)]
     try:
         config = read_json(folder, listing, CONFIG) if names else {}
         held = open_archive(folder, listing, OPTIMIZERS[0]).value if names else None
     except Unreadable:
         return {}
-    drops = any("drop" in key and _is_share(one) for key, one in config.items())
+    drops = any("drop" in key and _is_share(value) for key, value in config.items())
     devices = _devices(held)
-    is_saved = bool(devices) and all(one.startswith(("cpu", "cuda")) for one in devices)
+    is_saved = bool(devices) and all(device.startswith(("cpu", "cuda")) for device in devices)
     return dict.fromkeys(names, "random") if drops and is_saved else {}
 
 
@@ -127,10 +129,10 @@ def _is_share(value: Any) -> bool:
 def _devices(value: Any) -> set[str]:
     state = value.get("state") if isinstance(value, dict) else None
     return {
-        one.storage.device
+        tensor.storage.device
         for of in (state.values() if isinstance(state, dict) else ())
-        for one in (of.values() if isinstance(of, dict) else ())
-        if isinstance(one, TensorRef) and one.storage is not None
+        for tensor in (of.values() if isinstance(of, dict) else ())
+        if isinstance(tensor, TensorRef) and tensor.storage is not None
     }
 
 
@@ -138,9 +140,9 @@ def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
     """Return True if an update was made between two steps, at a rate above 0."""
     rates = [
         rate
-        for one in (contents, older)
-        if one.optimizer is not None
-        for rate in one.optimizer.rates
+        for content in (contents, older)
+        if content.optimizer is not None
+        for rate in content.optimizer.rates
     ]
     ours = contents.optimizer.step if contents.optimizer else None
     theirs = older.optimizer.step if older.optimizer else None

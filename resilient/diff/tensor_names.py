@@ -42,8 +42,8 @@ class Pair:
 
 def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], list[str]]:
     """Return the pairs of tensors, and notes on the matching."""
-    one, other = _models(before), _models(after)
-    cuts = _prefixes(one, other)
+    left, right = _models(before), _models(after)
+    cuts = _prefixes(left, right)
     notes: list[str] = []
     keys = [_keyed(side, cut) for side, cut in zip((before, after), cuts, strict=True)]
     keys = _by_name(keys, (before, after), cuts, notes)
@@ -53,7 +53,7 @@ def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], 
 
 def bare(name: str) -> str:
     """Return a name without the modules of wrappers."""
-    parts = [one for one in name.split(".") if one not in _WRAPPERS]
+    parts = [component for component in name.split(".") if component not in _WRAPPERS]
     return ".".join(parts) or name
 
 
@@ -65,21 +65,21 @@ def _shown(key: Key) -> str:
 def _natural(key: Key) -> tuple[str, list[tuple[int, str]], str]:
     """Return a sort key that puts h.2 before h.10."""
     words = re.split(r"(\d+)", key[1])
-    return key[0], [(int(one), "") if one.isdecimal() else (-1, one) for one in words], key[2]
+    return key[0], [(int(word), "") if word.isdecimal() else (-1, word) for word in words], key[2]
 
 
 def _models(side: CheckpointView) -> dict[str, Tensor]:
-    return {bare(one.name): one for one in side.tensors if one.part == MODEL}
+    return {bare(tensor.name): tensor for tensor in side.tensors if tensor.part == MODEL}
 
 
-def _prefixes(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[str, str]:
+def _prefixes(value: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[str, str]:
     """Return the prefix to remove on each side so that most names match."""
-    if not one or not other or one.keys() == other.keys():
+    if not value or not other or value.keys() == other.keys():
         return "", ""
     best, most = ("", ""), -1
     rights = {right: _shapes(other, right) for right in _candidates(other)}
-    for left in _candidates(one):
-        cut = _shapes(one, left)
+    for left in _candidates(value):
+        cut = _shapes(value, left)
         for right, named in rights.items():
             found = len(cut & named)
             if found > most:
@@ -106,15 +106,15 @@ def _shared(names: Iterable[str]) -> list[str]:
 
 
 def _shapes(names: Mapping[str, Tensor], prefix: str) -> set[tuple[str, tuple[int, ...]]]:
-    return {(name.removeprefix(prefix), one.shape) for name, one in names.items()}
+    return {(name.removeprefix(prefix), tensor.shape) for name, tensor in names.items()}
 
 
 def _keyed(side: CheckpointView, prefix: str) -> dict[Key, Tensor]:
     found: dict[Key, Tensor] = {}
-    for one in side.tensors:
-        key = _key(one, prefix)
+    for tensor in side.tensors:
+        key = _key(tensor, prefix)
         # Two tensors that would get the same key keep their own names.
-        found[(one.part, one.name, "") if key in found else key] = one
+        found[(tensor.part, tensor.name, "") if key in found else key] = tensor
     return found
 
 
@@ -135,7 +135,7 @@ def _by_name(
     notes: list[str],
 ) -> list[dict[Key, Tensor]]:
     """Return the keys with parameter numbers replaced by names, if one side has names."""
-    numbered = [_numbers(one) for one in keys]
+    numbered = [_numbers(dotted) for dotted in keys]
     if bool(numbered[0]) == bool(numbered[1]):
         return keys
     which = 0 if numbered[0] else 1
@@ -151,9 +151,9 @@ def _by_name(
         "the optimizer's parameters have numbers on one side and names on the other, and no order "
         "of the names that was written down fits all shapes: its state was not compared"
     )
-    for one in keys:
-        for key in [key for key in one if key[0] == OPTIMIZER]:
-            del one[key]
+    for dotted in keys:
+        for key in [key for key in dotted if key[0] == OPTIMIZER]:
+            del dotted[key]
     return keys
 
 
@@ -170,12 +170,12 @@ def _fits(
     if not found or max(int(name) for _, name, _ in found) >= len(order):
         return False
     pairs = [(numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2]))) for key in found]
-    met = [(one.shape, other.shape) for one, other in pairs if other is not None]
-    return len(met) * 2 > len(pairs) and all(one == other for one, other in met)
+    met = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]
+    return len(met) * 2 > len(pairs) and all(left == right for left, right in met)
 
 
 def _renamed(numbered: Mapping[Key, Tensor], order: Sequence[str]) -> dict[Key, Tensor]:
     return {
-        (part, order[int(name)], slot) if part == OPTIMIZER and slot else (part, name, slot): one
-        for (part, name, slot), one in numbered.items()
+        (part, order[int(name)], slot) if part == OPTIMIZER and slot else (part, name, slot): value
+        for (part, name, slot), value in numbered.items()
     }

@@ -95,10 +95,10 @@ class Elements:
             raise Unreadable(f"{tensor.dtype}: numbers that share a byte")
         if len(tensor.pieces) > _PIECES_MAX:
             raise Unreadable(f"{len(tensor.pieces)} pieces")
-        stored = sum(listing.sizes.get(one, 0) for one in tensor.files)
+        stored = sum(listing.sizes.get(file, 0) for file in tensor.files)
         if tensor.size_bytes > _EXPANDED_MAX * max(stored, AHEAD_BYTES):
             raise Unreadable("it has more elements than its files have bytes")
-        if not covers(tensor.shape, [one.region for one in tensor.pieces]):
+        if not covers(tensor.shape, [piece.region for piece in tensor.pieces]):
             raise Unreadable("its pieces do not make it whole")
         self._folder, self._listing, self._tensor = folder, listing, tensor
         self._settled: dict[int, Piece] = {}
@@ -168,7 +168,7 @@ class Elements:
     ) -> NDArray[np.uint8]:
         """Return bytes as an array of elements; the strides are in elements of the bytes."""
         flat = np.frombuffer(data, np.uint8)
-        steps = (*(one * self.item_bytes for one in strides), 1)
+        steps = (*(stride * self.item_bytes for stride in strides), 1)
         shape = (*lengths, self.item_bytes)
         found = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
         return found[..., ::-1] if piece.is_swapped else found

@@ -101,19 +101,19 @@ def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
     """Return the number of elements whose bits differ."""
     width = before.shape[-1]
     word = min(width, _WORD_BYTES)
-    one, other = (
+    left, right = (
         np.ascontiguousarray(side).reshape(-1).view(f"<u{word}") for side in (before, after)
     )
-    apart = one != other
+    apart = left != right
     return int(np.count_nonzero(apart.reshape(-1, 2).any(axis=1) if width > word else apart))
 
 
-def gap(one: NDArray[Any], other: NDArray[Any]) -> int:
+def gap(left: NDArray[Any], right: NDArray[Any]) -> int:
     """Return the exact largest distance between two arrays of integers."""
-    if not one.size:
+    if not left.size:
         return 0
-    low, high = np.minimum(one, other), np.maximum(one, other)
-    if one.dtype.itemsize < _WORD_BYTES:
+    low, high = np.minimum(left, right), np.maximum(left, right)
+    if left.dtype.itemsize < _WORD_BYTES:
         return int(np.subtract(high, low, dtype=np.int64).max())
     # Modulo 2^64 the difference is right, even if it does not fit in int64.
     return int((high.view(np.uint64) - low.view(np.uint64)).max())
@@ -386,14 +386,16 @@ def histogram(
         _count_powers(powers, finite)
         seen += count
         told(number, len(starts))
-    found = tuple((int(one) + _DEEPEST, int(powers[one])) for one in np.flatnonzero(powers))
+    found = tuple(
+        (int(exponent) + _DEEPEST, int(powers[exponent])) for exponent in np.flatnonzero(powers)
+    )
     return Histogram(tensor.elements, seen, sums.result(), cells.result(), found)
 
 
 def alike(found: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
     """Return the histograms of several tensors with bins of one width."""
-    widest = max((one.bars.exponent for one in found if one.bars.counts), default=0)
-    return tuple(one.bars.coarser(widest) for one in found)
+    widest = max((stats.bars.exponent for stats in found if stats.bars.counts), default=0)
+    return tuple(stats.bars.coarser(widest) for stats in found)
 
 
 def _starts(elements: int, blocks_max: int) -> Iterator[int]:

@@ -93,7 +93,7 @@ class ControlGroup:
             PeerFailed: The key-value store is gone.
         """
         who = "ruling" if self.world.is_coordinator else self.world.rank
-        said = {key: one for key, one in failure.items() if key != "rank" or who == "ruling"}
+        said = {key: value for key, value in failure.items() if key != "rank" or who == "ruling"}
         self._board.post(self.key(topic, who), json.dumps(said).encode())
 
     @contextmanager
@@ -137,7 +137,7 @@ class ControlGroup:
         while (shown := self._board.wait(keys, within_seconds)) is None:
             absent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
             beats = self._beats_of(absent)
-            silent = [one for one in absent if beats.get(one) == before.get(one)]
+            silent = [rank for rank in absent if beats.get(rank) == before.get(rank)]
             if silent:
                 raise DeadlineExceeded(
                     f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
@@ -145,7 +145,7 @@ class ControlGroup:
                     hint=_hint(within_seconds),
                 )
             before = beats
-        return [json.loads(one) for one in shown]
+        return [json.loads(answer) for answer in shown]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
         """Send the coordinator's ``ruling`` to all ranks; the argument of other ranks is ignored.
@@ -237,7 +237,10 @@ class RankFailure:
 
 
 def _subclasses(kind: type[ResilientError]) -> list[type[ResilientError]]:
-    return [kind, *(deeper for one in kind.__subclasses__() for deeper in _subclasses(one))]
+    return [
+        kind,
+        *(deeper for subclass in kind.__subclasses__() for deeper in _subclasses(subclass)),
+    ]
 
 
 _KINDS = {kind.code: kind for kind in _subclasses(errors.ResilientError)}
@@ -319,10 +322,10 @@ def _hear(comms: ControlGroup, topic: str, within_seconds: float) -> Any | RankF
 def _conclude(gathered: Any, rule: Callable[[list[Any]], Any]) -> Any | RankFailure:
     if isinstance(gathered, RankFailure):
         return gathered
-    for rank, one in enumerate(gathered):
-        if "failure" in one:
-            return RankFailure(**one["failure"], rank=rank)
-    return capture_failure(lambda: rule([one["value"] for one in gathered]))
+    for rank, answer in enumerate(gathered):
+        if "failure" in answer:
+            return RankFailure(**answer["failure"], rank=rank)
+    return capture_failure(lambda: rule([answer["value"] for answer in gathered]))
 
 
 def _parse(heard: dict[str, Any]) -> Any | RankFailure:

@@ -266,7 +266,7 @@ def _parse(data: bytes) -> ProgressRecord | None:
         since_seconds=since_seconds,
         longest_seconds=_numbers(data, _LONGEST_AT, len(Phase)),
         step_seconds=_numbers(data, _RECENT_AT, count),
-        own_seconds=own_seconds if all(one >= 0 for one in own_seconds) else (),
+        own_seconds=own_seconds if all(second >= 0 for second in own_seconds) else (),
     )
 
 

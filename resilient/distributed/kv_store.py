@@ -207,7 +207,7 @@ class TcpServer:
             keep_alive(connection)
             with self._lock:
                 self._connections.add(connection)
-                self._threads = [one for one in self._threads if one.is_alive()]
+                self._threads = [worker for worker in self._threads if worker.is_alive()]
                 thread = threading.Thread(
                     target=self._greet, args=(connection,), name="server", daemon=True
                 )
@@ -371,7 +371,7 @@ class KVStoreServer(TcpServer):
         if verb == "wait":
             within_seconds = min(float(asked["within_seconds"]), _SLICE_SECONDS)
             values = self._board.wait(keys, within_seconds)
-            return None if values is None else [_text(one) for one in values]
+            return None if values is None else [_text(value) for value in values]
         (key,) = keys
         if verb == "post":
             wills.pop(key, None)
@@ -428,7 +428,7 @@ class SocketKVStore:
             left_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
             held = self._ask(verb="wait", keys=list(keys), within_seconds=left_seconds)
             if held is not None:
-                return [_bytes(one) for one in held]
+                return [_bytes(value) for value in held]
             if left_seconds <= _SLICE_SECONDS:
                 return None
 

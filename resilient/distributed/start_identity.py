@@ -86,9 +86,9 @@ class StartIdentity:
             raise ValueError("`start` lacks a field, or one is of another type")
         found = StartIdentity(**{name: fields[name] for name in _FIELDS})
         texts, numbers = (found.id, found.job), (found.requeues, found.training)
-        if any(len(one) > _TEXT_LENGTH_MAX or not one.isprintable() for one in texts):
+        if any(len(text) > _TEXT_LENGTH_MAX or not text.isprintable() for text in texts):
             raise ValueError("`start` holds no short text")
-        if any(not 0 <= one <= _NUMBER_MAX for one in numbers):
+        if any(not 0 <= number <= _NUMBER_MAX for number in numbers):
             raise ValueError("`start` holds a number out of bounds")
         return found
 

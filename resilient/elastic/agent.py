@@ -252,7 +252,7 @@ class ElasticAgent(SimpleElasticAgent):
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         self._keeping.ready()
         remove_dead_locks(os.environ, self._clock, self._emit)
-        ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
+        ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         self._outputs.begin(self._life.attempt, self._life.cause, ranks)
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]
         self._health.begin(ranks)

@@ -82,7 +82,8 @@ class HangFound(Event):
         names = set(self.__dataclass_fields__) - {"stacks", "template"}
         fields: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
         fields["stacks"] = {
-            str(one.rank): {"kernel": one.kernel, "stacks": one.stacks} for one in self.stacks
+            str(stack.rank): {"kernel": stack.kernel, "stacks": stack.stacks}
+            for stack in self.stacks
         }
         return fields
 
@@ -94,19 +95,19 @@ class HangFound(Event):
             f"hang: no progress for {waited}{learned}",
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
-        for ranks, one in alike(self.stacks).items():
-            rows += _shown(ranks, one)
+        for ranks, value in alike(self.stacks).items():
+            rows += _shown(ranks, value)
         rows += [f"  {line}" for line in self.locks]
         return "\n".join(rows)
 
 
-def _shown(ranks: tuple[int, ...], one: RankStacks) -> list[str]:
+def _shown(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
     """Return the stack lines of ranks that are at the same place."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    if one.is_answered:
-        lines, what = main_stack(one.stacks)[1:], "main thread, innermost call first"
+    if stacks.is_answered:
+        lines, what = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
-        lines, what = one.kernel.splitlines(), "no answer; what the kernel says"
+        lines, what = stacks.kernel.splitlines(), "no answer; what the kernel says"
     more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
     return [f"  {who}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
 
@@ -126,13 +127,15 @@ def end_hung(
     is_unkillable = not group.wait_for_all(_KILL_SECONDS)
     blamed = hang.first.rank
     message = f"hang: {describe_overdue(hang.first)}"
-    inner = next((one.innermost for one in stacks if one.rank == blamed), "")
+    inner = next((stack.innermost for stack in stacks if stack.rank == blamed), "")
     error = WorkerError(
         message=f"{message}{f', in {inner}' * bool(inner)}",
         hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
     )
     failures = [
-        WorkerFailure(one, error, Cause.HANG) for one in group.exits if one.command.rank == blamed
+        WorkerFailure(ended, error, Cause.HANG)
+        for ended in group.exits
+        if ended.command.rank == blamed
     ]
     status = DeadlineExceeded.exit_code
     outcome = Outcome(
@@ -141,12 +144,12 @@ def end_hung(
     return outcome, failures
 
 
-def describe_overdue(one: OverdueRank) -> str:
+def describe_overdue(rank: OverdueRank) -> str:
     """Return one line: the state of an overdue rank, its wait and its deadline."""
-    state = _STATES.get(one.state, one.state)
+    state = _STATES.get(rank.state, rank.state)
     return (
-        f"{state} for {one.waited_seconds:.1f} s {_place(one.step)} "
-        f"(phase `{one.doing}`, {one.deadline_seconds:.1f} s allowed)"
+        f"{state} for {rank.waited_seconds:.1f} s {_place(rank.step)} "
+        f"(phase `{rank.doing}`, {rank.deadline_seconds:.1f} s allowed)"
     )
 
 
@@ -164,7 +167,7 @@ def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
         waited_seconds=first.waited_seconds,
         deadline_seconds=first.deadline_seconds,
         median_seconds=hang.median_seconds or 0.0,
-        overdue=sorted(one.rank for one in hang.culprits),
+        overdue=sorted(culprit.rank for culprit in hang.culprits),
         stacks=stacks,
         locks=awaited_locks(stacks, os.environ),
     )
@@ -337,7 +340,7 @@ class AttemptMonitor:
         fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
         if self._stops.asked_by:
             fine.add(-signal.SIGTERM)
-        return any(one.status not in fine and not one.is_killed for one in self._group.exits)
+        return any(ended.status not in fine and not ended.is_killed for ended in self._group.exits)
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by
@@ -371,13 +374,13 @@ class AttemptMonitor:
     def _failures_of_stop(self) -> list[WorkerFailure]:
         """Return the workers that failed while they were only asked to end."""
         failures = find_failures(self._group.exits, math.inf, self._health.evidence())
-        return [one for one in failures if one.exit.status not in _ENDS_OF_A_STOP]
+        return [failure for failure in failures if failure.exit.status not in _ENDS_OF_A_STOP]
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
         # A rank killed by SIGTERM says the least about the saved work.
         order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
-        return next((one for some in order for one in statuses if one in some), 0)
+        return next((status for some in order for status in statuses if status in some), 0)
 
     def _end(self, *, is_told: bool) -> bool:
         """Give all workers the grace period, and return whether all ended without being killed."""
@@ -404,7 +407,9 @@ class AttemptMonitor:
 
     def _left_seconds(self, request: StopRequest) -> float:
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())
-        if any(one.status == -signal.SIGKILL and not one.is_killed for one in self._group.exits):
+        if any(
+            ended.status == -signal.SIGKILL and not ended.is_killed for ended in self._group.exits
+        ):
             # No save that needs the killed rank can finish. Keep time to query the newest commit.
             left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
         return left_seconds

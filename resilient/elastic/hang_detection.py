@@ -139,13 +139,16 @@ class LearnedDeadlines:
     def after(self, shown: Sequence[ProgressRecord]) -> LearnedDeadlines:
         """Return the durations updated with these heartbeats; the slowest rank counts."""
         medians = [
-            statistics.median(one.step_seconds)
-            for one in shown
-            if len(one.step_seconds) >= STEPS_TO_LEARN
+            statistics.median(progress.step_seconds)
+            for progress in shown
+            if len(progress.step_seconds) >= STEPS_TO_LEARN
         ]
-        longest = zip(*(one.longest_seconds for one in shown), self.longest_seconds, strict=True)
+        longest = zip(
+            *(progress.longest_seconds for progress in shown), self.longest_seconds, strict=True
+        )
         return LearnedDeadlines(
-            max(medians, default=self.median_seconds), tuple(max(one) for one in longest)
+            max(medians, default=self.median_seconds),
+            tuple(max(durations) for durations in longest),
         )
 
     def deadline_seconds(self, phase: Phase, rule: HangRule) -> float | None:
@@ -233,15 +236,24 @@ def find_hang(
         rule: Limits on the time without progress.
         now_seconds: Current time, monotonic.
     """
-    training = [one for one in vitals if one.signs.phase is not Phase.OUTSIDE]
-    stopped = [one for one in vitals if one.stopped_since_seconds is not None]
-    fewest = min((one.signs.step for one in training), default=0)
-    behind = [one for one in training if one.signs.step == fewest]
-    late = {one.rank: find_overdue(one, learned, rule, now_seconds) for one in [*behind, *stopped]}
-    found = [one for one in late.values() if one is not None]
+    training = [
+        rank_vitals for rank_vitals in vitals if rank_vitals.signs.phase is not Phase.OUTSIDE
+    ]
+    stopped = [
+        rank_vitals for rank_vitals in vitals if rank_vitals.stopped_since_seconds is not None
+    ]
+    fewest = min((rank_vitals.signs.step for rank_vitals in training), default=0)
+    behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]
+    late = {
+        rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
+        for rank_vitals in [*behind, *stopped]
+    }
+    found = [value for value in late.values() if value is not None]
     # A stopped rank holds up all others, whatever its step.
-    is_stopped = any(late[one.rank] is not None for one in stopped)
-    if not found or not (is_stopped or all(late[one.rank] is not None for one in behind)):
+    is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
+    if not found or not (
+        is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)
+    ):
         return None
     return Hang(tuple(sorted(found, key=suspicion)), learned.median_seconds)
 
@@ -274,12 +286,12 @@ def find_overdue(
 _STATES = ("T", "D", "R")
 
 
-def suspicion(one: OverdueRank) -> tuple[int, float, int]:
+def suspicion(rank: OverdueRank) -> tuple[int, float, int]:
     """Return the sort key: stopped ranks, ranks stuck in the kernel, busy ranks, longest wait.
 
     A sleeping rank usually waits for another rank.
     """
-    return state_place(one.state), -one.waited_seconds, one.rank
+    return state_place(rank.state), -rank.waited_seconds, rank.rank
 
 
 def state_place(state: str) -> int:
@@ -335,10 +347,16 @@ class ObservedRank:
 
 def find_starting(seen: Collection[ObservedRank]) -> list[ObservedRank]:
     """Return the ranks that others wait for before the first step; empty if no rank waits."""
-    reaches = [one.reach for one in seen if one.reach is not StartupStage.LEFT]
-    if not reaches or min(reaches) == max(reaches) or any(one.step >= 0 for one in seen):
+    reaches = [
+        rank_vitals.reach for rank_vitals in seen if rank_vitals.reach is not StartupStage.LEFT
+    ]
+    if (
+        not reaches
+        or min(reaches) == max(reaches)
+        or any(rank_vitals.step >= 0 for rank_vitals in seen)
+    ):
         return []
-    return [one for one in seen if one.reach is min(reaches)]
+    return [rank_vitals for rank_vitals in seen if rank_vitals.reach is min(reaches)]
 
 
 def find_stuck_start(
@@ -352,7 +370,9 @@ def find_stuck_start(
         began_seconds: Start of the ranks, monotonic seconds.
         now_seconds: Current time, monotonic.
     """
-    quiet_since = max([began_seconds, *(one.quiet_since(began_seconds) for one in seen)])
+    quiet_since = max(
+        [began_seconds, *(rank_vitals.quiet_since(began_seconds) for rank_vitals in seen)]
+    )
     starting = find_starting(seen)
     if not starting or now_seconds - quiet_since <= rule.patience_seconds:
         return None
@@ -372,7 +392,7 @@ def find_stuck_end(
     """
     if ended_seconds is None or not are_quiet(seen, rule, ended_seconds, now_seconds):
         return None
-    heard = [one for one in seen if one.signs is not None]
+    heard = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
     return _hang_of(heard, ENDING, rule, ended_seconds, now_seconds)
 
 
@@ -383,10 +403,10 @@ def are_quiet(
 
     Without any heartbeat so far the result is False.
     """
-    heard = [one for one in seen if one.signs is not None]
-    if not heard or any(one.reach is StartupStage.TRAINING for one in heard):
+    heard = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
+    if not heard or any(rank_vitals.reach is StartupStage.TRAINING for rank_vitals in heard):
         return False
-    last_seconds = max(one.quiet_since(from_seconds) for one in heard)
+    last_seconds = max(rank_vitals.quiet_since(from_seconds) for rank_vitals in heard)
     return now_seconds - last_seconds > rule.patience_seconds
 
 
@@ -399,15 +419,15 @@ def _hang_of(
 ) -> Hang:
     late = [
         OverdueRank(
-            rank=one.rank,
-            step=one.step,
+            rank=rank.rank,
+            step=rank.step,
             phase=Phase.OUTSIDE,
-            state=one.state,
-            waited_seconds=now_seconds - one.quiet_since(from_seconds),
+            state=rank.state,
+            waited_seconds=now_seconds - rank.quiet_since(from_seconds),
             deadline_seconds=rule.patience_seconds,
             edge=edge,
         )
-        for one in ranks
+        for rank in ranks
     ]
     return Hang(tuple(sorted(late, key=suspicion)))
 
@@ -477,15 +497,15 @@ def standing_of(
     """Return the status of the rank that holds up the others most; None if no rank trains."""
     found = [
         HostHangStatus(
-            rank=one.rank,
-            step=one.signs.step,
-            phase=one.signs.phase,
-            state=one.state,
-            waited_seconds=now_seconds - one.signs.since_seconds,
-            is_overdue=find_overdue(one, learned, rule, now_seconds) is not None,
+            rank=rank_vitals.rank,
+            step=rank_vitals.signs.step,
+            phase=rank_vitals.signs.phase,
+            state=rank_vitals.state,
+            waited_seconds=now_seconds - rank_vitals.signs.since_seconds,
+            is_overdue=find_overdue(rank_vitals, learned, rule, now_seconds) is not None,
         )
-        for one in vitals
-        if one.signs.phase is not Phase.OUTSIDE or one.state == "T"
+        for rank_vitals in vitals
+        if rank_vitals.signs.phase is not Phase.OUTSIDE or rank_vitals.state == "T"
     ]
     return min(found, key=HostHangStatus.order, default=None)
 

@@ -229,16 +229,16 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
         signs: Heartbeats by rank; ranks with too few own times are skipped.
     """
     own = {
-        rank: statistics.median(one.own_seconds)
-        for rank, one in signs.items()
-        if len(one.own_seconds) >= STEPS_MIN
+        rank: statistics.median(progress.own_seconds)
+        for rank, progress in signs.items()
+        if len(progress.own_seconds) >= STEPS_MIN
     }
     if len(own) < 2:  # noqa: PLR2004 - nobody is slower than himself
         return []
     # The lower median, so that the slow rank of two is found.
     median = statistics.median_low(own.values())
     limit = max(FACTOR * median, median + _SECONDS_MIN)
-    return [StragglerFound(rank, one, median) for rank, one in own.items() if one > limit]
+    return [StragglerFound(rank, value, median) for rank, value in own.items() if value > limit]
 
 
 _LOOK_SECONDS = 0.25
@@ -361,13 +361,17 @@ class HealthMonitor:
         self._oom.learn(pids.values())
         self._look_at_gpus()
         found = (self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items())
-        vitals = [one for one in found if one is not None and one.rank in running]
+        vitals = [
+            rank_vitals
+            for rank_vitals in found
+            if rank_vitals is not None and rank_vitals.rank in running
+        ]
         self._tell_stragglers(vitals)
         self._tell_progress(vitals, now_seconds)
         if not self._rule.is_on:
             return None
-        self._learned = self._known.after([one.signs for one in vitals])
-        self._steps = max((one.signs.step for one in vitals), default=-1)
+        self._learned = self._known.after([rank_vitals.signs for rank_vitals in vitals])
+        self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
         seen = self._seen(pids, vitals, running)
@@ -403,7 +407,11 @@ class HealthMonitor:
         self.standing = standing_of(vitals, self._learned, rule, now_seconds)
         if find_starting(seen):
             # Ranks in training only wait for the starting ranks, except stopped ranks.
-            vitals = [one for one in vitals if one.stopped_since_seconds is not None]
+            vitals = [
+                rank_vitals
+                for rank_vitals in vitals
+                if rank_vitals.stopped_since_seconds is not None
+            ]
         return (
             find_hang([*vitals], self._learned, rule, now_seconds)
             or find_stuck_start(seen, rule, began_seconds, now_seconds)
@@ -422,7 +430,7 @@ class HealthMonitor:
     def last_step(self) -> int:
         """Return the last step that a rank of this host finished in this attempt, -1 for none."""
         signs = (read_progress(progress_path(self._notes, local)) for local in self._ranks)
-        return max((one.step for one in signs if one is not None), default=-1)
+        return max((progress.step for progress in signs if progress is not None), default=-1)
 
     def _look_at_gpus(self) -> None:
         for fault in self._gpus.look():
@@ -432,15 +440,15 @@ class HealthMonitor:
 
     def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
         """Report a straggler once, and again if it had caught up meanwhile."""
-        found = find_stragglers({one.rank: one.signs for one in vitals})
-        for one in found:
-            if one.rank not in self._stragglers:
-                self._emit(one)
-        self._stragglers = {one.rank for one in found}
+        found = find_stragglers({rank_vitals.rank: rank_vitals.signs for rank_vitals in vitals})
+        for straggler in found:
+            if straggler.rank not in self._stragglers:
+                self._emit(straggler)
+        self._stragglers = {straggler.rank for straggler in found}
 
     def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
         """Report progress every 10 s and after the first finished step."""
-        last = min(vitals, key=lambda one: one.signs.step, default=None)
+        last = min(vitals, key=lambda rank_vitals: rank_vitals.signs.step, default=None)
         if last is None:
             return
         step, is_first = last.signs.step, last.signs.step >= 0 > self._told_step
@@ -453,7 +461,7 @@ class HealthMonitor:
         self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
     ) -> list[ObservedRank]:
         """Return all running ranks, with or without a heartbeat."""
-        heard = {one.rank: one for one in vitals}
+        heard = {rank_vitals.rank: rank_vitals for rank_vitals in vitals}
         pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
         return [
             ObservedRank(rank, heard[rank].signs, heard[rank].state)
@@ -468,14 +476,16 @@ class HealthMonitor:
         """Return stopped ranks without a heartbeat: a stopped rank is overdue without one."""
         local_of = {rank: local for local, rank in self._ranks.items()}
         found = []
-        for one in seen:
-            local = local_of[one.rank]
-            if one.signs is None and local in pids:
+        for rank_vitals in seen:
+            local = local_of[rank_vitals.rank]
+            if rank_vitals.signs is None and local in pids:
                 signs = ProgressRecord(
                     -1, Phase.OUTSIDE, self._began_seconds, (0.0,) * len(Phase), ()
                 )
-                found.append(self._at(local, one.state, signs, now_seconds))
-        return [one for one in found if one.stopped_since_seconds is not None]
+                found.append(self._at(local, rank_vitals.state, signs, now_seconds))
+        return [
+            rank_vitals for rank_vitals in found if rank_vitals.stopped_since_seconds is not None
+        ]
 
     def _vital(
         self, local: int, pid: int, now_seconds: float, away_seconds: float

@@ -32,7 +32,7 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
         environ: Environment of the ranks, which names the cache.
     """
     lines = []
-    mains = {one.rank: "\n".join(main_stack(one.stacks)) for one in stacks}
+    mains = {stack.rank: "\n".join(main_stack(stack.stacks)) for stack in stacks}
     if ranks := [rank for rank, text in mains.items() if _BUILD_WAIT.search(text)]:
         lines += _build_locks(ranks, find_locks(environ))
     if ranks := [rank for rank, text in mains.items() if _FILE_LOCK.search(text)]:
@@ -45,7 +45,7 @@ def _build_locks(ranks: list[int], found: list[Path]) -> list[str]:
     if not found:
         where = "a folder outside torch's extension cache (`build_directory`)"
         return [f"{who} for a build lock of torch, the file `lock` in {where}"]
-    return [f"{who} for the build lock {one}: {_owner(one)}" for one in found[:_LOCKS_MAX]]
+    return [f"{who} for the build lock {lock}: {_owner(lock)}" for lock in found[:_LOCKS_MAX]]
 
 
 def _owner(lock: Path) -> str:

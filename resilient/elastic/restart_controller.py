@@ -278,7 +278,7 @@ def launches_of(url: str, storage_options: Mapping[str, Any] | None = None) -> i
     """Return the number of agent runs of the run under ``url``; None without an answer."""
 
     def count(store: Store) -> int:
-        return sum(one.cause == "start" for one in read_generations(store))
+        return sum(generation.cause == "start" for generation in read_generations(store))
 
     found = _ask_store(count, url, storage_options, ASKING_SECONDS_MAX)
     return None if found is ProgressState.UNKNOWN else int(found)

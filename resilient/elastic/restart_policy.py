@@ -618,4 +618,4 @@ class FailureHistory:
 
 def _within(times: tuple[float, ...], limits: FailureLimits, at_seconds: float) -> list[float]:
     window_seconds = limits.window_seconds
-    return [one for one in times if not window_seconds or at_seconds - one < window_seconds]
+    return [time for time in times if not window_seconds or at_seconds - time < window_seconds]

@@ -53,7 +53,7 @@ class RankStacks:
     def innermost(self) -> str:
         """Innermost frame of the main thread in one line; the main thread is printed last."""
         frames = [_FRAME.match(line) for line in main_stack(self.stacks)]
-        found = next((one for one in frames if one), None)
+        found = next((frame for frame in frames if frame), None)
         if not found:
             return ""
         return f"{found['name']} ({Path(found['file']).name}:{found['line']})"
@@ -79,8 +79,8 @@ def collect_stacks(
     """
     kernel = {local: describe(pid) for local, pid in pids.items()}
     asked = {local: found for local in pids if (found := _ask(notes, local)) is not None}
-    for one in [*asked.values()]:
-        _send(one.pid, signal.SIGCONT)
+    for value in [*asked.values()]:
+        _send(value.pid, signal.SIGCONT)
     for local in pids.keys() - asked.keys():
         # The rank has no handler to ask: if stopped, it stays stopped.
         kernel[local] += "\nno stack: the process has no handler for it"
@@ -95,7 +95,7 @@ def describe(pid: int, proc: Path = _PROC) -> str:
     """Return the kernel's report on a process and each of its threads."""
     folder = proc / str(pid)
     lines = [line for line in _read(folder / "status").splitlines() if line.startswith(_FIELDS)]
-    for task in sorted(_tasks(folder), key=lambda one: int(one.name)):
+    for task in sorted(_tasks(folder), key=lambda path: int(path.name)):
         name, wait = _read(task / "comm").strip(), _read(task / "wchan").strip()
         # An empty wait channel reads as 0.
         where = f" in {wait}" if wait not in ("", "0") else ""
@@ -119,10 +119,10 @@ def main_stack(text: str) -> list[str]:
 def alike(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
     """Group ranks whose main threads are at the same place, so that each stack is shown once."""
     groups: dict[str, list[RankStacks]] = {}
-    for one in stacks:
-        key = "\n".join(main_stack(one.stacks)[1:]) if one.is_answered else one.kernel
-        groups.setdefault(key, []).append(one)
-    return {tuple(one.rank for one in group): group[0] for group in groups.values()}
+    for stack in stacks:
+        key = "\n".join(main_stack(stack.stacks)[1:]) if stack.is_answered else stack.kernel
+        groups.setdefault(key, []).append(stack)
+    return {tuple(worker.rank for worker in group): group[0] for group in groups.values()}
 
 
 def _ask(notes: str, local_rank: int) -> _Asked | None:
@@ -152,7 +152,7 @@ def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, st
     quiet, quiet_polls = 0, _QUIET_POLLS
     while quiet < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
         clock.sleep(_POLL_SECONDS)
-        now = {local: _answer(one) for local, one in asked.items()}
+        now = {local: _answer(value) for local, value in asked.items()}
         quiet = quiet + 1 if all(now.values()) and now == answers else 0
         quiet_polls = _QUIET_POLLS if all(map(_is_whole, now.values())) else _STALLED_POLLS
         answers = now
@@ -164,9 +164,9 @@ def _is_whole(answer: str) -> bool:
     return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
 
 
-def _answer(one: _Asked) -> str:
-    with one.path.open("rb") as file:
-        file.seek(one.size)
+def _answer(request: _Asked) -> str:
+    with request.path.open("rb") as file:
+        file.seek(request.size)
         return file.read(_TEXT_BYTES_MAX).decode(errors="replace").strip()
 
 

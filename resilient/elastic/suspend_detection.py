@@ -106,6 +106,6 @@ class SuspendCorrectedProgress:
         if rank not in self._away or shown.since_seconds == self._away[rank][0].since_seconds:
             return
         before, away_seconds = self._away.pop(rank)
-        known, now = (one.longest_seconds[before.phase] for one in (before, shown))
+        known, now = (progress.longest_seconds[before.phase] for progress in (before, shown))
         if now > known and now >= away_seconds:
             self._spoiled[rank, before.phase] = now, max(known, now - away_seconds)

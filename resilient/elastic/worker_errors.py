@@ -145,7 +145,7 @@ def find_failures(
         for exit_ in exits
         if exit_.status not in (0, CODE_PREEMPTED)
     ]
-    return sorted((one for one in failed if _is_own(one, before_seconds)), key=_order)
+    return sorted((failure for failure in failed if _is_own(failure, before_seconds)), key=_order)
 
 
 def _is_own(failure: WorkerFailure, before_seconds: float) -> bool:

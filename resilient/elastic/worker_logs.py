@@ -88,7 +88,7 @@ class Splitter:
             whole.append(rest[:TEXT_BYTES_MAX])
             rest = rest[TEXT_BYTES_MAX:]
         self._rest = rest
-        return [text for one in whole for text in _texts(_shown(one))]
+        return [text for line in whole for text in _texts(_shown(line))]
 
     def last(self) -> list[str]:
         """Return the incomplete last line, if there is one."""
@@ -103,7 +103,7 @@ def _shown(line: bytes) -> bytes:
 
 def _texts(line: bytes) -> list[str]:
     starts = range(0, max(1, len(line)), TEXT_BYTES_MAX)
-    return [line[one : one + TEXT_BYTES_MAX].decode("utf-8", "replace") for one in starts]
+    return [line[start : start + TEXT_BYTES_MAX].decode("utf-8", "replace") for start in starts]
 
 
 VARIABLE = "RESILIENT_OUTPUT"
@@ -219,7 +219,7 @@ class _Tap:
     def _keep(self, texts: list[str]) -> None:
         if texts:
             at = self._clock.now_iso()
-            self._file.append("\n".join(LogLine(at, self._stream, one).stored() for one in texts))
+            self._file.append("\n".join(LogLine(at, self._stream, text).stored() for text in texts))
 
 
 def _pump(taps: list[_Tap], ending: threading.Event) -> None:
@@ -294,19 +294,19 @@ class LogReader:
 
     def read(self, sources: Sequence[LogSource]) -> Iterator[LogRecord]:
         """Yield the existing lines, attempt by attempt, with the lines of all ranks by time."""
-        for one in sources:
-            self._offsets[one.path] = self._begin(one)
-        lives = groupby(sources, key=lambda one: one.life)
+        for source in sources:
+            self._offsets[source.path] = self._begin(source)
+        lives = groupby(sources, key=lambda source: source.life)
         lines = chain.from_iterable(self._merged(list(ranks)) for _, ranks in lives)
         return iter(deque(lines, self.tail)) if self.tail is not None else lines
 
     def read_on(self, sources: Sequence[LogSource]) -> list[LogRecord]:
         """Return the new lines, at most 1 MiB per log; new logs are read from their start."""
-        found = [one for source in sources for one in self._lines(source, _FOLLOWED_BYTES)]
-        return sorted(found, key=lambda one: (one.source.life, one.line.at))
+        found = [line for source in sources for line in self._lines(source, _FOLLOWED_BYTES)]
+        return sorted(found, key=lambda line: (line.source.life, line.line.at))
 
     def _merged(self, ranks: Sequence[LogSource]) -> Iterator[LogRecord]:
-        return heapq.merge(*map(self._lines, ranks), key=lambda one: one.line.at)
+        return heapq.merge(*map(self._lines, ranks), key=lambda line: line.line.at)
 
     def _begin(self, source: LogSource) -> int:
         with _opened(source) as file:
@@ -339,7 +339,7 @@ def find_sources(folder: Path) -> list[LogSource]:
         StoreDenied: A log points outside the folder, or is not a regular file.
     """
     for place in (folder, folder / "logs"):
-        files = [one for one in place.glob("*/rank-*.log") if _NAME.fullmatch(one.name)]
+        files = [path for path in place.glob("*/rank-*.log") if _NAME.fullmatch(path.name)]
         if files:
             return _numbered(folder, files)
     return []
@@ -391,14 +391,16 @@ def _at(raw: bytes) -> str:
 
 def _numbered(root: Path, files: Sequence[Path]) -> list[LogSource]:
     begun: dict[str, str] = {}
-    for one in files:
-        with open_inside(root, one) as file:
+    for entry in files:
+        with open_inside(root, entry) as file:
             at = _at(file.readline(LINE_BYTES_MAX))
-        name = one.parent.name
+        name = entry.parent.name
         begun[name] = min(at, begun.get(name, at))
-    lives = {name: nth for nth, name in enumerate(sorted(begun, key=lambda one: (begun[one], one)))}
+    lives = {
+        name: nth for nth, name in enumerate(sorted(begun, key=lambda entry: (begun[entry], entry)))
+    }
     found = [
-        LogSource(lives[one.parent.name] + 1, one.parent.name, int(one.stem[5:]), one, root)
-        for one in files
+        LogSource(lives[entry.parent.name] + 1, entry.parent.name, int(entry.stem[5:]), entry, root)
+        for entry in files
     ]
-    return sorted(found, key=lambda one: (one.life, one.rank))
+    return sorted(found, key=lambda entry: (entry.life, entry.rank))

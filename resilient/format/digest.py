@@ -67,7 +67,7 @@ def digest_with(
         told: Callback with the length of each digested chunk; it may block.
     """
     view = memoryview(data).cast("B")
-    left = deque(sorted(enumerate(ranges), key=lambda one: one[1]))
+    left = deque(sorted(enumerate(ranges), key=lambda span: span[1]))
     # The loop below does not reach empty ranges behind the last chunk.
     found = [digest_bytes(b"")] * len(ranges)
     chunks = []

@@ -84,8 +84,8 @@ def each(check: Check, count_max: int) -> Check:
     def look(value: Any, path: str) -> None:
         _require(isinstance(value, list | tuple), path, "is no list")
         _require(len(value) <= count_max, path, f"has more than {count_max} entries")
-        for index, one in enumerate(value):
-            check(one, f"{path}/{index}")
+        for index, item in enumerate(value):
+            check(item, f"{path}/{index}")
 
     return look
 
@@ -198,7 +198,7 @@ def check_manifest(fields: Mapping[str, Any]) -> None:
     """
     _MANIFEST(fields, "manifest")
     claimed = _check_tensors(fields["tensors"])
-    sizes = {one["name"]: one["size_bytes"] for one in fields["files"]}
+    sizes = {entry["name"]: entry["size_bytes"] for entry in fields["files"]}
     for file, size_bytes in claimed.items():
         _require(size_bytes <= sizes.get(file, 0), file, "is shorter than its tensors")
 
@@ -227,7 +227,7 @@ def check_receipt(fields: Mapping[str, Any]) -> None:
 
 def nested(values: Iterable[Any]) -> list[Any]:
     """Return the lists and objects among parsed JSON values."""
-    return [one for one in values if type(one) in _NESTED]
+    return [value for value in values if type(value) in _NESTED]
 
 
 def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
@@ -239,7 +239,7 @@ def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
     level = nested([value])
     for _ in range(depth_max):
         level = nested(
-            inner for one in level for inner in (one.values() if type(one) is dict else one)
+            inner for child in level for inner in (child.values() if type(child) is dict else child)
         )
         if not level:
             return
@@ -251,10 +251,10 @@ def _check_tensors(tensors: list[dict[str, Any]]) -> Counter[str]:
     claimed: Counter[str] = Counter()
     for tensor in tensors:
         # An empty axis must not hide the other axes: strides are products without it.
-        elements = math.prod(max(one, 1) for one in tensor["shape"])
+        elements = math.prod(max(extent, 1) for extent in tensor["shape"])
         _require(elements <= _ELEMENTS_MAX, tensor["name"], "is too large for any memory")
-        for one in tensor["regions"]:
-            claimed[one["file"]] += one["size_bytes"]
+        for region in tensor["regions"]:
+            claimed[region["file"]] += region["size_bytes"]
     return claimed
 
 

@@ -86,7 +86,7 @@ class LedgerHead:
                 str(value["segment"]),
                 str(value["head"]),
                 int(value["records"]),
-                LedgerPosition(*(int(one) for one in value["place"])),
+                LedgerPosition(*(int(number) for number in value["place"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             problem = f"what the manifest says of the ledger makes no sense: {error}"
@@ -144,7 +144,7 @@ class Segment:
     def closed(self) -> Segment:
         """Return a copy with its links filled in."""
         links = self.links
-        checks = tuple(one[:CHECK_LENGTH] for one in links)
+        checks = tuple(link[:CHECK_LENGTH] for link in links)
         return replace(self, checks=checks, head=links[-1] if links else self.opening)
 
 

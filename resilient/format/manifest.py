@@ -48,7 +48,7 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
             -(-entry.size_bytes // CHUNK_BYTES) == len(entry.chunks), f"chunks of {entry.name}"
         )
         sizes[entry.name] = entry.size_bytes
-    _require(len({one.name for one in manifest.tensors}) == len(manifest.tensors), "tensor names")
+    _require(len({item.name for item in manifest.tensors}) == len(manifest.tensors), "tensor names")
     for tensor in manifest.tensors:
         _check_tensor(tensor, sizes)
     for part in manifest.parts:
@@ -77,13 +77,14 @@ def _may_be_listed(name: str, manifest: Manifest) -> bool:
 
 def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
     _require(
-        covers(tensor.shape, [one.region for one in tensor.regions]), f"holes in {tensor.name}"
+        covers(tensor.shape, [region.region for region in tensor.regions]),
+        f"holes in {tensor.name}",
     )
-    for one in tensor.regions:
+    for region in tensor.regions:
         _require(
-            one.size_bytes == one.region.size * ITEM_BYTES[tensor.dtype]
-            and 0 <= one.start <= one.start + one.size_bytes <= sizes[one.file],
-            f"place of {tensor.name}{one.region}",
+            region.size_bytes == region.region.size * ITEM_BYTES[tensor.dtype]
+            and 0 <= region.start <= region.start + region.size_bytes <= sizes[region.file],
+            f"place of {tensor.name}{region.region}",
         )
 
 
@@ -205,10 +206,10 @@ class Receipt:
             check_receipt(value)
             return Receipt(
                 value["rank"],
-                tuple(_file(one) for one in value["files"]),
-                tuple(_tensor(one) for one in value["tensors"]),
-                tuple(PartEntry(**one) for one in value["parts"]),
-                tuple(ParityGroup.from_json(one) for one in value["parity"]),
+                tuple(_file(file) for file in value["files"]),
+                tuple(_tensor(tensor) for tensor in value["tensors"]),
+                tuple(PartEntry(**part) for part in value["parts"]),
+                tuple(ParityGroup.from_json(group) for group in value["parity"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"this is no receipt of a rank: {error}") from error
@@ -266,7 +267,7 @@ class Manifest:
     @property
     def needed(self) -> frozenset[str]:
         """Names of the files that a restore may read: no parity, and no file only parity needs."""
-        regions = (one.file for tensor in self.tensors for one in tensor.regions)
+        regions = (region.file for tensor in self.tensors for region in tensor.regions)
         return frozenset({*regions, *(part.document for part in self.parts)})
 
     def key(self, name: str) -> str:
@@ -291,15 +292,19 @@ def encode(manifest: Manifest) -> bytes:
             "parent": manifest.parent.folder if manifest.parent else None,
             "created_at": manifest.created_at,
             "world": dict(manifest.world),
-            "files": [asdict(one) for one in manifest.files],
-            "tensors": [asdict(one) for one in manifest.tensors],
-            "parts": [asdict(one) for one in manifest.parts],
+            "files": [asdict(file) for file in manifest.files],
+            "tensors": [asdict(tensor) for tensor in manifest.tensors],
+            "parts": [asdict(part) for part in manifest.parts],
             "config": dict(manifest.config),
             "software": dict(manifest.software),
             "data": dict(manifest.data),
             "metrics": dict(manifest.metrics),
-            "protects": [one.folder for one in manifest.protects],
-            **({"parity": [one.to_json() for one in manifest.parity]} if manifest.parity else {}),
+            "protects": [protected.folder for protected in manifest.protects],
+            **(
+                {"parity": [group.to_json() for group in manifest.parity]}
+                if manifest.parity
+                else {}
+            ),
         }
     )
 
@@ -341,15 +346,15 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
         parent=_named(parent) if parent is not None else None,
         created_at=fields["created_at"],
         world=fields["world"],
-        files=tuple(_file(one) for one in fields["files"]),
-        tensors=tuple(_tensor(one) for one in fields["tensors"]),
-        parts=tuple(PartEntry(**one) for one in fields["parts"]),
+        files=tuple(_file(file) for file in fields["files"]),
+        tensors=tuple(_tensor(tensor) for tensor in fields["tensors"]),
+        parts=tuple(PartEntry(**part) for part in fields["parts"]),
         config=fields["config"],
         software=fields["software"],
         data=fields["data"],
         metrics=fields["metrics"],
-        protects=tuple(_named(one) for one in fields["protects"]),
-        parity=tuple(ParityGroup.from_json(one) for one in fields.get("parity", ())),
+        protects=tuple(_named(protected) for protected in fields["protects"]),
+        parity=tuple(ParityGroup.from_json(group) for group in fields.get("parity", ())),
         format_version=fields["version"],
         root=fields["root"],
     )
@@ -369,13 +374,13 @@ def _file(value: Mapping[str, Any]) -> FileEntry:
 def _tensor(value: Mapping[str, Any]) -> TensorEntry:
     regions = tuple(
         StoredRegion(
-            Region(tuple(one["region"]["offsets"]), tuple(one["region"]["lengths"])),
-            one["file"],
-            one["start"],
-            one["size_bytes"],
-            one["digest"],
+            Region(tuple(region["region"]["offsets"]), tuple(region["region"]["lengths"])),
+            region["file"],
+            region["start"],
+            region["size_bytes"],
+            region["digest"],
         )
-        for one in value["regions"]
+        for region in value["regions"]
     )
     return TensorEntry(**{**value, "shape": tuple(value["shape"]), "regions": regions})
 
@@ -388,9 +393,9 @@ def merge_receipt_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
     """
     merged: dict[str, FileEntry] = {}
     for receipt in receipts:
-        for one in receipt.files:
-            if merged.setdefault(one.name, one) != one:
-                raise IntegrityError(f"ranks disagree on `{one.name}`", key=one.name)
+        for file in receipt.files:
+            if merged.setdefault(file.name, file) != file:
+                raise IntegrityError(f"ranks disagree on `{file.name}`", key=file.name)
     return tuple(merged.values())
 
 
@@ -403,16 +408,16 @@ def merge_receipt_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...
     first: dict[str, TensorEntry] = {}
     regions: defaultdict[str, list[StoredRegion]] = defaultdict(list)
     for receipt in receipts:
-        for one in receipt.tensors:
-            known = first.setdefault(one.name, one)
-            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
+        for entry in receipt.tensors:
+            known = first.setdefault(entry.name, entry)
+            if (known.dtype, known.shape, known.part) != (entry.dtype, entry.shape, entry.part):
                 raise IntegrityError(
-                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
-                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
-                    tensor=one.name,
+                    f"ranks disagree on `{entry.name}`: {known.dtype}{list(known.shape)} and, "
+                    f"on rank {receipt.rank}, {entry.dtype}{list(entry.shape)}",
+                    tensor=entry.name,
                 )
-            regions[one.name] += one.regions
+            regions[entry.name] += entry.regions
     for tensor in first.values():
-        if not covers(tensor.shape, [one.region for one in regions[tensor.name]]):
+        if not covers(tensor.shape, [region.region for region in regions[tensor.name]]):
             raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
     return tuple(replace(first[name], regions=tuple(regions[name])) for name in sorted(first))

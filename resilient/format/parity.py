@@ -50,9 +50,9 @@ _EXP = _exponents()
 _LOG = {value: power for power, value in enumerate(_EXP[:255])}
 
 
-def multiply(one: int, other: int) -> int:
+def multiply(left: int, right: int) -> int:
     """Return the product of two bytes."""
-    return _EXP[_LOG[one] + _LOG[other]] if one and other else 0
+    return _EXP[_LOG[left] + _LOG[right]] if left and right else 0
 
 
 def invert(value: int) -> int:

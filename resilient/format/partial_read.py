@@ -128,10 +128,10 @@ def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, se
     """
     tensors = list(tensors)
     partial = {
-        one.file
+        region.file
         for tensor in tensors
-        for one in tensor.regions
-        if tensor.name in boxes or origin_of(one.file)
+        for region in tensor.regions
+        if tensor.name in boxes or origin_of(region.file)
     }
     touched: dict[str, set[int]] = {file: set() for file in partial}
     for tensor in tensors:
@@ -164,8 +164,8 @@ def names_in(
         tensor.name
         for tensor in tensors
         if any(
-            one.file == file and one.start < stop and start < one.start + one.size_bytes
-            for one in tensor.regions
+            region.file == file and region.start < stop and start < region.start + region.size_bytes
+            for region in tensor.regions
             for start, stop in ranges
         )
     ]

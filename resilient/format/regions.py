@@ -53,12 +53,12 @@ def whole(shape: Sequence[int]) -> Region:
     return Region((0,) * len(shape), tuple(shape))
 
 
-def intersect(one: Region, other: Region) -> Region | None:
+def intersect(left: Region, right: Region) -> Region | None:
     """Return the box that both regions share, or None if they share no element."""
-    offsets = tuple(map(max, one.offsets, other.offsets))
+    offsets = tuple(map(max, left.offsets, right.offsets))
     ends = (
         min(a + n, b + m)
-        for a, n, b, m in zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
+        for a, n, b, m in zip(left.offsets, left.lengths, right.offsets, right.lengths, strict=True)
     )
     lengths = tuple(end - start for start, end in zip(offsets, ends, strict=True))
     return Region(offsets, lengths) if all(length > 0 for length in lengths) else None
@@ -88,10 +88,10 @@ def _any_meet(boxes: Sequence[Region]) -> bool:
     """Return whether two of the non-empty ``boxes`` share an element, by comparing pairs."""
     ordered = sorted(boxes)
     return any(
-        intersect(one, other)
-        for index, one in enumerate(ordered)
+        intersect(region, other)
+        for index, region in enumerate(ordered)
         for other in ordered[index + 1 :]
-        if not one.offsets or other.offsets[0] < one.offsets[0] + one.lengths[0]
+        if not region.offsets or other.offsets[0] < region.offsets[0] + region.lengths[0]
     )
 
 
@@ -171,7 +171,7 @@ def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, in
         length = inner.lengths[axis]
         if length > 1 and strides[axis] - reach >= hole:
             slices = [_slice(inner, axis, index) for index in range(length)]
-            return sorted(run for one in slices for run in spans(outer, one, hole))
+            return sorted(run for part in slices for run in spans(outer, part, hole))
         reach += (length - 1) * strides[axis]
     first = sum(
         (offset - start) * stride
@@ -210,8 +210,8 @@ def flat_regions(shape: Sequence[int], start: int, count: int) -> list[Region]:
 def _in_row(shape: Sequence[int], row: int, start: int, count: int) -> list[Region]:
     """Return the boxes of a run that lies inside one row of the first axis."""
     return [
-        Region((row, *one.offsets), (1, *one.lengths))
-        for one in flat_regions(shape[1:], start, count)
+        Region((row, *region.offsets), (1, *region.lengths))
+        for region in flat_regions(shape[1:], start, count)
     ]
 
 

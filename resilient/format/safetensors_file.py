@@ -227,7 +227,9 @@ def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
     """
     header, base = read_header(file.data, file.name)
     metadata = header.pop("__metadata__", {})
-    places = {key: tuple(base + end for end in one["data_offsets"]) for key, one in header.items()}
+    places = {
+        key: tuple(base + end for end in value["data_offsets"]) for key, value in header.items()
+    }
     kept = [key for key, (start, stop) in places.items() if start == stop or start not in starts]
     slots = [TensorSlot(key, header[key]["dtype"], tuple(header[key]["shape"])) for key in kept]
     layout = compute_layout(slots, metadata)
@@ -237,9 +239,9 @@ def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
     # An empty tensor may begin at the offset of another tensor; then both keep a common offset.
     moved = {source: target for target, source, _ in moves}
     tensors = tuple(
-        replace(tensor, regions=(replace(one, start=moved[one.start]),))
+        replace(tensor, regions=(replace(region, start=moved[region.start]),))
         for tensor in file.tensors
-        for one in tensor.regions
-        if not one.size_bytes or one.start not in starts
+        for region in tensor.regions
+        if not region.size_bytes or region.start not in starts
     )
     return ReducedFile(file.name, layout.size_bytes, tensors, layout.head, moves, file.data)

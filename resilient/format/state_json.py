@@ -170,17 +170,17 @@ def tensors_of(tree: Any) -> list[str]:
 def _walk(tree: Any) -> Iterator[str]:
     waiting = [tree]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += nested(one)
-        elif isinstance(one, dict):
-            tag = next(iter(one)) if len(one) == 1 else ""
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += nested(node)
+        elif isinstance(node, dict):
+            tag = next(iter(node)) if len(node) == 1 else ""
             if not tag.startswith("$"):
-                waiting += nested(one.values())
+                waiting += nested(node.values())
             elif tag == "$tensor":
-                yield _text(tag, one[tag])
+                yield _text(tag, node[tag])
             else:
-                waiting += _inside(tag, one[tag])
+                waiting += _inside(tag, node[tag])
 
 
 def _inside(tag: str, raw: Any) -> list[Any]:
@@ -190,7 +190,7 @@ def _inside(tag: str, raw: Any) -> list[Any]:
     if tag in _PAIRS:
         pairs = [_list(tag, pair) for pair in _list(tag, raw)]
         _require(all(len(pair) == 2 for pair in pairs), tag)  # noqa: PLR2004 - a pair
-        return [one for pair in pairs for one in pair]
+        return [value for pair in pairs for value in pair]
     if tag in _ARRAYS:
         dtype, values = _list(tag, raw)
         _require(_NUMPY.fullmatch(_text(tag, dtype)) is not None, tag)
@@ -206,7 +206,7 @@ def _check_leaf(tag: str, raw: Any) -> None:
     elif tag == "$float":
         _require(_text(tag, raw) in _FLOATS, tag)
     elif tag == "$complex":
-        parts = [_text(tag, one) for one in _list(tag, raw)]
+        parts = [_text(tag, text) for text in _list(tag, raw)]
         _require(len(parts) == _COMPLEX_LENGTH, tag)
     else:
         raise ValueError(f"unknown tag `{tag[:40]}`")

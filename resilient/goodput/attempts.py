@@ -74,7 +74,7 @@ class AttemptRecord:
 
     def told(self, *events: str) -> list[EventRecord]:
         """Return the records of these events, by time."""
-        return [one for one in self.records if one.event in events]
+        return [record for record in self.records if record.event in events]
 
     def first(self, *events: str) -> EventRecord | None:
         """Return the first record of these events."""
@@ -84,13 +84,13 @@ class AttemptRecord:
 def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
     """Return the runs of agents in the order of their first events."""
     found: dict[str, AgentRun] = {}
-    for one in records:
-        if not one.agent:
+    for record in records:
+        if not record.agent:
             continue
-        launch = found.setdefault(one.agent, AgentRun(one.agent, one.at_ms, one.at_ms))
-        launch.ended_ms = max(launch.ended_ms, one.at_ms)
-        if one.event in ("RunEnded", "RunAborted"):
-            launch.exit_code = round(one.number("exit_code"))
+        launch = found.setdefault(record.agent, AgentRun(record.agent, record.at_ms, record.at_ms))
+        launch.ended_ms = max(launch.ended_ms, record.at_ms)
+        if record.event in ("RunEnded", "RunAborted"):
+            launch.exit_code = round(record.number("exit_code"))
     return list(found.values())
 
 
@@ -98,45 +98,45 @@ def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
     """Return the attempts in the order of their start, each with its events."""
     by_attempt: dict[str, AttemptRecord] = {}
     now: dict[str, AttemptRecord] = {}  # the current attempt of each agent
-    for one in records:
-        if one.event == "WorkerGroupStarted" and one.agent:
-            now[one.agent] = _begin(by_attempt, one)
-        elif one.event in _OF_AGENTS and one.agent in now:
-            _note(now[one.agent], one)
+    for record in records:
+        if record.event == "WorkerGroupStarted" and record.agent:
+            now[record.agent] = _begin(by_attempt, record)
+        elif record.event in _OF_AGENTS and record.agent in now:
+            _note(now[record.agent], record)
     lives = sorted(by_attempt.values(), key=lambda life: life.began_ms)
-    _take_ranks(lives, [one for one in records if not one.agent])
+    _take_ranks(lives, [record for record in records if not record.agent])
     lives.sort(key=lambda life: life.began_ms)
     over_ms = 0
     for number, life in enumerate(lives, 1):
         life.number = number
-        life.records.sort(key=lambda one: one.at_ms)
+        life.records.sort(key=lambda record: record.at_ms)
         # A host may return to the rendezvous while another host still ends its workers.
         life.began_ms = min(max(life.began_ms, over_ms), life.started_ms)
         over_ms = life.ended_ms if life.is_ended else over_ms
     return lives
 
 
-def _begin(by_attempt: dict[str, AttemptRecord], one: EventRecord) -> AttemptRecord:
-    started_ms = one.at_ms - one.milliseconds("start_seconds")
-    began_ms = started_ms - one.milliseconds("met_seconds")
-    attempt = one.text("attempt") or f"{one.agent} {one.at_ms}"
+def _begin(by_attempt: dict[str, AttemptRecord], record: EventRecord) -> AttemptRecord:
+    started_ms = record.at_ms - record.milliseconds("start_seconds")
+    began_ms = started_ms - record.milliseconds("met_seconds")
+    attempt = record.text("attempt") or f"{record.agent} {record.at_ms}"
     life = by_attempt.setdefault(
-        attempt, AttemptRecord(0, attempt, set(), began_ms, started_ms, one.at_ms)
+        attempt, AttemptRecord(0, attempt, set(), began_ms, started_ms, record.at_ms)
     )
     # The first host to arrive has waited longest for its peers.
     life.began_ms = min(life.began_ms, began_ms)
     life.started_ms = max(life.started_ms, started_ms, life.began_ms)
-    life.ended_ms = max(life.ended_ms, one.at_ms)
-    life.cause, life.world_size = one.text("cause"), round(one.number("world_size"))
-    life.agents.add(one.agent)
+    life.ended_ms = max(life.ended_ms, record.at_ms)
+    life.cause, life.world_size = record.text("cause"), round(record.number("world_size"))
+    life.agents.add(record.agent)
     return life
 
 
-def _note(life: AttemptRecord, one: EventRecord) -> None:
-    life.records.append(one)
-    if one.event == "AttemptEnded" or not life.is_ended:
-        life.ended_ms = max(life.ended_ms, one.at_ms)
-    life.is_ended |= one.event == "AttemptEnded"
+def _note(life: AttemptRecord, record: EventRecord) -> None:
+    life.records.append(record)
+    if record.event == "AttemptEnded" or not life.is_ended:
+        life.ended_ms = max(life.ended_ms, record.at_ms)
+    life.is_ended |= record.event == "AttemptEnded"
 
 
 def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None:
@@ -144,26 +144,26 @@ def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None
     by_agents = list(lives)
     begun_ms = [life.began_ms for life in by_agents]
     generations: dict[int, AttemptRecord] = {}
-    for one in told:
-        generation = round(one.number("generation", -1))
+    for record in told:
+        generation = round(record.number("generation", -1))
         life = generations.get(generation)
         if life is None:
-            nth = bisect_right(begun_ms, one.at_ms) - 1
+            nth = bisect_right(begun_ms, record.at_ms) - 1
             life = by_agents[nth] if nth >= 0 else None
-            if life is None or (life.is_ended and one.at_ms > life.ended_ms):
-                life = AttemptRecord(0, "", set(), one.at_ms, one.at_ms, one.at_ms)
+            if life is None or (life.is_ended and record.at_ms > life.ended_ms):
+                life = AttemptRecord(0, "", set(), record.at_ms, record.at_ms, record.at_ms)
                 lives.append(life)
             if generation >= 0:
                 generations[generation] = life
-        life.records.append(one)
+        life.records.append(record)
         if not life.attempt:
-            began_ms = one.at_ms - (
-                one.milliseconds("took_seconds") if one.event == "CheckpointRestored" else 0
+            began_ms = record.at_ms - (
+                record.milliseconds("took_seconds") if record.event == "CheckpointRestored" else 0
             )
             life.began_ms = life.started_ms = min(life.began_ms, began_ms)
         # The saver daemon may commit checkpoints of an attempt after its end.
-        if not life.is_ended and one.event != "CheckpointCommitted":
-            life.ended_ms = max(life.ended_ms, one.at_ms)
+        if not life.is_ended and record.event != "CheckpointCommitted":
+            life.ended_ms = max(life.ended_ms, record.at_ms)
 
 
 TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressReported")
@@ -215,23 +215,23 @@ def walk(
     """
     points: list[StepTime] = [began]
     returns: list[Rewind] = []
-    for one in sorted(told, key=done_ms):
-        at_ms = done_ms(one)
+    for record in sorted(told, key=done_ms):
+        at_ms = done_ms(record)
         if not began.at_ms <= at_ms <= ended_ms:
             continue
-        if one.event == WENT_BACK:
-            if (back := _return(one, points, returns)) is not None:
+        if record.event == WENT_BACK:
+            if (back := _return(record, points, returns)) is not None:
                 returns.append(back)
                 points = [past for past in points if past.step < back.step]
                 points.append(StepTime(back.step, at_ms))
-        elif (step := step_of(one, -1)) > points[-1].step:
+        elif (step := step_of(record, -1)) > points[-1].step:
             points.append(StepTime(step, at_ms))
     return tuple(points), tuple(returns)
 
 
 def when_done(points: Sequence[StepTime], step: int) -> int:
     """Return the time at which ``step`` ended, interpolated between known steps."""
-    nth = bisect_left(points, step, key=lambda one: one.step)
+    nth = bisect_left(points, step, key=lambda point: point.step)
     if nth in (0, len(points)):
         return points[0 if nth == 0 else -1].at_ms
     later, earlier = points[nth], points[nth - 1]
@@ -239,36 +239,40 @@ def when_done(points: Sequence[StepTime], step: int) -> int:
     return round(earlier.at_ms + (later.at_ms - earlier.at_ms) * share)
 
 
-def done_ms(one: EventRecord) -> int:
+def done_ms(record: EventRecord) -> int:
     """Return the time at which the step of a record ended: the start of the phase that follows."""
-    return one.at_ms - (one.milliseconds("took_seconds") if one.event == "PhaseEnded" else 0)
+    return record.at_ms - (
+        record.milliseconds("took_seconds") if record.event == "PhaseEnded" else 0
+    )
 
 
-def step_of(one: EventRecord | None, default: int) -> int:
+def step_of(record: EventRecord | None, default: int) -> int:
     """Return the step of a record."""
-    if one is None:
+    if record is None:
         return default
     for name in ("global_step", "step"):
-        step = one.number(name, -1)
+        step = record.number(name, -1)
         if step >= 0:
             return round(step)
     return default
 
 
 def _return(
-    one: EventRecord, points: Sequence[StepTime], returns: Sequence[Rewind]
+    record: EventRecord, points: Sequence[StepTime], returns: Sequence[Rewind]
 ) -> Rewind | None:
     """Return the rewind of a record; None if already reported or without a checkpoint."""
-    checkpoint = parse_checkpoint(one.text("checkpoint"))
-    times = round(one.number("times"))
+    checkpoint = parse_checkpoint(record.text("checkpoint"))
+    times = round(record.number("times"))
     if checkpoint is None or times in (past.times for past in returns):
         return None
     step = max(checkpoint.step, points[0].step)
-    done = max(step, step_of(one, step + 1) - 1)
+    done = max(step, step_of(record, step + 1) - 1)
     # By this time, all steps before the broken step had ended.
-    known = [past for past in points if past.step < done] + [StepTime(done, one.at_ms)]
+    known = [past for past in points if past.step < done] + [StepTime(done, record.at_ms)]
     began_ms = when_done(known, step)
-    return Rewind(began_ms, one.at_ms, step, done - step, one.text("reason"), one.host, times)
+    return Rewind(
+        began_ms, record.at_ms, step, done - step, record.text("reason"), record.host, times
+    )
 
 
 _SAVING, _EVALUATING = "saving", "evaluating"
@@ -320,7 +324,7 @@ class AttemptTimeline:
         """Return the time at which ``step`` ended, interpolated between known steps."""
         assert self.training is not None, "asked only of a life that trained"  # noqa: S101
         last = StepTime(self.last_step, self.training.ended_ms)
-        return when_done([*(one for one in self.points if one.step < last.step), last], step)
+        return when_done([*(point for point in self.points if point.step < last.step), last], step)
 
 
 def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
@@ -328,7 +332,7 @@ def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
     failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
     until_ms = life.ended_ms if failed_ms is None else failed_ms
     began, over = life.first("TrainingStarted"), life.told(*ENDS)
-    signs = [one for one in life.told("ProgressReported") if one.number("step", -1) >= 0]
+    signs = [record for record in life.told("ProgressReported") if record.number("step", -1) >= 0]
     restored = life.first("CheckpointRestored")
     first_step = step_of(began or restored, 0)
     begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
@@ -362,10 +366,12 @@ def _failed_ms(life: AttemptRecord) -> int | None:
     if not ends:
         told = life.first("WorkerFailed")
         return told.at_ms if told else None
-    failed = [one for one in ends if one.text("ended") in ("failed", "unreachable")]
+    failed = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
     if not failed:
         return None
-    return min(life.ended_ms, *(one.at_ms - one.milliseconds("stop_seconds") for one in failed))
+    return min(
+        life.ended_ms, *(record.at_ms - record.milliseconds("stop_seconds") for record in failed)
+    )
 
 
 def _hung_ms(life: AttemptRecord) -> int | None:
@@ -386,12 +392,12 @@ def _last_step(life: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
     back = returns[-1] if returns else None
     told = life.told(*TELL_STEPS, "AttemptEnded", *ENDS)
-    since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
+    since = [step_of(record, 0) for record in told if back is None or record.at_ms > back.at_ms]
     return max([*since, back.step if back else 0], default=0)
 
 
 def _phases(life: AttemptRecord, phase: str) -> list[EventRecord]:
-    return [one for one in life.told("PhaseEnded") if one.text("phase") == phase]
+    return [record for record in life.told("PhaseEnded") if record.text("phase") == phase]
 
 
 def _stalls(life: AttemptRecord) -> tuple[Span, ...]:
@@ -400,11 +406,11 @@ def _stalls(life: AttemptRecord) -> tuple[Span, ...]:
     if told:
         return tuple(map(_before, told))
     found = []
-    for one in life.told("CheckpointCommitted"):
-        began_ms = one.at_ms - one.milliseconds("commit_seconds")
-        found.append(Span(began_ms, began_ms + one.milliseconds("stall_seconds")))
+    for record in life.told("CheckpointCommitted"):
+        began_ms = record.at_ms - record.milliseconds("commit_seconds")
+        found.append(Span(began_ms, began_ms + record.milliseconds("stall_seconds")))
     return tuple(found)
 
 
-def _before(one: EventRecord) -> Span:
-    return Span(one.at_ms - one.milliseconds("took_seconds"), one.at_ms)
+def _before(record: EventRecord) -> Span:
+    return Span(record.at_ms - record.milliseconds("took_seconds"), record.at_ms)

@@ -38,7 +38,7 @@ def correct_clock_steps(records: Iterable[EventRecord]) -> list[EventRecord]:
     """
     told = list(records)
     offsets = _offsets_ms(told)
-    return sorted((_moved(one, offsets) for one in told), key=lambda one: one.at_ms)
+    return sorted((_moved(record, offsets) for record in told), key=lambda record: record.at_ms)
 
 
 def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int:
@@ -50,31 +50,31 @@ def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int
         now_ms: Time of day, used if the run has no record of this machine.
     """
     boot = boot_name()
-    offset_ms = _offsets_ms(one for one in records if one.text("boot") == boot).get(boot)
+    offset_ms = _offsets_ms(record for record in records if record.text("boot") == boot).get(boot)
     return now_ms if offset_ms is None else round(1000 * clock.monotonic_seconds()) + offset_ms
 
 
 def _offsets_ms(records: Iterable[EventRecord]) -> Mapping[str, int]:
     """Return the offset from boot milliseconds to time of day, for each boot of a machine."""
     found: dict[str, list[int]] = defaultdict(list)
-    for one in records:
-        if _is_steady(one):
-            found[one.text("boot")].append(one.at_ms - _since_boot_ms(one))
+    for record in records:
+        if _is_steady(record):
+            found[record.text("boot")].append(record.at_ms - _since_boot_ms(record))
     return {boot: statistics.median_low(offsets) for boot, offsets in found.items()}
 
 
-def _moved(one: EventRecord, offsets: Mapping[str, int]) -> EventRecord:
-    if not _is_steady(one):
-        return one
-    return replace(one, at_ms=max(0, _since_boot_ms(one) + offsets[one.text("boot")]))
+def _moved(record: EventRecord, offsets: Mapping[str, int]) -> EventRecord:
+    if not _is_steady(record):
+        return record
+    return replace(record, at_ms=max(0, _since_boot_ms(record) + offsets[record.text("boot")]))
 
 
-def _is_steady(one: EventRecord) -> bool:
-    return bool(one.text("boot")) and one.number("monotonic", -1.0) >= 0.0
+def _is_steady(record: EventRecord) -> bool:
+    return bool(record.text("boot")) and record.number("monotonic", -1.0) >= 0.0
 
 
-def _since_boot_ms(one: EventRecord) -> int:
-    return one.milliseconds("monotonic")
+def _since_boot_ms(record: EventRecord) -> int:
+    return record.milliseconds("monotonic")
 
 
 ENDS = ("TrainingEnded", "TrainingStopped", "UntilStepReached")
@@ -147,7 +147,7 @@ class EventRecord:
     def words(self, name: str) -> list[str]:
         """Return the texts of a list field; other elements are left out."""
         value = self.fields.get(name)
-        return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+        return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
     @property
     def host(self) -> str:
@@ -210,7 +210,7 @@ def event_files(folder: Path) -> list[Path]:
     """
     for place in (folder, folder / "events"):
         files = sorted(place.glob("*.jsonl")) if place.is_dir() else []
-        files = [one for one in files if one.name == AGENT_FILE or one.name.startswith("rank-")]
+        files = [file for file in files if file.name == AGENT_FILE or file.name.startswith("rank-")]
         if files:
             return files
     raise RepositoryNotFound(
@@ -294,19 +294,19 @@ def agents(records: Iterable[EventRecord]) -> list[Agent]:
         records: Records by time.
     """
     found: dict[tuple[str, int], Agent] = {}
-    for one in records:
-        host, _, number = one.agent.rpartition(":")
+    for record in records:
+        host, _, number = record.agent.rpartition(":")
         if not host or not number.isdigit():
             continue
         key = (host, int(number))
-        if one.event == "AgentStarted" or key not in found:
+        if record.event == "AgentStarted" or key not in found:
             found.pop(key, None)  # a process id can be reused
-            boot = one.text("boot") if one.number("monotonic", -1.0) >= 0.0 else ""
-            since_boot_ms = one.milliseconds("monotonic")
-            found[key] = Agent(*key, one.at_ms, boot=boot, since_boot_ms=since_boot_ms)
-        if one.event in _ENDS:
-            code = int(one.number("exit_code", 1))
-            found[key] = replace(found[key], exit_code=code, reason=one.text("reason"))
+            boot = record.text("boot") if record.number("monotonic", -1.0) >= 0.0 else ""
+            since_boot_ms = record.milliseconds("monotonic")
+            found[key] = Agent(*key, record.at_ms, boot=boot, since_boot_ms=since_boot_ms)
+        if record.event in _ENDS:
+            code = int(record.number("exit_code", 1))
+            found[key] = replace(found[key], exit_code=code, reason=record.text("reason"))
     return list(found.values())
 
 
@@ -324,17 +324,19 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
     offsets = offsets_ms(records)
     if not any(offsets.values()):
         return list(records)
-    moved = [replace(one, at_ms=one.at_ms - offsets.get(one.host, 0)) for one in records]
-    return sorted(moved, key=lambda one: one.at_ms)
+    moved = [
+        replace(record, at_ms=record.at_ms - offsets.get(record.host, 0)) for record in records
+    ]
+    return sorted(moved, key=lambda record: record.at_ms)
 
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
     """Return how far each host's clock is ahead of the first host's, 0 within the tolerance."""
     met: dict[str, dict[str, int]] = defaultdict(dict)
-    for one in records:
-        if one.event == "WorkerGroupStarted" and one.host and one.text("attempt"):
-            met[one.text("attempt")].setdefault(
-                one.host, one.at_ms - one.milliseconds("start_seconds")
+    for record in records:
+        if record.event == "WorkerGroupStarted" and record.host and record.text("attempt"):
+            met[record.text("attempt")].setdefault(
+                record.host, record.at_ms - record.milliseconds("start_seconds")
             )
     first = next((host for hosts in met.values() for host in hosts), "")
     ahead: dict[str, list[int]] = defaultdict(list)
@@ -343,4 +345,4 @@ def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
             if first in hosts:
                 ahead[host].append(at_ms - hosts[first])
     medians = {host: round(statistics.median(values)) for host, values in ahead.items()}
-    return {host: one if abs(one) > TOLERANCE_MS else 0 for host, one in medians.items()}
+    return {host: median if abs(median) > TOLERANCE_MS else 0 for host, median in medians.items()}

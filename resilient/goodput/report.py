@@ -124,8 +124,8 @@ class GoodputReport:
     def spent_ms(self) -> dict[TimeClass, int]:
         """The wall clock by class; the values sum to the whole."""
         total = dict.fromkeys(TimeClass, 0)
-        for one in self.intervals:
-            total[one.spent] += one.length_ms
+        for interval in self.intervals:
+            total[interval.spent] += interval.length_ms
         return total
 
     @property
@@ -136,17 +136,17 @@ class GoodputReport:
     @property
     def lost_steps(self) -> int:
         """Steps whose work was lost."""
-        return sum(one.lost_steps for one in self.faults)
+        return sum(fault.lost_steps for fault in self.faults)
 
     @property
     def risk_steps(self) -> int:
         """Steps that would be lost if all hosts failed now."""
-        return max(0, self.now.step - max((one.step for one in self._kept), default=0))
+        return max(0, self.now.step - max((save.step for save in self._kept), default=0))
 
     @property
     def _kept(self) -> list[CommittedCheckpoint]:
         """Checkpoints from which the newest attempt could resume, as far as known here."""
-        return [one for one in self.saved if one.step <= self.now.step]
+        return [save for save in self.saved if save.step <= self.now.step]
 
 
 def build_report(
@@ -169,12 +169,12 @@ def build_report(
         _go_on(launches, lives, until_ms)
     doings = [build_attempt_timeline(life) for life in lives]
     faults = find_faults(doings, launches)
-    firsts = [*(one.at_ms for one in records[:1]), *(life.began_ms for life in lives)]
+    firsts = [*(record.at_ms for record in records[:1]), *(life.began_ms for life in lives)]
     began_ms = min(firsts, default=0)
     line = Timeline(began_ms, max(last_ms, until_ms))
     paint_launches(line, launches, doings)
-    for one in doings:
-        paint_life(line, one)
+    for timeline in doings:
+        paint_life(line, timeline)
     paint_lost(line, faults)
     return GoodputReport(
         began_ms=began_ms,
@@ -186,7 +186,7 @@ def build_report(
         repairs=recoveries_by_cause(faults),
         losses=_losses(doings, faults),
         saved=_saved(doings),
-        skew_ms={host: one for host, one in offsets_ms(by_time).items() if one},
+        skew_ms={host: value for host, value in offsets_ms(by_time).items() if value},
         now=_now(doings, launches, last_ms),
     )
 
@@ -198,21 +198,21 @@ def _go_on(launches: Sequence[AgentRun], lives: Sequence[AttemptRecord], until_m
             launch.ended_ms = max(launch.ended_ms, until_ms)
     for life in lives[-1:]:
         is_over = life.is_ended or life.told(*ENDS)
-        if not is_over and all(one.exit_code is None for one in launches[-1:]):
+        if not is_over and all(run.exit_code is None for run in launches[-1:]):
             life.ended_ms = max(life.ended_ms, until_ms)
 
 
 def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
     lost = [span for fault in faults for span in fault.lost]
     found = []
-    for one in doings:
-        gone = [(began, ended) for began, ended, life in lost if life == one.life.number]
-        for told in one.life.told("MetricsLogged"):
+    for timeline in doings:
+        gone = [(began, ended) for began, ended, life in lost if life == timeline.life.number]
+        for told in timeline.life.told("MetricsLogged"):
             value = _loss_of(told)
             if value is None:
                 continue
             is_lost = any(began < told.at_ms <= ended for began, ended in gone)
-            step, life = round(told.number("step")), one.life.number
+            step, life = round(told.number("step")), timeline.life.number
             found.append(LoggedLoss(life, step, told.at_ms, value, is_lost))
     return tuple(found)
 
@@ -231,8 +231,8 @@ def _loss_of(told: EventRecord) -> float | None:
 
 def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]:
     found = []
-    for one in doings:
-        for told in one.life.told("CheckpointCommitted"):
+    for timeline in doings:
+        for told in timeline.life.told("CheckpointCommitted"):
             name, size = told.text("checkpoint"), round(told.number("size_bytes"))
             written = round(told.number("written_bytes", -1))
             checkpoint = parse_checkpoint(name)
@@ -240,7 +240,7 @@ def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]
                 CommittedCheckpoint(
                     checkpoint=name,
                     step=checkpoint.step if checkpoint else 0,
-                    life=one.life.number,
+                    life=timeline.life.number,
                     at_ms=told.at_ms,
                     size_bytes=size,
                     written_bytes=written if written >= 0 else size,
@@ -254,10 +254,10 @@ def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]
 def _now(
     doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun], told_ms: int
 ) -> RunStatus:
-    trained = [one for one in doings if one.training is not None]
+    trained = [timeline for timeline in doings if timeline.training is not None]
     newest = trained[-1] if trained else None
     began = newest.life.first("TrainingStarted") if newest else None
-    last = max(launches, key=lambda one: one.ended_ms, default=None)
+    last = max(launches, key=lambda launch: launch.ended_ms, default=None)
     return RunStatus(
         step=newest.last_step if newest else 0,
         max_steps=round(began.number("max_steps")) if began else 0,
@@ -271,9 +271,9 @@ def _now(
 _RECENT = 20
 
 
-def _rate(one: AttemptTimeline) -> float:
+def _rate(timeline: AttemptTimeline) -> float:
     """Return steps per second over the newest known steps."""
-    points = one.points[1:][-_RECENT:]
+    points = timeline.points[1:][-_RECENT:]
     if not points:
         return 0.0
     first, last = points[0], points[-1]

@@ -47,7 +47,7 @@ class Times:
         if not seconds:
             return Times(0, None, None)
         ordered = sorted(seconds)
-        p50, p95 = (ordered[math.ceil(one * len(ordered)) - 1] for one in (_MEDIAN, _P95))
+        p50, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (_MEDIAN, _P95))
         return Times(len(ordered), p50, p95)
 
 
@@ -96,15 +96,15 @@ def measure_save_costs(found: GoodputReport, told: Sequence[EventRecord]) -> Sav
     worked_ms = spent[TimeClass.TRAINING] + spent[TimeClass.LOST]
     steps = found.now.step + found.lost_steps
     seen_seconds = (found.wall_ms - spent[TimeClass.DOWN]) / 1000
-    causes = [one.cause for one in found.faults]
-    promoted = [one for one in told if one.event == "CheckpointPromoted"]
+    causes = [fault.cause for fault in found.faults]
+    promoted = [record for record in told if record.event == "CheckpointPromoted"]
     return SaveCosts(
-        saving=Times.of([one.commit_ms / 1000 for one in found.saved]),
-        stalling=Times.of([one.stall_ms / 1000 for one in found.saved]),
-        promoting=Times.of([one.number("took_seconds") for one in promoted]),
+        saving=Times.of([save.commit_ms / 1000 for save in found.saved]),
+        stalling=Times.of([save.stall_ms / 1000 for save in found.saved]),
+        promoting=Times.of([record.number("took_seconds") for record in promoted]),
         step_seconds=worked_ms / 1000 / steps if steps else 0.0,
-        failures=FailureObservations(sum(one not in _NO_LOSS for one in causes), seen_seconds),
-        host_losses=FailureObservations(sum(one in _HOST_LOST for one in causes), seen_seconds),
+        failures=FailureObservations(sum(cause not in _NO_LOSS for cause in causes), seen_seconds),
+        host_losses=FailureObservations(sum(cause in _HOST_LOST for cause in causes), seen_seconds),
     )
 
 
@@ -151,8 +151,8 @@ def _tier(tier: str, interval: SaveInterval, land_seconds: float, asked_seconds:
     seconds = {"half": best / 2, "best": best, "double": best * 2}
     seconds |= {"asked": asked_seconds} if asked_seconds else {}
     expected = {
-        name: expect(one, interval.cost_seconds, interval.mtbf_seconds, land_seconds)
-        for name, one in seconds.items()
+        name: expect(second, interval.cost_seconds, interval.mtbf_seconds, land_seconds)
+        for name, second in seconds.items()
     }
     return TierPlan(tier, interval, seconds, expected)
 

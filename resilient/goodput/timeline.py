@@ -126,38 +126,42 @@ def paint_launches(
 ) -> None:
     """Paint the time of agents outside their attempts."""
     for launch in launches:
-        lives = [one.life for one in doings if launch.agent in one.life.agents]
+        lives = [timeline.life for timeline in doings if launch.agent in timeline.life.agents]
         line.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
-        begins_ms = min((one.began_ms for one in lives), default=launch.ended_ms)
+        begins_ms = min((attempt.began_ms for attempt in lives), default=launch.ended_ms)
         line.paint(launch.began_ms, begins_ms, TimeClass.START)
-        ends_ms = max((one.ended_ms for one in lives), default=launch.ended_ms)
+        ends_ms = max((attempt.ended_ms for attempt in lives), default=launch.ended_ms)
         line.paint(ends_ms, launch.ended_ms, TimeClass.FINISH)
 
 
-def paint_life(line: Timeline, one: AttemptTimeline) -> None:
+def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
     """Paint the time of an attempt, over that of its agents."""
-    life, training = one.life, one.training
+    life, training = timeline.life, timeline.training
     paint = line.paint
     number, ended_ms = life.number, life.ended_ms
     paint(life.began_ms, life.started_ms, TimeClass.RENDEZVOUS, number)
     paint(life.started_ms, ended_ms, TimeClass.START, number)
-    if one.restore:
+    if timeline.restore:
         paint(
-            one.restore.began_ms, one.restore.ended_ms, TimeClass.RESTORE, number, {TimeClass.START}
+            timeline.restore.began_ms,
+            timeline.restore.ended_ms,
+            TimeClass.RESTORE,
+            number,
+            {TimeClass.START},
         )
     if training:
         paint(training.began_ms, training.ended_ms, TimeClass.TRAINING, number)
-        for span in one.evaluations:
+        for span in timeline.evaluations:
             paint(span.began_ms, span.ended_ms, TimeClass.EVALUATION, number, {TimeClass.TRAINING})
         within = {TimeClass.TRAINING, TimeClass.EVALUATION}
-        for span in one.stalls:
+        for span in timeline.stalls:
             paint(span.began_ms, span.ended_ms, TimeClass.SAVE_STALL, number, within)
         paint(training.ended_ms, ended_ms, TimeClass.FINISH, number)
-    if one.failed_ms is None:
+    if timeline.failed_ms is None:
         return
-    if one.hung_ms is not None:
-        paint(max(one.hung_ms, life.started_ms), one.failed_ms, TimeClass.DETECT, number)
-    paint(one.failed_ms, ended_ms, TimeClass.TEARDOWN, number)
+    if timeline.hung_ms is not None:
+        paint(max(timeline.hung_ms, life.started_ms), timeline.failed_ms, TimeClass.DETECT, number)
+    paint(timeline.failed_ms, ended_ms, TimeClass.TEARDOWN, number)
 
 
 _ECHO = "peer"
@@ -234,39 +238,39 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     Steps above the first step of an attempt are charged to the end of the last attempt that trained
     before it. This holds also for a rollback into the work of attempts that ended long before.
     """
-    left = {one.agent: one.exit_code for one in launches}
+    left = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
     found: list[Fault] = []
     since = 0  # index of the first fault after the last training
-    for nth, one in enumerate(doings):
-        if one.training is not None:
-            steps, spans = _drop(useful, one.first_step)
+    for nth, timeline in enumerate(doings):
+        if timeline.training is not None:
+            steps, spans = _drop(useful, timeline.first_step)
             if since < len(found):
                 found[since] = replace(found[since], lost_steps=steps, lost=spans)
-            found.extend(_went_back(one))
+            found.extend(_went_back(timeline))
             since = len(found)
-            useful.append(_Piece(one, one.last_step, is_open=not one.is_over))
-        ended = _how_it_ended(one, left, is_last=nth == len(doings) - 1)
+            useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
+        ended = _how_it_ended(timeline, left, is_last=nth == len(doings) - 1)
         if ended is not None:
             done = (later.first_step_ms for later in doings[nth + 1 :])
             done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
-            at_ms = _useful_until(one)
+            at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
-            found.append(Fault(one.life.number, at_ms, *ended, down_ms, 0, ()))
+            found.append(Fault(timeline.life.number, at_ms, *ended, down_ms, 0, ()))
     return found
 
 
-def _went_back(one: AttemptTimeline) -> list[Fault]:
+def _went_back(timeline: AttemptTimeline) -> list[Fault]:
     """Return the rewinds of an attempt as faults."""
     found = []
-    for back in one.returns:
-        later = (point.at_ms for point in one.points if point.step > back.step)
+    for back in timeline.returns:
+        later = (point.at_ms for point in timeline.points if point.step > back.step)
         done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
         down_ms = None if done_ms is None else done_ms - back.at_ms
-        lost = ((back.began_ms, back.at_ms, one.life.number),)
+        lost = ((back.began_ms, back.at_ms, timeline.life.number),)
         found.append(
             Fault(
-                *(one.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
+                *(timeline.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
                 *(down_ms, back.lost_steps, lost),
             )
         )
@@ -276,8 +280,8 @@ def _went_back(one: AttemptTimeline) -> list[Fault]:
 def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:
     """Return the costs of faults by cause, the most frequent cause first."""
     groups: dict[str, list[Fault]] = defaultdict(list)
-    for one in faults:
-        groups[one.cause].append(one)
+    for fault in faults:
+        groups[fault.cause].append(fault)
     return {
         cause: _sum_up(ones) for cause, ones in sorted(groups.items(), key=lambda g: -len(g[1]))
     }
@@ -291,12 +295,12 @@ def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
 
 
 def _sum_up(faults: Sequence[Fault]) -> RecoverySummary:
-    downs = [one.down_ms for one in faults if one.down_ms is not None]
+    downs = [fault.down_ms for fault in faults if fault.down_ms is not None]
     return RecoverySummary(
         count=len(faults),
         mttr_ms=sum(downs) / len(downs) if downs else None,
-        lost_steps=sum(one.lost_steps for one in faults),
-        lost_ms=sum(one.lost_ms for one in faults),
+        lost_steps=sum(fault.lost_steps for fault in faults),
+        lost_ms=sum(fault.lost_ms for fault in faults),
     )
 
 
@@ -330,17 +334,17 @@ def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, i
     return steps, tuple(spans)
 
 
-def _useful_until(one: AttemptTimeline) -> int:
-    over_ms = one.training.ended_ms if one.is_over and one.training else None
-    ends = (one.hung_ms, one.failed_ms, over_ms)
-    return next((at_ms for at_ms in ends if at_ms is not None), one.life.ended_ms)
+def _useful_until(timeline: AttemptTimeline) -> int:
+    over_ms = timeline.training.ended_ms if timeline.is_over and timeline.training else None
+    ends = (timeline.hung_ms, timeline.failed_ms, over_ms)
+    return next((at_ms for at_ms in ends if at_ms is not None), timeline.life.ended_ms)
 
 
 def _how_it_ended(
-    one: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
+    timeline: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
 ) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank of an attempt's end; None if it is done or running."""
-    life = one.life
+    life = timeline.life
     ends = life.told("AttemptEnded")
     kinds = [end.text("ended") for end in ends]
     failures = life.told("WorkerFailed")
@@ -366,7 +370,7 @@ def _who_is_gone(life: AttemptRecord) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank if the attempt lost nodes without a report."""
     told = life.told("NodesLost")
     for cause, field, said in _LOSSES:
-        lost = [one for record in told for one in record.words(field)]
+        lost = [word for record in told for word in record.words(field)]
         if lost:
             return cause, said.format(", ".join(dict.fromkeys(lost))), lost[0], -1
     return None

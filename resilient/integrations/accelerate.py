@@ -212,8 +212,8 @@ class AcceleratorCheckpointer(Checkpointer):
         """Raise if an object was prepared or registered after this checkpointer was made."""
         late = [
             name
-            for name, one in _identities(self._accelerator).items()
-            if one not in self._known.values()
+            for name, identity in _identities(self._accelerator).items()
+            if identity not in self._known.values()
         ]
         if late:
             raise ConfigError(
@@ -296,7 +296,7 @@ class Order:
             "drawn_from": self._drawn_from,
             "now": self._now(),
             "seed": None if self._sampler is None else self._sampler.initial_seed,
-            "generators": [one.get_state() for one in self._generators()],
+            "generators": [generator.get_state() for generator in self._generators()],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -310,9 +310,16 @@ class Order:
     def _generators(self) -> list[torch.Generator]:
         loaders = self._accelerator._dataloaders  # noqa: SLF001 - no public way
         found = generators_of(loaders)
-        shared = (getattr(one, "synchronized_generator", None) for one in loaders)
-        known = {id(one) for one in found}
-        return [*found, *(one for one in shared if one is not None and id(one) not in known)]
+        shared = (getattr(loader, "synchronized_generator", None) for loader in loaders)
+        known = {id(generator) for generator in found}
+        return [
+            *found,
+            *(
+                generator
+                for generator in shared
+                if generator is not None and id(generator) not in known
+            ),
+        ]
 
 
 def _seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
@@ -330,7 +337,7 @@ def _require_supported(accelerator: Any) -> None:
             "cannot take it"
         )
     loaders = accelerator._dataloaders  # noqa: SLF001 - no public way
-    if any(getattr(one, "use_stateful_dataloader", False) for one in loaders):
+    if any(getattr(loader, "use_stateful_dataloader", False) for loader in loaders):
         raise ConfigError(
             "a prepared loader is a StatefulDataLoader, whose state no checkpoint would hold",
             hint="DataLoaderConfiguration(use_stateful_dataloader=False): batches() keeps the "
@@ -348,24 +355,30 @@ def _own_saves(accelerator: Any) -> tuple[str, ...]:
 
 def _identities(accelerator: Any) -> dict[str, int]:
     """Return the identity of each prepared object and registered hook, by name."""
-    found = {name: id(one) for name, one in _prepared(accelerator).items()}
+    found = {name: id(value) for name, value in _prepared(accelerator).items()}
     hooks = HookFiles(accelerator).hooks()
-    return found | {f"hook {at}": id(one) for at, one in enumerate(hooks)}
+    return found | {f"hook {at}": id(hook) for at, hook in enumerate(hooks)}
 
 
 def _prepared(accelerator: Any) -> dict[str, Any]:
     """Return the objects that ``accelerator.save_state`` saves, by name and unwrapped."""
-    optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]  # noqa: SLF001 - no public way
-    schedulers = [getattr(one, "scheduler", one) for one in accelerator._schedulers]  # noqa: SLF001 - no public way
+    optimizers = [
+        getattr(optimizer, "optimizer", optimizer)
+        for optimizer in accelerator._optimizers  # noqa: SLF001 - no public way
+    ]
+    schedulers = [
+        getattr(scheduler, "scheduler", scheduler)
+        for scheduler in accelerator._schedulers  # noqa: SLF001 - no public way
+    ]
     kinds = {
         "model": accelerator._models,  # noqa: SLF001 - no public way
         "optimizer": optimizers,
         "scheduler": schedulers,
         "registered": accelerator._custom_objects,  # noqa: SLF001 - no public way
-        "scaler": [one for one in (accelerator.scaler,) if one is not None],
+        "scaler": [item for item in (accelerator.scaler,) if item is not None],
     }
     return {
-        f"{kind}_{number}" if number else kind: one
+        f"{kind}_{number}" if number else kind: item
         for kind, found in kinds.items()
-        for number, one in enumerate(found)
+        for number, item in enumerate(found)
     }

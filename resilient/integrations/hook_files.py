@@ -46,7 +46,7 @@ class HookFiles:
         """
         accelerator, weights = self._accelerator, []
         if accelerator.distributed_type != DistributedType.FSDP:
-            weights = [accelerator.get_state_dict(one, unwrap=False) for one in self._models()]
+            weights = [accelerator.get_state_dict(model, unwrap=False) for model in self._models()]
         with tempfile.TemporaryDirectory(prefix="resilient-hooks-") as folder:
             for hook in self._save_hooks():
                 hook(self._models(), weights, folder)
@@ -79,7 +79,7 @@ class HookFiles:
             self._group = dist.new_group(backend="gloo")
         of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(of_ranks, files, group=self._group)
-        merged = {name: one for found in reversed(of_ranks) for name, one in found.items()}
+        merged = {name: value for found in reversed(of_ranks) for name, value in found.items()}
         return dict(sorted(merged.items()))
 
     def _models(self) -> list[Any]:

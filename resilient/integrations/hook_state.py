@@ -22,12 +22,12 @@ Path = tuple[Any, ...]
 
 def outline(value: Any) -> Any:
     """Return a copy of nested dicts, lists and tuples that shares every other value."""
-    return _rebuilt(value, (), lambda one, _: one)
+    return _rebuilt(value, (), lambda item, _: item)
 
 
 def host_copy(value: Any) -> Any:
     """Return nested containers with a copy of each tensor in host memory."""
-    return _rebuilt(value, (), lambda one, _: _copied(one))
+    return _rebuilt(value, (), lambda item, _: _copied(item))
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -54,7 +54,7 @@ def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
         after: The checkpoint that they left.
     """
     places: dict[Any, Path] = {}
-    _rebuilt(before, (), lambda one, path: _note(places, one, path))
+    _rebuilt(before, (), lambda value, path: _note(places, value, path))
     shared: list[list[list[Any]]] = []
 
     def leaf(one: Any, path: Path) -> Any:
@@ -95,15 +95,15 @@ def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 def _rebuilt(value: Any, path: Path, leaf: Callable[[Any, Path], Any]) -> Any:
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _rebuilt(one, (*path, key), leaf)) for key, one in value.items())
+        return type(value)((key, _rebuilt(item, (*path, key), leaf)) for key, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_rebuilt(one, (*path, at), leaf) for at, one in enumerate(value))
+        return type(value)(_rebuilt(item, (*path, at), leaf) for at, item in enumerate(value))
     return leaf(value, path)
 
 
-def _note(places: dict[Any, Path], one: Any, path: Path) -> None:
-    if isinstance(one, torch.Tensor) and one.numel():
-        places.setdefault(_memory(one), path)
+def _note(places: dict[Any, Path], value: Any, path: Path) -> None:
+    if isinstance(value, torch.Tensor) and value.numel():
+        places.setdefault(_memory(value), path)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

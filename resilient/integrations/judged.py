@@ -53,7 +53,7 @@ def judge_checkpoint(path: str, *, trusts_pickle: bool = False) -> JudgedCheckpo
         return None
     verdict = verified.verdict
     if trusts_pickle and verdict.answer == "no":
-        problems = tuple(one for one in verified.contents.problems if one.help != RISKS)
+        problems = tuple(problem for problem in verified.contents.problems if problem.help != RISKS)
         verdict = assess_resumability(replace(verified.contents, problems=problems), path)
     refusal: ResilientError | None = None
     verify = f"resilient ckpt verify {shell_quote(path)}"

@@ -273,7 +273,7 @@ class ResilientCheckpoint(Checkpoint):
         is_due = self._every and not is_last and step // self._every > saved // self._every
         if self._checkpointer is None or step == saved or not (is_epoch_over or is_due):
             return
-        metrics = {name: float(one) for name, one in trainer.callback_metrics.items()}
+        metrics = {name: float(metric) for name, metric in trainer.callback_metrics.items()}
         self._checkpointer.save(step, metrics=metrics)
         self._saved_step = step
 
@@ -328,7 +328,7 @@ class _EpochOrder:
             "streams": self.iterated.streams,
             "iterated": self.iterated.state_dict(),
             "fetched": self.fetched.state_dict(),
-            "now": [one.get_state() for one in generators_of(loaders)],
+            "now": [generator.get_state() for generator in generators_of(loaders)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -449,8 +449,13 @@ def loaders_of(trainer: Any, *, with_validation: bool = False) -> list[Any]:
     """Return the loaders that a trainer trains on, and those it validates with."""
     loops = [trainer.fit_loop, *([trainer.fit_loop.epoch_loop.val_loop] if with_validation else [])]
     combined = [loop._combined_loader for loop in loops]  # noqa: SLF001 - no public way
-    return [loader for one in combined if one is not None for loader in one.flattened]
+    return [
+        loader
+        for combined_loader in combined
+        if combined_loader is not None
+        for loader in combined_loader.flattened
+    ]
 
 
 def _numbered(kind: str, found: list[Any]) -> dict[str, Any]:
-    return {f"{kind}_{number}" if number else kind: one for number, one in enumerate(found)}
+    return {f"{kind}_{number}" if number else kind: item for number, item in enumerate(found)}

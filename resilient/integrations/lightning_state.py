@@ -38,10 +38,10 @@ class HookState:
         owners = [
             (trainer.lightning_module, CheckpointHooks),
             (trainer.precision_plugin, Precision),
-            *((one, Callback) for one in trainer.callbacks),
+            *((callback, Callback) for callback in trainer.callbacks),
         ]
         names = ("on_save_checkpoint", "on_load_checkpoint")
-        return any(_is_overridden(one, name, base) for one, base in owners for name in names)
+        return any(_is_overridden(owner, name, base) for owner, base in owners for name in names)
 
     def state_dict(self) -> dict[str, Any]:
         """Call the hooks as Lightning does when it saves, and return their changes."""
@@ -114,11 +114,11 @@ class LoggedMetrics:
             "logged": dict(self._trainer.logged_metrics),
             "progress_bar": dict(connector._progress_bar_metrics),  # noqa: SLF001 - no public way
             "sums": {
-                key: _sums(one)
-                for key, one in results.items()
-                if one.is_tensor and not one.has_reset
+                key: _sums(result)
+                for key, result in results.items()
+                if result.is_tensor and not result.has_reset
             },
-            "modules": {name: _metric_state(one) for name, one in self._metrics()},
+            "modules": {name: _metric_state(metric) for name, metric in self._metrics()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -157,7 +157,11 @@ class LoggedMetrics:
 
     def _metrics(self) -> list[tuple[str, Any]]:
         module = self._trainer.lightning_module
-        return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
+        return [
+            (name, submodule)
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, Metric)
+        ]
 
     def _adding_to(self, update: Callable[..., None]) -> Callable[..., None]:
         """Return ``update`` wrapped to restore the saved sum of a key first."""
@@ -165,8 +169,8 @@ class LoggedMetrics:
         def added(key: str, value: Any, batch_size: int) -> None:
             saved, results = self._pending.pop(key, None), self._results()
             if saved is not None and results[key].is_tensor:
-                for name, one in saved.items():
-                    setattr(results[key], name, one.to(value.device))
+                for name, metric_value in saved.items():
+                    setattr(results[key], name, metric_value.to(value.device))
             update(key, value, batch_size)
 
         return added
@@ -174,11 +178,13 @@ class LoggedMetrics:
 
 def stopping_callback(trainer: Any) -> str:
     """Return the name of the EarlyStopping callback that stops this run, empty if none does."""
-    for one in trainer.callbacks:
-        if isinstance(one, EarlyStopping) and trainer.should_stop:
-            is_out_of_patience = one.wait_count >= one.patience
-            if is_out_of_patience or (one.stopped_epoch and one.stopped_epoch == _epoch(trainer)):
-                return type(one).__name__
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping) and trainer.should_stop:
+            is_out_of_patience = callback.wait_count >= callback.patience
+            if is_out_of_patience or (
+                callback.stopped_epoch and callback.stopped_epoch == _epoch(trainer)
+            ):
+                return type(callback).__name__
     return ""
 
 
@@ -208,14 +214,16 @@ def _checkpoint_without_hooks(trainer: Any) -> dict[str, Any]:
         _WEIGHTS: trainer.strategy.lightning_module_state_dict(),
         "loops": connector._get_loops_state_dict(),  # noqa: SLF001 - no public way
         _CALLBACKS: call._call_callbacks_state_dict(trainer),  # noqa: SLF001 - no public way
-        "optimizer_states": [trainer.strategy.optimizer_state(one) for one in trainer.optimizers],
-        "lr_schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+        "optimizer_states": [
+            trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.optimizers
+        ],
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
     }
     if state := precision.state_dict():
         checkpoint[type(precision).__qualname__] = state
-    for one in (module, datamodule):
-        if one is not None and one.hparams:
-            checkpoint[one.CHECKPOINT_HYPER_PARAMS_KEY] = dict(one.hparams)
+    for owner in (module, datamodule):
+        if owner is not None and owner.hparams:
+            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
     if datamodule is not None and (state := datamodule.state_dict()):
         checkpoint[type(datamodule).__qualname__] = state
     return checkpoint
@@ -237,6 +245,6 @@ def _set_metric(metric: Any, saved: Mapping[str, Any]) -> None:
     for name, value in saved["states"].items():
         if name in metric._defaults:  # noqa: SLF001 - no public way
             listed = isinstance(value, list)
-            moved = [one.to(metric.device) for one in (value if listed else [value])]
+            moved = [item.to(metric.device) for item in (value if listed else [value])]
             setattr(metric, name, moved if listed else moved[0])
     metric._update_count, metric._computed = saved["updates"], None  # noqa: SLF001 - no public way

@@ -53,7 +53,9 @@ class RandomPoint:
         """Keep the current state."""
         self.streams = RandomState().state_dict()
         self.generators = (
-            None if loaders is None else [one.get_state() for one in generators_of(loaders)]
+            None
+            if loaders is None
+            else [generator.get_state() for generator in generators_of(loaders)]
         )
 
     def restore(self, loaders: Iterable[Any]) -> None:

@@ -333,7 +333,7 @@ class ResilientCallback(TrainerCallback):
 
     def _state(self) -> dict[str, Any]:
         state = dataclasses.asdict(self._trainer.state)
-        history = [plain_log(one) for one in state["log_history"]]
+        history = [plain_log(entry) for entry in state["log_history"]]
         plain = {"log_history": history, "best_metric": plain_value(state["best_metric"])}
         return {**state, **plain, "best_model_checkpoint": None}
 
@@ -388,7 +388,7 @@ class _StatefulCallbacks:
     def begin(self) -> None:
         """Note the settings that the script gave."""
         self._settings = {
-            name: [one.state().get("args", {}) for one in found]
+            name: [callback.state().get("args", {}) for callback in found]
             for name, found in self._exportable().items()
         }
 
@@ -403,7 +403,8 @@ class _StatefulCallbacks:
     def export(self, state: TrainerState) -> None:
         """Write the states of callbacks into the trainer's state, as the trainer does."""
         exported: dict[str, Any] = {
-            name: [one.state() for one in found] for name, found in self._exportable().items()
+            name: [callback.state() for callback in found]
+            for name, found in self._exportable().items()
         }
         exporting: Any = state
         exporting.stateful_callbacks = {
@@ -427,9 +428,9 @@ class _StatefulCallbacks:
         for name, found in live.items():
             states = saved.get(name, [])
             states = states if isinstance(states, list) else [states]
-            for at, (one, exported) in enumerate(zip(found, states, strict=False)):
-                if one is not self._trainer.control:
-                    self._set(one, exported, self._settings_of(name, at))
+            for at, (callback, exported) in enumerate(zip(found, states, strict=False)):
+                if callback is not self._trainer.control:
+                    self._set(callback, exported, self._settings_of(name, at))
         return tuple(sorted(set(saved) - set(live)))
 
     def _set(self, callback: Any, exported: Mapping[str, Any], settings: Any) -> None:
@@ -446,9 +447,9 @@ class _StatefulCallbacks:
     def _exportable(self) -> dict[str, list[Any]]:
         """Return stateful callbacks by the names of their classes."""
         found: dict[str, list[Any]] = {}
-        for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
-            if isinstance(one, ExportableState):
-                found.setdefault(type(one).__name__, []).append(one)
+        for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(callback, ExportableState):
+                found.setdefault(type(callback).__name__, []).append(callback)
         return found
 
 
@@ -528,10 +529,13 @@ class _Place:
 
 def _stopping_callback(trainer: Any) -> str:
     """Return the name of the callback that is out of patience, empty if none is."""
-    for one in trainer.callback_handler.callbacks:
-        is_stopper = isinstance(one, EarlyStoppingCallback)
-        if is_stopper and one.early_stopping_patience_counter >= one.early_stopping_patience:
-            return type(one).__name__
+    for callback in trainer.callback_handler.callbacks:
+        is_stopper = isinstance(callback, EarlyStoppingCallback)
+        if (
+            is_stopper
+            and callback.early_stopping_patience_counter >= callback.early_stopping_patience
+        ):
+            return type(callback).__name__
     return ""
 
 
@@ -539,8 +543,8 @@ def _registered(accelerator: Any) -> dict[str, Part]:
     """Return the objects that were registered for checkpointing, by name."""
     found = accelerator._custom_objects  # noqa: SLF001 - no public way
     return {
-        f"registered_{number}" if number else "registered": Part(one, optional=True)
-        for number, one in enumerate(found)
+        f"registered_{number}" if number else "registered": Part(callback, optional=True)
+        for number, callback in enumerate(found)
     }
 
 
@@ -550,5 +554,5 @@ def _measured(state: Any) -> dict[str, float]:
     for entry in map(plain_log, state.log_history):
         if entry.get("step") == state.global_step:
             numbers = {k: v for k, v in entry.items() if isinstance(v, int | float)}
-            found |= {name: float(one) for name, one in numbers.items() if name != "step"}
+            found |= {name: float(number) for name, number in numbers.items() if name != "step"}
     return found

@@ -102,7 +102,7 @@ class VirtualFolder:
     def list(self) -> DirectoryListing:
         """Return the listing of the planned result."""
         sizes = {name: sum(map(size_of, pieces)) for name, pieces in self._files.items()}
-        outside = tuple(one for one in self._listing.outside if one not in self.changed)
+        outside = tuple(name for name in self._listing.outside if name not in self.changed)
         return DirectoryListing(
             sizes,
             outside,
@@ -242,7 +242,7 @@ class RepairCase:
 
     def fatal(self) -> list[Problem]:
         """Return the problems that prevent a resume; weights without an optimizer are no damage."""
-        return [one for one in self.problems if one.is_fatal and one.what != ALONE]
+        return [problem for problem in self.problems if problem.is_fatal and problem.what != ALONE]
 
     def broken(self) -> list[str]:
         """Return the files that must not be used, or whose content is wrong.
@@ -250,17 +250,19 @@ class RepairCase:
         A file of an older step is whole: no repair of damaged bytes may change it.
         """
         places = (
-            one.place
-            for one in self.problems
-            if one.what != ALONE and not one.what.startswith(STALE)
+            problem.place
+            for problem in self.problems
+            if problem.what != ALONE and not problem.what.startswith(STALE)
         )
-        return [one for one in dict.fromkeys(places) if one != "."]
+        return [text for text in dict.fromkeys(places) if text != "."]
 
     def is_broken(self, name: str) -> bool:
         """Return True if a file is missing or damaged."""
         return any(
-            one.place == name and (one.is_fatal or one.loses) and not one.what.startswith(STALE)
-            for one in self.problems
+            problem.place == name
+            and (problem.is_fatal or problem.loses)
+            and not problem.what.startswith(STALE)
+            for problem in self.problems
         )
 
     def done(self, file: str, what: str, source: str) -> None:
@@ -300,4 +302,4 @@ def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
 
 def names_of(problems: Iterable[Problem]) -> set[tuple[str, str]]:
     """Return place and text of problems, to find new ones."""
-    return {(one.place, one.what) for one in problems}
+    return {(problem.place, problem.what) for problem in problems}

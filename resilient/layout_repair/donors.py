@@ -50,8 +50,10 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     different = _different(case, copy)
     _, theirs = looked_through(copy.folder)
     known = names_of(theirs)
-    spoiled = {one.place for one in case.problems if (one.place, one.what) not in known}
-    hurt = {one.place for one in theirs if one.is_fatal and one.what != ALONE}
+    spoiled = {
+        problem.place for problem in case.problems if (problem.place, problem.what) not in known
+    }
+    hurt = {problem.place for problem in theirs if problem.is_fatal and problem.what != ALONE}
     is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
     wanted: list[str] = []
     doubtful: list[str] = []
@@ -114,9 +116,9 @@ def _different(case: RepairCase, copy: Donor) -> list[str]:
     ]
 
 
-def _same(one: Folder, other: Folder, name: str, size_bytes: int) -> bool:
+def _same(left: Folder, right: Folder, name: str, size_bytes: int) -> bool:
     return all(
-        one.read(name, at, BLOCK_BYTES) == other.read(name, at, BLOCK_BYTES)
+        left.read(name, at, BLOCK_BYTES) == right.read(name, at, BLOCK_BYTES)
         for at in range(0, size_bytes, BLOCK_BYTES)
     )
 
@@ -158,11 +160,13 @@ def drop_optional_files(case: RepairCase) -> None:
             case.losses["random state"] = _DRAWN
             case.draft.drop(name)
             case.done(name, "left out: it is broken", "its tool goes on without it")
-    for one in case.problems:
-        if one.loses == "random state" and one.place == ".":
-            case.refused["."] = _LOST.format(one.what)
-        if one.loses == OF_DEVICES:
-            case.refused.setdefault(one.place, one.what if one.what == OLDER else _OF_DEVICES)
+    for problem in case.problems:
+        if problem.loses == "random state" and problem.place == ".":
+            case.refused["."] = _LOST.format(problem.what)
+        if problem.loses == OF_DEVICES:
+            case.refused.setdefault(
+                problem.place, problem.what if problem.what == OLDER else _OF_DEVICES
+            )
     if case.contents.layout == "hf-trainer":
         _leave_unread(case)
         _leave_optimizer(case)
@@ -172,8 +176,8 @@ def drop_optional_files(case: RepairCase) -> None:
 
 def _is_kept(case: RepairCase, name: str) -> bool:
     """Return True for a file that a resume partly uses, or that is whole but of an older step."""
-    told = [one for one in case.problems if one.place == name]
-    return all(one.loses == OF_DEVICES or one.what.startswith(STALE) for one in told)
+    told = [problem for problem in case.problems if problem.place == name]
+    return all(problem.loses == OF_DEVICES or problem.what.startswith(STALE) for problem in told)
 
 
 def _leave_unread(case: RepairCase) -> None:
@@ -187,8 +191,8 @@ def _leave_unread(case: RepairCase) -> None:
 
 def _leave_optimizer(case: RepairCase) -> None:
     pair = {_OPTIMIZER, _SCHEDULE}
-    broken = pair & {one.place for one in case.fatal()}
-    others = [one for one in case.fatal() if one.place not in pair]
+    broken = pair & {problem.place for problem in case.fatal()}
+    others = [problem for problem in case.fatal() if problem.place not in pair]
     if not broken or others:
         return
     case.losses["the optimizer's state"] = _BEGINS
@@ -200,11 +204,11 @@ def _leave_optimizer(case: RepairCase) -> None:
 
 def _leave_slices(case: RepairCase) -> None:
     """Remove the optimizer of FSDP if slices of it are lost: the weights restart without it."""
-    places = [one.place for one in case.fatal()]
-    folders = {match[0] for one in places if (match := _SLICED.match(one))}
-    if not folders or not all(_SLICED.match(one) for one in places):
+    places = [problem.place for problem in case.fatal()]
+    folders = {match[0] for place in places if (match := _SLICED.match(place))}
+    if not folders or not all(_SLICED.match(place) for place in places):
         return
-    names = [one for one in case.listing.sizes if one.startswith(tuple(folders))]
+    names = [file for file in case.listing.sizes if file.startswith(tuple(folders))]
     _restart(case, [*names, _SCHEDULE], ", ".join(sorted(folders)), "its tool goes on")
 
 
@@ -213,16 +217,16 @@ def _leave_engine(case: RepairCase) -> None:
 
     DeepSpeed stops at a folder without them, and the weights are in a file of their own.
     """
-    places = [one.place for one in case.fatal()]
-    is_lost = any(_ENGINE.match(one) for one in places)
-    if not is_lost or not all(_ENGINE.match(one) or one in _OF_ENGINE for one in places):
+    places = [problem.place for problem in case.fatal()]
+    is_lost = any(_ENGINE.match(place) for place in places)
+    if not is_lost or not all(_ENGINE.match(place) or place in _OF_ENGINE for place in places):
         return
     names = [
-        one
-        for one in case.listing.sizes
-        if _ENGINE.match(one) or one in _OF_ENGINE or _RANDOM.fullmatch(one) or one in _OF_RUN
+        file
+        for file in case.listing.sizes
+        if _ENGINE.match(file) or file in _OF_ENGINE or _RANDOM.fullmatch(file) or file in _OF_RUN
     ]
-    folders = sorted({match[0] for one in names if (match := _ENGINE.match(one))})
+    folders = sorted({match[0] for file in names if (match := _ENGINE.match(file))})
     step = case.contents.step
     name = f"weights-{step}" if step is not None else "weights"
     _restart(case, names, ", ".join(folders) or _OF_ENGINE[0], "`from_pretrained`", name)
@@ -231,13 +235,13 @@ def _leave_engine(case: RepairCase) -> None:
 def _restart(case: RepairCase, names: list[str], what: str, source: str, name: str = "") -> None:
     """Remove files if whole weights remain, and record the losses."""
     trial = case.draft.copy()
-    for one in names:
-        if one in case.listing.sizes:
-            trial.drop(one)
+    for file in names:
+        if file in case.listing.sizes:
+            trial.drop(file)
     if name:
         trial.renamed(name)
     _, problems = looked_through(trial)
-    if any(one.is_fatal and one.what != ALONE for one in problems):
+    if any(problem.is_fatal and problem.what != ALONE for problem in problems):
         return
     case.draft.take(trial)
     follows = _NEW if name else _BEGINS

@@ -69,11 +69,11 @@ def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
     trial = case.draft.copy()
     trial.put(name, *pieces)
     if before == after and all(
-        one == other
-        for one, other in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
+        left == right
+        for left, right in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
     ):
         return ""
-    if any("checksum" in one.what for one in case.problems if one.place == name):
+    if any("checksum" in problem.what for problem in case.problems if problem.place == name):
         return "the flipped bit put back that its checksum gives away"
     if after < before:
         return f"{before - after} bytes behind its end cut off"
@@ -84,7 +84,8 @@ def _is_sound(case: RepairCase, name: str) -> bool:
     """Return True if a torch file has no structural damage, whatever its content."""
     marks = ("checksum", "directory", BEHIND, "no whole zip")
     is_told = any(
-        one.place == name and any(mark in one.what for mark in marks) for one in case.problems
+        problem.place == name and any(mark in problem.what for mark in marks)
+        for problem in case.problems
     )
     return not is_told and _opens(case.draft, name)
 
@@ -107,10 +108,10 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
     except Unreadable:
         return None
     places = sorted(
-        (one.start, one.size_bytes)
+        (piece.start, piece.size_bytes)
         for pieces in index.slices.values()
-        for one in pieces
-        if one.file == name
+        for piece in pieces
+        if piece.file == name
     )
     whole, at = case.listing.sizes[name], 0
     found: list[Piece] = []
@@ -130,7 +131,7 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
 
 def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
     scan = scan_members(case.draft, name, start, size_bytes)
-    if not scan.has_all or not all(one.is_whole for one in scan.members):
+    if not scan.has_all or not all(member.is_whole for member in scan.members):
         return False
     try:
         open_archive(case.draft, case.listing, name, start, size_bytes)
@@ -173,9 +174,9 @@ def _head(draft: VirtualFolder, name: str) -> bytes:
 def _cut_behind(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
     head = _head(case.draft, name)
     ends = [
-        one["data_offsets"][1]
-        for one in _parsed(head, {}).values()
-        if isinstance(one, dict) and _is_pair(one.get("data_offsets"))
+        value["data_offsets"][1]
+        for value in _parsed(head, {}).values()
+        if isinstance(value, dict) and _is_pair(value.get("data_offsets"))
     ]
     size_bytes = case.listing.sizes[name]
     end = _LENGTH.size + len(head) + max(ends, default=0)
@@ -193,7 +194,7 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
     if (
         not found
         or not doubles
-        or any(one != found[key] for key in doubles for one in doubles[key])
+        or any(copy != found[key] for key in doubles for copy in doubles[key])
     ):
         return None
     data = json.dumps(found, separators=(",", ":")).encode()
@@ -216,7 +217,7 @@ def _with_header_of_another(
         length = other.folder.read(name, 0, _LENGTH.size)
         stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
         theirs, ours = other.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
-        changed = sum(one != two for one, two in zip(theirs, ours, strict=True))
+        changed = sum(byte != two for byte, two in zip(theirs, ours, strict=True))
         if 0 < changed <= _BITS_MAX:
             trial.put(name, theirs, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (
@@ -247,15 +248,15 @@ def _is_pair(value: Any) -> bool:
 
 def swap_back(case: RepairCase) -> None:
     """Swap two broken files, if both then match their names."""
-    broken = sorted({one.place for one in case.fatal()} & set(case.listing.sizes))
-    for one, other in combinations(broken[:_SWAPS_MAX], 2):
+    broken = sorted({problem.place for problem in case.fatal()} & set(case.listing.sizes))
+    for first, other in combinations(broken[:_SWAPS_MAX], 2):
         trial = case.draft.copy()
-        trial.put(one, *case.draft.pieces(other))
-        trial.put(other, *case.draft.pieces(one))
+        trial.put(first, *case.draft.pieces(other))
+        trial.put(other, *case.draft.pieces(first))
         _, problems = looked_through(trial)
-        if not {one, other} & {it.place for it in problems if it.is_fatal}:
+        if not {first, other} & {it.place for it in problems if it.is_fatal}:
             case.draft.take(trial)
-            case.done(one, f"swapped with `{other}`: each is what the other should be", "both")
+            case.done(first, f"swapped with `{other}`: each is what the other should be", "both")
             return
 
 
@@ -270,10 +271,10 @@ def cut_slices(case: RepairCase) -> None:
         except Unreadable:
             continue
         ends = [
-            one.start + one.size_bytes
+            piece.start + piece.size_bytes
             for pieces in index.slices.values()
-            for one in pieces
-            if one.file == name
+            for piece in pieces
+            if piece.file == name
         ]
         if not ends:
             case.draft.drop(name)
@@ -324,14 +325,14 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
         StoreError: A file could not be read.
     """
     found = []
-    hurt = {one.place for one in case.fatal() if not is_saved_so(one)}
+    hurt = {problem.place for problem in case.fatal() if not is_saved_so(problem)}
     for name in sorted(hurt & set(case.listing.sizes)):
         try:
-            one = _of_file(case.draft, name)
+            lost_file = _of_file(case.draft, name)
         except Unreadable:
             continue
-        if one.saved:
-            found.append(one)
+        if lost_file.saved:
+            found.append(lost_file)
     return tuple(found)
 
 
@@ -347,15 +348,15 @@ def _of_file(draft: VirtualFolder, name: str) -> SalvagedFile:
 
 def _of_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
     scan = scan_members(draft, name, 0, draft.list().sizes[name])
-    pickles = [one for one in scan.members if one.name.rpartition("/")[2] == _PICKLE]
+    pickles = [member for member in scan.members if member.name.rpartition("/")[2] == _PICKLE]
     if len(pickles) != 1 or not pickles[0].is_whole:
         raise Unreadable("what says what its tensors are is damaged")
     root = pickles[0].name.removesuffix(_PICKLE)
     value = read_pickle(draft.read(name, pickles[0].data, pickles[0].size_bytes), rebuild)
     whole = {
-        one.name.removeprefix(root): (one.header, one.size_bytes)
-        for one in scan.members
-        if one.is_whole
+        member.name.removeprefix(root): (member.header, member.size_bytes)
+        for member in scan.members
+        if member.is_whole
     }
     archive = Archive(draft, name, value.value, value.names, whole)
     return _split(draft, name, tensors_in(archive, value.value, MODEL))
@@ -366,19 +367,23 @@ def _of_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
     index = read_index(draft, draft.list(), prefix)
     sizes = draft.list().sizes
     whole = set()
-    for one in (piece for pieces in index.slices.values() for piece in pieces):
-        held = min(one.size_bytes, sizes.get(one.file, 0) - one.start)
-        scan = scan_members(draft, one.file, one.start, held) if held == one.size_bytes else None
+    for entry in (piece for pieces in index.slices.values() for piece in pieces):
+        held = min(entry.size_bytes, sizes.get(entry.file, 0) - entry.start)
+        scan = (
+            scan_members(draft, entry.file, entry.start, held) if held == entry.size_bytes else None
+        )
         if scan and scan.has_all and all(it.is_whole for it in scan.members):
-            whole.add((one.file, one.start))
-    tensors = [one for one in index.tensors if name in one.files]
+            whole.add((entry.file, entry.start))
+    tensors = [tensor for tensor in index.tensors if name in tensor.files]
     kept = [
-        one
-        for one in tensors
-        if one.pieces and all((it.file, it.start) in whole for it in one.pieces)
+        tensor
+        for tensor in tensors
+        if tensor.pieces and all((it.file, it.start) in whole for it in tensor.pieces)
     ]
     found = _split(draft, name, kept)
-    return SalvagedFile(name, found.saved, tuple(one.name for one in tensors if one not in kept))
+    return SalvagedFile(
+        name, found.saved, tuple(tensor.name for tensor in tensors if tensor not in kept)
+    )
 
 
 def _of_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
@@ -390,13 +395,13 @@ def _of_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
         entries = json.loads(draft.read(name, _HEAD.size, length))
         entries.pop("__metadata__", None)
         saved, lost = [], []
-        for key, one in entries.items():
-            begin, end = one["data_offsets"]
-            shape, at = tuple(one["shape"]), _HEAD.size + length + begin
-            fits = end - begin == math.prod(shape) * ITEM_BITS[one["dtype"]] // 8
+        for key, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            shape, at = tuple(entry["shape"]), _HEAD.size + length + begin
+            fits = end - begin == math.prod(shape) * ITEM_BITS[entry["dtype"]] // 8
             if fits and 0 <= begin <= end and at + end - begin <= size_bytes:
                 span = FileSpan(draft, name, at, end - begin)
-                saved.append(IntactTensor(key, one["dtype"], shape, span))
+                saved.append(IntactTensor(key, entry["dtype"], shape, span))
             else:
                 lost.append(key)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
@@ -408,11 +413,11 @@ def _split(
     draft: VirtualFolder, name: str, tensors: Iterator[Tensor] | list[Tensor] | tuple[Tensor, ...]
 ) -> SalvagedFile:
     saved, lost = [], []
-    for one in tensors:
+    for tensor in tensors:
         try:
-            saved.append(_saved(draft, one))
+            saved.append(_saved(draft, tensor))
         except Unreadable:
-            lost.append(one.name)
+            lost.append(tensor.name)
     return SalvagedFile(name, tuple(saved), tuple(lost))
 
 
@@ -450,10 +455,14 @@ def _is_row(strides: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
 def safetensors_pieces(saved: tuple[IntactTensor, ...]) -> tuple[FileSpan | bytes, ...]:
     """Return a safetensors file with these tensors, as pieces."""
     entries, at = {}, 0
-    for one in saved:
-        end = at + one.span.size_bytes
-        entries[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [at, end]}
+    for tensor in saved:
+        end = at + tensor.span.size_bytes
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [at, end],
+        }
         at = end
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    return (_HEAD.pack(len(head)) + head, *(one.span for one in saved))
+    return (_HEAD.pack(len(head)) + head, *(tensor.span for tensor in saved))

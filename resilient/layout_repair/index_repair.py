@@ -42,9 +42,9 @@ _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
 
 def mend_index(case: RepairCase) -> None:
     """Rewrite the index of a sharded model from the headers of the shards."""
-    for one in [one for one in case.problems if one.what in (STALE, ORPHAN)]:
-        case.draft.drop(one.place)
-        case.done(one.place, "left out: nothing reads it", "what names the weights")
+    for problem in [problem for problem in case.problems if problem.what in (STALE, ORPHAN)]:
+        case.draft.drop(problem.place)
+        case.done(problem.place, "left out: nothing reads it", "what names the weights")
     shards: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in case.listing.sizes:
         if match := SHARD.fullmatch(name):
@@ -59,7 +59,7 @@ def mend_index(case: RepairCase) -> None:
             case.refused[index] = why
             continue
         try:
-            text = _index(case, [found[one] for one in sorted(found)])
+            text = _index(case, [found[number] for number in sorted(found)])
         except Unreadable as error:
             case.refused[index] = str(error)
             continue
@@ -69,10 +69,10 @@ def mend_index(case: RepairCase) -> None:
 
 def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
     """Return the reason why an index of these shards would be wrong; empty if it would be right."""
-    lacking = [one for one in range(1, count + 1) if one not in found]
+    lacking = [number for number in range(1, count + 1) if number not in found]
     if lacking:
         return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
-    if any(one.loses == RENAMED for one in case.problems):
+    if any(problem.loses == RENAMED for problem in case.problems):
         return "a name in a shard is wrong, and so would be an index of it"
     return ""
 
@@ -81,10 +81,10 @@ def _index(case: RepairCase, shards: list[str]) -> bytes:
     mapped: dict[str, str] = {}
     size_bytes = elements = 0
     for name in shards:
-        for one in read_file(case.draft, case.listing, name):
-            if mapped.setdefault(one.name, name) != name:
-                raise Unreadable(f"`{one.name[:80]}` is in two shards")
-            size_bytes, elements = size_bytes + one.size_bytes, elements + one.elements
+        for tensor in read_file(case.draft, case.listing, name):
+            if mapped.setdefault(tensor.name, name) != name:
+                raise Unreadable(f"`{tensor.name[:80]}` is in two shards")
+            size_bytes, elements = size_bytes + tensor.size_bytes, elements + tensor.elements
     metadata = {"total_parameters": elements, "total_size": size_bytes}
     document = {"metadata": metadata, "weight_map": dict(sorted(mapped.items()))}
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
@@ -96,7 +96,7 @@ def mend_latest(case: RepairCase) -> None:
         (deepspeed.LATEST, _engines(case.draft)),
         (
             deepspeed_universal.LATEST,
-            [one.rstrip("/") for one in deepspeed_universal.tag_in(case.listing)],
+            [entry.rstrip("/") for entry in deepspeed_universal.tag_in(case.listing)],
         ),
     ):
         if not case.is_broken(name):
@@ -105,7 +105,7 @@ def mend_latest(case: RepairCase) -> None:
             trial = case.draft.copy()
             trial.put(name, tag.encode())
             _, problems = looked_through(trial)
-            if not any(one.is_fatal for one in problems):
+            if not any(problem.is_fatal for problem in problems):
                 case.draft.take(trial)
                 case.done(name, f"names `{tag}` again", "the newest folder beside it that is whole")
                 break
@@ -116,8 +116,8 @@ def mend_latest(case: RepairCase) -> None:
 
 def _engines(draft: VirtualFolder) -> list[str]:
     listing = draft.list()
-    heads = {one.partition("/")[0] for one in listing.sizes if "/" in one}
-    return [one for one in heads if deepspeed.is_engine(listing, f"{one}/")]
+    heads = {file.partition("/")[0] for file in listing.sizes if "/" in file}
+    return [prefix for prefix in heads if deepspeed.is_engine(listing, f"{prefix}/")]
 
 
 def _number(name: str) -> int:
@@ -157,7 +157,7 @@ def mend_documents(case: RepairCase) -> None:
             trial = case.draft.copy()
             trial.put(name, other.folder.read(name, 0, other.listing.sizes[name]))
             _, problems = looked_through(trial)
-            if any(one.place == name for one in problems):
+            if any(problem.place == name for problem in problems):
                 # the problem remains, for example because the file is of another model too
                 continue
             case.draft.take(trial)
@@ -179,7 +179,7 @@ def mend_name(case: RepairCase) -> None:
         found.schedule.step if found.schedule else None,
         found.optimizer.step if found.optimizer else None,
     )
-    counted = Counter(one for one in said if one is not None)
+    counted = Counter(entry for entry in said if entry is not None)
     step, votes = counted.most_common(1)[0] if counted else (None, 0)
     if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
         return
@@ -199,13 +199,13 @@ def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
     """
     if len(counted) > 1 and case.contents.layout == "torchtitan":
         return "its files are of different steps, and which is right does not show"
-    if any(one.url.rstrip("/").rpartition("/")[2] == name for one in case.near):
+    if any(donor.url.rstrip("/").rpartition("/")[2] == name for donor in case.near):
         return f"`{name}` is beside it: files of that one may be in this one; `--from` another copy"
     return ""
 
 
 def _is_at_odds(case: RepairCase) -> bool:
-    return any(one.place == "." and one.loses == AGREEMENT for one in case.problems)
+    return any(problem.place == "." and problem.loses == AGREEMENT for problem in case.problems)
 
 
 _END, _END_BYTES, _TAIL_BYTES = b"PK\x05\x06", 22, 1 << 20
@@ -217,7 +217,7 @@ _ALONE = (
 
 def mend_indexes(case: RepairCase) -> None:
     """Rewrite a lost DCP index if all of its slices exist."""
-    prefixes = {one[: one.rfind("/") + 1] for one in case.listing.sizes if one.endswith(SLICES)}
+    prefixes = {file[: file.rfind("/") + 1] for file in case.listing.sizes if file.endswith(SLICES)}
     for prefix in sorted(prefixes):
         name = f"{prefix}{INDEX}"
         try:
@@ -253,7 +253,7 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
     theirs = read_index(other.folder, other.listing, prefix)
     value = read_pickle(other.folder.read(f"{prefix}{INDEX}", 0, BYTES_MAX)).value
     by_file = _entries(value)
-    here = {one[len(prefix) :] for one in case.listing.sizes if _is_slices(one, prefix)}
+    here = {entry[len(prefix) :] for entry in case.listing.sizes if _is_slices(entry, prefix)}
     if here != set(by_file):
         raise Unreadable("it has other files of slices")
     kinds = _kinds(theirs)
@@ -289,9 +289,9 @@ _Kind = tuple[str, tuple[int, ...]]
 def _kinds(index: Index) -> dict[tuple[Any, tuple[int, ...] | None], _Kind]:
     """Return type and shape of each piece of each tensor, by name and offsets."""
     return {
-        (one.name, piece.region.offsets): (one.dtype, piece.region.lengths)
-        for one in index.tensors
-        for piece in one.pieces
+        (tensor.name, piece.region.offsets): (tensor.dtype, piece.region.lengths)
+        for tensor in index.tensors
+        for piece in tensor.pieces
     }
 
 
@@ -316,7 +316,7 @@ def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
     at, whole = 0, case.listing.sizes[name]
     while at < whole:
         scan = scan_members(case.draft, name, at, whole - at)
-        if not scan.has_all or not all(one.is_whole for one in scan.members):
+        if not scan.has_all or not all(member.is_whole for member in scan.members):
             raise Unreadable(f"a slice of `{name}` is damaged")
         tail = case.draft.read(name, at + scan.end, _TAIL_BYTES)
         end = tail.find(_END)

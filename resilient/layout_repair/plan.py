@@ -113,7 +113,7 @@ class LayoutRepairPlan:
     @property
     def is_hopeless(self) -> bool:
         """True if a remaining problem stops its tool, or the result must not be used."""
-        return any(one.is_fatal and one.what != ALONE for one in self.after)
+        return any(problem.is_fatal and problem.what != ALONE for problem in self.after)
 
     @property
     def is_damaged(self) -> bool:
@@ -145,11 +145,11 @@ def plan_layout_repair(
     draft = VirtualFolder(folder, folder.list())
     contents, problems = looked_through(draft)
     case = RepairCase(draft, contents, problems)
-    named = [_near(one, storage_options) for one in others]
-    told = [one for one in named if isinstance(one, Donor)]
-    case.logs = tuple(log for one in named if not isinstance(one, Donor) for log in one)
-    case.copies = tuple(one for one in told if _is_same_step(case, one))
-    steps = [one for one in told if one not in case.copies]
+    named = [_near(other, storage_options) for other in others]
+    told = [donor for donor in named if isinstance(donor, Donor)]
+    case.logs = tuple(log for donor in named if not isinstance(donor, Donor) for log in donor)
+    case.copies = tuple(donor for donor in told if _is_same_step(case, donor))
+    steps = [donor for donor in told if donor not in case.copies]
     case.near = (*steps, *_beside(url))
     before = case.problems
     _mend(case)
@@ -188,22 +188,24 @@ def _is_elsewhere(case: RepairCase) -> bool:
 
     A repair that completes such a folder would hide that it never was a checkpoint.
     """
-    return is_incomplete(case.problems) or any(one.what == POINTER for one in case.problems)
+    return is_incomplete(case.problems) or any(problem.what == POINTER for problem in case.problems)
 
 
 def _explain(case: RepairCase) -> None:
     """Give the reason for each remaining problem; state that its tool never saves is no damage."""
-    left = {one.place for one in case.problems} | set(case.listing.outside)
+    left = {problem.place for problem in case.problems} | set(case.listing.outside)
     case.refused = {
         place: why for place, why in case.refused.items() if place in left or DIFFERENT in why
     }
-    for one in case.problems:
-        if one.loses == AGREEMENT:
-            case.refused.setdefault(one.place, _DISAGREE)
-        elif one.what == POINTER or is_incomplete((one,)):
-            case.refused[one.place] = f"{one.what}: {_FETCH if one.what == POINTER else _OTHER}"
-        elif one.what != ALONE and (one.is_fatal or _is_damage(one)):
-            case.refused.setdefault(one.place, _SAVED_SO if is_saved_so(one) else _NO_WAY)
+    for problem in case.problems:
+        if problem.loses == AGREEMENT:
+            case.refused.setdefault(problem.place, _DISAGREE)
+        elif problem.what == POINTER or is_incomplete((problem,)):
+            case.refused[problem.place] = (
+                f"{problem.what}: {_FETCH if problem.what == POINTER else _OTHER}"
+            )
+        elif problem.what != ALONE and (problem.is_fatal or _is_damage(problem)):
+            case.refused.setdefault(problem.place, _SAVED_SO if is_saved_so(problem) else _NO_WAY)
     for name in case.listing.outside:
         kind = case.listing.kinds.get(name, LINK)
         case.refused[name] = _LEADS_OUT if kind == LINK else _NO_BYTES.format(kind)
@@ -231,8 +233,8 @@ def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[M
 
 
 def _is_same_step(case: RepairCase, other: Donor) -> bool:
-    names = {one.rstrip("/").rpartition("/")[2] for one in (case.draft.url, other.url)}
-    is_mixed = any((one.place, one.loses) == (".", AGREEMENT) for one in case.problems)
+    names = {folder.rstrip("/").rpartition("/")[2] for folder in (case.draft.url, other.url)}
+    is_mixed = any((problem.place, problem.loses) == (".", AGREEMENT) for problem in case.problems)
     if is_mixed and len(names) == 1:
         return True  # the step in its files is in doubt
     ours, theirs = _step(case.contents), _step(other.contents)
@@ -246,8 +248,8 @@ def _step(contents: Contents) -> int | None:
         contents.schedule.step if contents.schedule else None,
         contents.optimizer.step if contents.optimizer else None,
     ]
-    said = [one for one in found if one is not None]
-    ranked = sorted(said, key=lambda one: (-said.count(one), said.index(one)))
+    said = [step for step in found if step is not None]
+    ranked = sorted(said, key=lambda step: (-said.count(step), said.index(step)))
     return ranked[0] if ranked else None
 
 
@@ -260,11 +262,11 @@ def _beside(url: str) -> Iterable[Donor]:
     if match is None or not own.is_dir():
         return ()
     found = []
-    for one in own.absolute().parent.iterdir():
-        other = _ENDS_IN_NUMBER.fullmatch(one.name)
-        if other and other[1] == match[1] and one.name != own.name and one.is_dir():
-            found.append((abs(int(other[2]) - int(match[2])), one))
-    return tuple(_readable(one for _, one in sorted(found)))[:_NEAR_MAX]
+    for path in own.absolute().parent.iterdir():
+        other = _ENDS_IN_NUMBER.fullmatch(path.name)
+        if other and other[1] == match[1] and path.name != own.name and path.is_dir():
+            found.append((abs(int(other[2]) - int(match[2])), path))
+    return tuple(_readable(folder for _, folder in sorted(found)))[:_NEAR_MAX]
 
 
 def _readable(paths: Iterable[Path]) -> Iterable[Donor]:
@@ -328,20 +330,24 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
 
 
 def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
-    hurt = set() if plan.is_mended else {one.place for one in plan.after if one.is_fatal}
+    hurt = (
+        set() if plan.is_mended else {problem.place for problem in plan.after if problem.is_fatal}
+    )
     for name in plan.draft.list().sizes:
         if name not in hurt:
             _write(plan.draft, name, partial / name)
-    for one in () if plan.is_mended else plan.salvaged:
-        name = f"{one.file}.salvaged.safetensors"
-        _write_pieces(safetensors_pieces(one.saved), partial / name)
+    for salvaged in () if plan.is_mended else plan.salvaged:
+        name = f"{salvaged.file}.salvaged.safetensors"
+        _write_pieces(safetensors_pieces(salvaged.saved), partial / name)
     partial.mkdir(parents=True, exist_ok=True)
     said = {
         "source": plan.url,
-        "steps": [{"file": one.file, "what": one.what, "from": one.source} for one in plan.steps],
+        "steps": [
+            {"file": step.file, "what": step.what, "from": step.source} for step in plan.steps
+        ],
         "losses": dict(plan.losses),
         "refused": dict(plan.refused),
-        "lost_tensors": {one.file: list(one.lost) for one in plan.salvaged},
+        "lost_tensors": {salvaged.file: list(salvaged.lost) for salvaged in plan.salvaged},
     }
     text = json.dumps(said, indent=2, sort_keys=True) + "\n"
     (partial / REPORT).write_text(text, encoding="utf-8")

@@ -121,8 +121,8 @@ def mend_schedules(case: RepairCase) -> None:
     if case.contents.layout == "hf-trainer":
         _mend(case, _OF_TRAINER, "optimizer.pt")
     if case.contents.layout == "accelerate":
-        places = {one.place for one in case.problems} | set(case.listing.sizes)
-        for name in sorted(one for one in places if _OF_ACCELERATE.fullmatch(one)):
+        places = {problem.place for problem in case.problems} | set(case.listing.sizes)
+        for name in sorted(place for place in places if _OF_ACCELERATE.fullmatch(place)):
             _mend(case, name, name.replace("scheduler", "optimizer"))
 
 
@@ -169,8 +169,8 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
     updates = said["optimizer"]
     if _SCALER in case.listing.sizes and named and updates and updates < named:
         # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
-        said = {key: one for key, one in said.items() if one != updates}
-    votes = Counter(one for key, one in said.items() if one is not None and key != without)
+        said = {key: value for key, value in said.items() if value != updates}
+    votes = Counter(value for key, value in said.items() if value is not None and key != without)
     ranked = votes.most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
         return None
@@ -180,7 +180,7 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
 def _is_odd(case: RepairCase, step: int | None) -> bool:
     """Return True if only the scheduler is of another step."""
     schedule, optimizer = case.contents.schedule, case.contents.optimizer
-    if schedule is None or not any(one.place == "." for one in case.problems):
+    if schedule is None or not any(problem.place == "." for problem in case.problems):
         return False
     if case.contents.layout == "hf-trainer":
         return step is not None and schedule.step not in (step, None)
@@ -195,8 +195,8 @@ def _groups(folder: Folder, listing: DirectoryListing, name: str) -> list[tuple[
     archive = open_archive(folder, listing, name)
     groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
     found = []
-    for one in groups if isinstance(groups, list) else ():
-        first, now = (_rate(archive, one, key) for key in ("initial_lr", "lr"))
+    for group in groups if isinstance(groups, list) else ():
+        first, now = (_rate(archive, group, key) for key in ("initial_lr", "lr"))
         if first is None or now is None:
             raise Unreadable("its groups had no schedule")
         found.append((first, now))
@@ -240,7 +240,7 @@ def _from_another(
 ) -> dict[str, Any]:
     """Return the scheduler of another step, moved to this step."""
     last = whole(theirs.get("last_epoch")) if isinstance(theirs, dict) else None
-    strange = sorted(str(one)[:40] for one in set(theirs or ()) - _STEADY - _COUNTED)
+    strange = sorted(str(key)[:40] for key in set(theirs or ()) - _STEADY - _COUNTED)
     if last is None or strange:
         raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
@@ -265,12 +265,12 @@ def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
         return {}
     state = value.state if isinstance(value, PickledCall) else None
     found = {}
-    for key, one in state.items() if isinstance(state, dict) else ():
+    for key, entry in state.items() if isinstance(state, dict) else ():
         # An enumeration member is pickled as a call with its value.
         plain = (
-            one.args[0]
-            if isinstance(one, PickledCall) and isinstance(one.args, tuple) and one.args
-            else one
+            entry.args[0]
+            if isinstance(entry, PickledCall) and isinstance(entry.args, tuple) and entry.args
+            else entry
         )
         if isinstance(key, str) and isinstance(plain, str | int | float | None):
             found[key] = plain
@@ -336,7 +336,7 @@ def mend_state(case: RepairCase) -> None:
     if set(held) - KEYS:
         held = _known_alone(case, held)
     odd = [name for name in NUMBERS if name in held and decimal(held[name]) is None]
-    held = {name: one for name, one in held.items() if name not in odd}
+    held = {name: value for name, value in held.items() if name not in odd}
     step = step_of(case, without="state")
     if case.is_broken(STATE) and (not held or whole(held.get("global_step")) is None):
         _rebuild(case, step, {})
@@ -377,14 +377,16 @@ def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[
     sources = []
     for state, where in _others(case):
         new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
-        new = {key: one for key, one in new.items() if key not in found and one is not None}
+        new = {key: value for key, value in new.items() if key not in found and value is not None}
         sources += [where] if new else []
         found |= new
     arguments = arguments_of(case.draft, case.listing)
     told = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
-    new = {key: one for key, one in told.items() if key in lacking and key not in found}
+    new = {key: value for key, value in told.items() if key in lacking and key not in found}
     # The arguments may give a fraction of all steps, while the state needs a count.
-    new = {key: int(one) for key, one in new.items() if decimal(one) is not None and one >= 1}
+    new = {
+        key: int(value) for key, value in new.items() if decimal(value) is not None and value >= 1
+    }
     sources += [ARGUMENTS] if new else []
     return {**new, **found}, sources
 
@@ -408,10 +410,10 @@ def _without_flip(key: str, known: set[str]) -> str | None:
     data = int.from_bytes(key.encode())
     return next(
         (
-            one
-            for one in sorted(known)
-            if len(one) == len(key.encode())
-            and (data ^ int.from_bytes(one.encode())).bit_count() == 1
+            candidate
+            for candidate in sorted(known)
+            if len(candidate) == len(key.encode())
+            and (data ^ int.from_bytes(candidate.encode())).bit_count() == 1
         ),
         None,
     )
@@ -448,7 +450,7 @@ def _checkpoint_of(case: RepairCase, step: int) -> str | None:
     """Return the path of another step of the run, None if it is not beside this one."""
     name = f"checkpoint-{step}"
     parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
-    is_there = own == name or any(Path(one.url) == parent / name for one in case.near)
+    is_there = own == name or any(Path(donor.url) == parent / name for donor in case.near)
     is_there = is_there or (parent / name / STATE).is_file()
     return str(parent / name) if is_there else None
 
@@ -475,9 +477,9 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     known.state |= {
         ours: arguments[theirs] for theirs, ours in _OF_ARGUMENTS.items() if theirs in arguments
     }
-    run = [(one, where) for one, where in others] + ([(stale, STATE)] if stale else [])
-    for one, where in reversed(run):
-        known.state |= {key: one[key] for key in _OF_RUN if key in one}
+    run = [(state, where) for state, where in others] + ([(stale, STATE)] if stale else [])
+    for state, where in reversed(run):
+        known.state |= {key: state[key] for key in _OF_RUN if key in state}
         known.sources.append(where)
     _tell_history(known, step, rest, run)
     _tell_place(known, step, rest, run)
@@ -487,8 +489,8 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
         known.state |= {key: rest[key] for key in rest if key in KEYS and key != "log_history"}
         known.sources.append("what is whole of it")
     _tell_batch_size(known)
-    for one in known.lost:
-        case.losses[one] = CONSEQUENCES[one]
+    for loss in known.lost:
+        case.losses[loss] = CONSEQUENCES[loss]
     said = "the folder's name, the schedule and the optimizer"
     sources = ", ".join(dict.fromkeys((said, *reversed(known.sources))))
     _put(case, known.state, f"written anew, of step {step}", sources)
@@ -502,13 +504,13 @@ def _text(case: RepairCase) -> str:
 
 def _others(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
     found = []
-    for one in case.near:
+    for donor in case.near:
         try:
-            state = read_json(one.folder, one.listing, STATE)
+            state = read_json(donor.folder, donor.listing, STATE)
         except Unreadable:
             continue
         if whole(state.get("global_step")):
-            found.append((state, one.url))
+            found.append((state, donor.url))
     # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
     ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
     if whole(ended.get("global_step")):
@@ -521,52 +523,66 @@ _States = list[tuple[dict[str, Any], str]]
 
 def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
     found = state.get("log_history")
-    held = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return [one for one in held if (whole(one.get("step")) or 0) <= step]
+    held = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return [entry for entry in held if (whole(entry.get("step")) or 0) <= step]
 
 
 def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     """Use the longest history, with all digits as far as an exact source has them."""
-    told = [(_entries(one, step), "") for one in (rest, *(state for state, _ in others))]
-    exact = [(one.until(step), one.where) for one in known.logs if one.is_exact]
-    entries, where = max((*told, *exact), key=lambda one: (_last(one[0]), len(one[0])))
+    told = [
+        (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in others))
+    ]
+    exact = [
+        (metrics_log.until(step), metrics_log.where)
+        for metrics_log in known.logs
+        if metrics_log.is_exact
+    ]
+    entries, where = max(
+        (*told, *exact), key=lambda candidate: (_last(candidate[0]), len(candidate[0]))
+    )
     sources = [where] if where else []
-    rounded = [(one.until(step), one) for one in known.logs if not one.is_exact]
-    for more, log in sorted(rounded, key=lambda one: -_last(one[0]))[:1]:
-        behind = [one for one in more if _is_behind(one, entries)]
+    rounded = [
+        (metrics_log.until(step), metrics_log)
+        for metrics_log in known.logs
+        if not metrics_log.is_exact
+    ]
+    for more, log in sorted(rounded, key=lambda pair: -_last(pair[0]))[:1]:
+        behind = [entry for entry in more if _is_behind(entry, entries)]
         if behind:
             entries = [*entries, *behind]
             sources.append(log.where)
             known.lost += ["digits", *(["history"] if log.broken else [])]
     known.state["log_history"] = entries
     known.sources += sources
-    reach = max((whole(one.get("global_step")) or 0 for one, _ in others), default=0)
-    reach = max(reach, *(one.reach() for one in known.logs), 0)
+    reach = max(
+        (whole(donor_state.get("global_step")) or 0 for donor_state, _ in others), default=0
+    )
+    reach = max(reach, *(metrics_log.reach() for metrics_log in known.logs), 0)
     if _last(entries) < step and reach < step:
         known.lost.append("history")
 
 
-def _is_behind(one: dict[str, Any], held: list[dict[str, Any]]) -> bool:
+def _is_behind(entry: dict[str, Any], held: list[dict[str, Any]]) -> bool:
     """Return True if an entry follows others: at a later step, or of another kind at the last."""
     last = _last(held)
     beside = {key for other in held if whole(other.get("step")) == last for key in other}
-    return one["step"] > last or (one["step"] == last and not beside & set(one) - set(SHARED))
+    return entry["step"] > last or (entry["step"] == last and not beside & set(entry) - set(SHARED))
 
 
 def _last(entries: list[dict[str, Any]]) -> int:
-    return max((whole(one.get("step")) or 0 for one in entries), default=0)
+    return max((whole(entry.get("step")) or 0 for entry in entries), default=0)
 
 
 def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
-    logged = [one for one in known.state["log_history"] if whole(one.get("step")) == step]
-    held = [decimal(one.get("epoch")) for one in logged]
+    logged = [entry for entry in known.state["log_history"] if whole(entry.get("step")) == step]
+    held = [decimal(entry.get("epoch")) for entry in logged]
     exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else held)]
     ratio = [
-        (decimal(one.get("epoch")) or 0.0) * step / whole_step
-        for one, _ in others
-        if (whole_step := whole(one.get("global_step")))
+        (decimal(donor_state.get("epoch")) or 0.0) * step / whole_step
+        for donor_state, _ in others
+        if (whole_step := whole(donor_state.get("global_step")))
     ]
-    found = [one for one in (*exact, *ratio, *held) if one is not None]
+    found = [epoch for epoch in (*exact, *ratio, *held) if epoch is not None]
     if found:
         known.state["epoch"] = found[0]
     else:
@@ -575,17 +591,17 @@ def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States)
 
 def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     """Use the best result of a state that knew it, and callbacks whose state counts nothing."""
-    for one in (rest, *(state for state, _ in others)):
-        best = whole(one.get("best_global_step"))
-        knew = (whole(one.get("global_step")) or 0) >= step
-        if (best is not None and best <= step and knew) or (one is rest and _BEST[0] in rest):
-            known.state |= {key: one.get(key) for key in _BEST}
+    for candidate in (rest, *(state for state, _ in others)):
+        best = whole(candidate.get("best_global_step"))
+        knew = (whole(candidate.get("global_step")) or 0) >= step
+        if (best is not None and best <= step and knew) or (candidate is rest and _BEST[0] in rest):
+            known.state |= {key: candidate.get(key) for key in _BEST}
             break
     else:
         best_logged = _best_logged(known)
         known.state |= best_logged
         known.lost += [] if best_logged else ["best model"]
-    held = next((one.get("stateful_callbacks") for one, _ in others), None)
+    held = next((donor_state.get("stateful_callbacks") for donor_state, _ in others), None)
     if isinstance(held, dict):
         known.state["stateful_callbacks"] = dict(held)
     if not isinstance(held, dict) or set(held) - {CONTROL}:
@@ -601,15 +617,15 @@ def _best_logged(known: _Known) -> dict[str, Any]:
         return {}
     key = metric if metric.startswith("eval_") else f"eval_{metric}"
     told = [
-        (number, one["step"])
-        for one in known.state["log_history"]
-        if (number := decimal(one.get(key))) is not None
+        (number, entry["step"])
+        for entry in known.state["log_history"]
+        if (number := decimal(entry.get(key))) is not None
     ]
     if not told:
         return {}
     is_greater = known.arguments.get("greater_is_better")
     # The first of equals: only a better result replaces it.
-    number, step = (max if is_greater else min)(told, key=lambda one: one[0])
+    number, step = (max if is_greater else min)(told, key=lambda pair: pair[0])
     where = _checkpoint_of(known.case, step)
     return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
 

@@ -58,11 +58,11 @@ class MetricsLog:
         """Return the entries that led to a step, as far as they are in this log."""
         found = woven(self.lives, step)
         # The summary of a training is logged after its last save.
-        return [one for one in found if one["step"] < step or _SUMMARY not in one]
+        return [entry for entry in found if entry["step"] < step or _SUMMARY not in entry]
 
     def reach(self) -> int:
         """Return the last logged step."""
-        return max((one["step"] for life in self.lives for one in life), default=0)
+        return max((entry["step"] for life in self.lives for entry in life), default=0)
 
 
 def logs_beside(url: str) -> list[MetricsLog]:
@@ -96,7 +96,7 @@ def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
         if name in (LINES, _EVENTS, _EVENTS.rpartition("/")[2])
         and (log := _of_lines(folder, listing, name))
     ]
-    board = _of_board(folder, listing, [one for one in names if FILE.fullmatch(one)])
+    board = _of_board(folder, listing, [name for name in names if FILE.fullmatch(name)])
     return [*found, *([board] if board else [])]
 
 
@@ -104,16 +104,16 @@ def _of_board(folder: Folder, listing: DirectoryListing, names: list[str]) -> Me
     told, broken = [], ""
     for name in names[:_FILES_MAX]:
         try:
-            one = read_scalars(folder, listing, name)
+            scalars = read_scalars(folder, listing, name)
         except Unreadable as error:
             broken = broken or f"{name}: {error}"
             continue
-        broken = broken or (f"{name}: {one.broken}" if one.broken else "")
-        if entries := list(entries_of(one.found)):
-            told.append((one.began, entries))
+        broken = broken or (f"{name}: {scalars.broken}" if scalars.broken else "")
+        if entries := list(entries_of(scalars.found)):
+            told.append((scalars.began, entries))
     if not told:
         return None
-    told.sort(key=lambda one: one[0])
+    told.sort(key=lambda pair: pair[0])
     lives = tuple(life for _, entries in told for life in _lives(entries))
     where = f"{len(told)} event files of TensorBoard in {folder.url}"
     return MetricsLog(where, lives, is_exact=False, broken=broken)
@@ -123,18 +123,18 @@ def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
     """Yield the entries that the Trainer of Transformers wrote number by number (pure)."""
     entry: Entry = {}
     kind = ""
-    for one in scalars:
-        family, _, name = one.tag.partition("/")
+    for scalar in scalars:
+        family, _, name = scalar.tag.partition("/")
         if family not in _PREFIXES or not name:
             continue
         key = _PREFIXES[family] + name
         is_shared = family == "train" and name in SHARED
         is_other = entry and not is_shared and family != kind
-        if entry and (is_other or one.step != entry["step"] or key in entry):
+        if entry and (is_other or scalar.step != entry["step"] or key in entry):
             yield entry
             entry, kind = {}, ""
         kind = kind if is_shared and kind else family
-        entry |= {key: one.value, "step": one.step}
+        entry |= {key: scalar.value, "step": scalar.step}
     if entry:
         yield entry
 
@@ -151,7 +151,7 @@ def _of_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLo
     if not lives:
         return None
     where = folder.url if listing.is_file else f"{folder.url}/{name}"
-    told = tuple(life for one in sorted(lives) for life in _lives(lives[one]))
+    told = tuple(life for attempt in sorted(lives) for life in _lives(lives[attempt]))
     return MetricsLog(where, told, is_exact=True, broken=broken)
 
 
@@ -172,13 +172,15 @@ def _line(text: str) -> tuple[int, Entry]:
         return 0, {}
     if not isinstance(line, dict):
         return 0, {}
-    found = {key: one for key, one in line.items() if key not in _NOTED}
+    found = {key: value for key, value in line.items() if key not in _NOTED}
     if "event" in line:
         metrics = line.get("metrics")
         found = metrics if line["event"] == "MetricsLogged" and isinstance(metrics, dict) else {}
     # Entries of speed have the same keys but no epoch, and are no part of a history.
     is_entry = "epoch" in found and whole(found.get("step")) is not None
-    plain = {key: one for key, one in found.items() if isinstance(one, str | int | float | None)}
+    plain = {
+        key: value for key, value in found.items() if isinstance(value, str | int | float | None)
+    }
     return whole(line.get("generation")) or 0, plain if is_entry else {}
 
 
@@ -191,9 +193,9 @@ def woven(lives: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     found: list[Entry] = []
     limit, count = step, len(lives)
     while count and limit > 0:
-        ends = [_end(one, limit) for one in lives[:count]]
-        at = max(range(count), key=lambda one: (ends[one], one))
-        taken = [one for one in lives[at] if one["step"] <= limit]
+        ends = [_end(attempt, limit) for attempt in lives[:count]]
+        at = max(range(count), key=lambda index: (ends[index], index))
+        taken = [attempt for attempt in lives[at] if attempt["step"] <= limit]
         if taken:
             found = [*taken, *found]
             limit = taken[0]["step"] - 1
@@ -203,8 +205,8 @@ def woven(lives: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
 
 def _end(entries: Sequence[Entry], limit: int) -> int:
     """Return the last step of an attempt up to a limit; an attempt beyond it passed through it."""
-    first = min((one["step"] for one in entries), default=limit + 1)
-    last = max((one["step"] for one in entries), default=0)
+    first = min((entry["step"] for entry in entries), default=limit + 1)
+    last = max((entry["step"] for entry in entries), default=0)
     return min(last, limit) if first <= limit else 0
 
 

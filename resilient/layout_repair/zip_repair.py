@@ -43,7 +43,7 @@ def _table() -> tuple[int, ...]:
 
 
 _FORWARD = _table()
-_BACKWARD = {one >> 24: byte for byte, one in enumerate(_FORWARD)}
+_BACKWARD = {word >> 24: byte for byte, word in enumerate(_FORWARD)}
 _OF_LAST = {_FORWARD[1 << bit]: bit for bit in range(8)}
 
 
@@ -164,17 +164,17 @@ def mended_zip(
     pieces = draft.pieces(name)
     made: list[Piece] = []
     at = 0
-    for one in scan.members:
-        if one.is_whole:
+    for member in scan.members:
+        if member.is_whole:
             continue
-        if one.size_bytes > BYTES_MAX:
+        if member.size_bytes > BYTES_MAX:
             return None
-        data = draft.read(name, start + one.data, one.size_bytes)
-        back = flip_bit_back(data, one.checksum)
+        data = draft.read(name, start + member.data, member.size_bytes)
+        back = flip_bit_back(data, member.checksum)
         if back is None:
             return None
-        made += [*sliced(pieces, start + at, start + one.data), back]
-        at = one.data + one.size_bytes
+        made += [*sliced(pieces, start + at, start + member.data), back]
+        at = member.data + member.size_bytes
     made += sliced(pieces, start + at, start + scan.end)
     return (*made, directory(scan.members, scan.end))
 
@@ -186,7 +186,7 @@ def directory(members: Sequence[Member], at: int) -> bytes:
         members: Members of the zip.
         at: Offset of the directory.
     """
-    entries = b"".join(_entry(one) for one in members)
+    entries = b"".join(_entry(member) for member in members)
     count = len(members)
     end = struct.pack(
         "<4sQ2H2I4Q", b"PK\x06\x06", 44, 798, 45, 0, 0, count, count, len(entries), at
@@ -211,12 +211,14 @@ def descriptor(checksum: int, size_bytes: int) -> bytes:
     return struct.pack(form, _DESCRIPTOR, checksum, size_bytes, size_bytes)
 
 
-def _entry(one: Member) -> bytes:
-    name = one.name.encode()
-    far = [value for value in (one.size_bytes, one.size_bytes, one.header) if value >= _BIG]
+def _entry(member: Member) -> bytes:
+    name = member.name.encode()
+    far = [
+        value for value in (member.size_bytes, member.size_bytes, member.header) if value >= _BIG
+    ]
     extra = struct.pack(f"<2H{len(far)}Q", 1, 8 * len(far), *far) if far else b""
-    size_bytes, place = min(one.size_bytes, _BIG), min(one.header, _BIG)
-    sizes = (one.checksum, size_bytes, size_bytes, len(name), len(extra))
+    size_bytes, place = min(member.size_bytes, _BIG), min(member.header, _BIG)
+    sizes = (member.checksum, size_bytes, size_bytes, len(name), len(extra))
     packed = _ENTRY.pack(_DIRECTORY, 0, 0, _FLAGS, 0, 0, 0, *sizes, 0, 0, 0, 0, place)
     return packed + name + extra
 
@@ -339,9 +341,9 @@ def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
     inner = depth + 1
     if isinstance(value, dict):
         flat = [part for pair in value.items() for part in pair]
-        return b"}(" + b"".join(_put(one, inner, is_old=is_old) for one in flat) + b"u"
+        return b"}(" + b"".join(_put(item, inner, is_old=is_old) for item in flat) + b"u"
     if isinstance(value, list | tuple):
-        held = b"".join(_put(one, inner, is_old=is_old) for one in value)
+        held = b"".join(_put(item, inner, is_old=is_old) for item in value)
         return b"](" + held + b"e" if isinstance(value, list) else b"(" + held + b"t"
     if is_old or not isinstance(value, PickledCall | PickledGlobal):
         raise Unreadable(f"a {type(value).__name__}, which is no plain value")

@@ -89,7 +89,7 @@ def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> Stat
     if lost := _lost_engine(folder, listing):
         engine = Contents("deepspeed", "an engine of DeepSpeed")
         return StateHalf(kind=", DeepSpeed", problems=(lost,), engine=engine)
-    whole_files = sorted(one for one in listing.sizes if _MODEL_WHOLE.fullmatch(one))
+    whole_files = sorted(file for file in listing.sizes if _MODEL_WHOLE.fullmatch(file))
     if whole_files:
         tensors, problems = read_all(folder, listing, whole_files)
         return StateHalf(tensors, None, ", FSDP with full state", tuple(problems))
@@ -111,7 +111,7 @@ def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
 def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
     """Return the problem of a DeepSpeed engine that left traces but no folder."""
     named = read_text(folder, listing, LATEST)
-    folders = (match[1] for one in listing.sizes if (match := _ENGINE_FOLDER.match(one)))
+    folders = (match[1] for file in listing.sizes if (match := _ENGINE_FOLDER.match(file)))
     left = next(folders, "")
     if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
         return None
@@ -150,7 +150,7 @@ def optimizer_half(
     if sharded:
         return _half(folder, listing, sharded, OPTIMIZER, "")
     last = OPTIMIZERS[0] if loses else OPTIMIZERS[1]
-    name = next((one for one in OPTIMIZERS if listing.is_there(one)), last)
+    name = next((optimizer for optimizer in OPTIMIZERS if listing.is_there(optimizer)), last)
     try:
         archive = open_archive(folder, listing, name)
         found = required(optimizer_of(archive.value, archive), "an optimizer")
@@ -181,7 +181,7 @@ def _half(
 def _first(listing: DirectoryListing, *patterns: re.Pattern[str]) -> str:
     """Return the folder that the first matching pattern finds; empty without one."""
     for pattern in patterns:
-        found = sorted(match[1] for one in listing.sizes if (match := pattern.fullmatch(one)))
+        found = sorted(match[1] for file in listing.sizes if (match := pattern.fullmatch(file)))
         if found:
             return found[0]
     return ""
@@ -202,7 +202,7 @@ _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 def is_state(listing: DirectoryListing) -> bool:
     """Return True if a folder is of ``save_state``, even without its random states."""
     names = listing.sizes
-    marks = any(re.fullmatch(_RANDOM, one) or _OWN.fullmatch(one) for one in names)
+    marks = any(re.fullmatch(_RANDOM, name) or _OWN.fullmatch(name) for name in names)
     return marks or bool({"scheduler.bin", "sampler.bin", _LOADER, "optimizer.bin"} & set(names))
 
 
@@ -257,7 +257,7 @@ def _more(
         ("optimizer", ".bin", OPTIMIZER),
     ):
         numbers = _numbers(listing, re.compile(f"{stem}{_NUMBERED}{re.escape(end)}"))
-        names = [f"{stem}_{one}{end}" for one in sorted(numbers) if one]
+        names = [f"{stem}_{number}{end}" for number in sorted(numbers) if number]
         found, broken = read_all(folder, listing, names, part)
         tensors += found
         problems += [*broken, *_gaps(numbers, f"{stem}_{{}}{end}")]
@@ -270,8 +270,8 @@ def _schedules(
     numbers = _numbers(listing, re.compile(rf"scheduler{_NUMBERED}\.bin"))
     found: list[Schedule] = []
     problems = _gaps(numbers, "scheduler_{}.bin")
-    for one in sorted(numbers):
-        name = f"scheduler_{one}.bin" if one else "scheduler.bin"
+    for number in sorted(numbers):
+        name = f"scheduler_{number}.bin" if number else "scheduler.bin"
         try:
             archive = open_archive(folder, listing, name)
             found.append(required(schedule_of(archive.value, archive), "a schedule"))
@@ -320,7 +320,7 @@ def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
         return False
     groups = value.get("param_groups") if isinstance(value, dict) else None
     held = groups if isinstance(groups, list) else []
-    return any(isinstance(one, dict) and "initial_lr" in one for one in held)
+    return any(isinstance(group, dict) and "initial_lr" in group for group in held)
 
 
 def _own(
@@ -334,8 +334,8 @@ def _own(
     problems = _gaps(numbers, "custom_checkpoint_{}.pkl", first=0)
     tensors: list[Tensor] = []
     places = []
-    for one in sorted(numbers):
-        name = f"custom_checkpoint_{one}.pkl"
+    for number in sorted(numbers):
+        name = f"custom_checkpoint_{number}.pkl"
         try:
             archive = open_archive(folder, listing, name)
             tensors += archive.tensors(OTHER)
@@ -343,8 +343,8 @@ def _own(
             problems.append(Problem(name, str(error), is_fatal=True))
             continue
         value = archive.value if isinstance(archive.value, dict) else {}
-        places += [one for one in value if isinstance(one, str) and _PLACES.search(one)]
-    return tuple(tensors), ", ".join(one[:40] for one in places[:6]), problems
+        places += [text for text in value if isinstance(text, str) and _PLACES.search(text)]
+    return tuple(tensors), ", ".join(place[:40] for place in places[:6]), problems
 
 
 def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
@@ -380,12 +380,12 @@ def _value(folder: Folder, listing: DirectoryListing, name: str, key: str) -> An
 
 
 def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
-    found = (pattern.fullmatch(one) for one in listing.sizes)
+    found = (pattern.fullmatch(file) for file in listing.sizes)
     return {int(match[1] or 0) for match in found if match}
 
 
 def _gaps(numbers: set[int], named: str, first: int = 1) -> list[Problem]:
     """Return the missing files of a numbered series."""
     last = min(max(numbers, default=0), _ROW_MAX)
-    lacking = [one for one in range(first, last) if one not in numbers]
-    return [Problem(named.format(one), "it is missing", is_fatal=True) for one in lacking[:8]]
+    lacking = [number for number in range(first, last) if number not in numbers]
+    return [Problem(named.format(number), "it is missing", is_fatal=True) for number in lacking[:8]]

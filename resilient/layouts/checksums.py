@@ -86,10 +86,10 @@ def _slices(
     except Unreadable:
         return ()
     held = {
-        (one.file, one.start, one.size_bytes)
+        (piece.file, piece.start, piece.size_bytes)
         for pieces in index.slices.values()
-        for one in pieces
-        if one.is_plain and one.start + one.size_bytes <= listing.sizes.get(one.file, 0)
+        for piece in pieces
+        if piece.is_plain and piece.start + piece.size_bytes <= listing.sizes.get(piece.file, 0)
     }
     return sorted(held)
 
@@ -105,7 +105,7 @@ def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator
     end = start + size_bytes - _END_BYTES - len(comment)
     if folder.read(name, end, len(_END)) != _END:
         yield BEHIND
-    if any(is_contradictory(one) for one in members):
+    if any(is_contradictory(info) for info in members):
         yield "the directory of the zip contradicts itself"
     for member in members:
         try:

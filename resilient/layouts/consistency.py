@@ -41,38 +41,40 @@ def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
         tensors: Tensors of the whole checkpoint.
     """
     stacks: dict[str, dict[int, dict[str, Tensor]]] = {}
-    for one in tensors:
-        match = LAYER.fullmatch(one.name) if one.part == MODEL else None
+    for tensor in tensors:
+        match = LAYER.fullmatch(tensor.name) if tensor.part == MODEL else None
         if match:
             layers = stacks.setdefault(match["stack"] or "", {})
-            layers.setdefault(int(match["number"]), {})[match["own"]] = one
-    return [one for layers in stacks.values() for one in _odd(layers)]
+            layers.setdefault(int(match["number"]), {})[match["own"]] = tensor
+    return [problem for layers in stacks.values() for problem in _odd(layers)]
 
 
 def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
     counts = Counter(own for layer in layers.values() for own in layer)
     common = {own for own, count in counts.items() if count == len(layers) - 1}
-    shapes = {own: one.shape for layer in layers.values() for own, one in layer.items()}
+    shapes = {own: value.shape for layer in layers.values() for own, value in layer.items()}
     for layer in layers.values():
         lacking, alone = common - layer.keys(), [own for own in layer if counts[own] == 1]
         if len(lacking) != 1 or len(alone) != 1:
             continue
         (wanted,), (found,) = lacking, alone
-        one, is_pair = layer[found], len(layers) < _ENOUGH
-        if one.shape != shapes[wanted] or (is_pair and not _is_bit_apart(wanted, found)):
+        layer_tensor, is_pair = layer[found], len(layers) < _ENOUGH
+        if layer_tensor.shape != shapes[wanted] or (is_pair and not _is_bit_apart(wanted, found)):
             continue
         what = (
-            f"`{one.name[:80]}` is in no other layer, and `{wanted[:80]}` of "
+            f"`{layer_tensor.name[:80]}` is in no other layer, and `{wanted[:80]}` of "
             f"{'the other' if is_pair else 'all others'} is not in this one: one of both names "
             "is wrong, and its tool begins that weight anew"
         )
-        yield Problem(one.files[0] if one.files else ".", what, LOSES, cure=Remedy.COPY)
+        yield Problem(
+            layer_tensor.files[0] if layer_tensor.files else ".", what, LOSES, cure=Remedy.COPY
+        )
         if is_pair:
             return  # the other layer would be reported for the same pair
 
 
-def _is_bit_apart(one: str, other: str) -> bool:
-    first, second = one.encode(), other.encode()
+def _is_bit_apart(left: str, right: str) -> bool:
+    first, second = left.encode(), right.encode()
     flips = int.from_bytes(first) ^ int.from_bytes(second)
     return len(first) == len(second) and flips.bit_count() == 1
 
@@ -109,19 +111,21 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         state: Content of the file.
     """
     history = state.get("log_history")
-    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    entries = (
+        [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    )
     step = whole(state.get("global_step"))
     found = [
-        Problem(place, one, cure=Remedy.NEEDLESS)
-        for one in _in_time(entries, step, decimal(state.get("epoch")))
+        Problem(place, problem, cure=Remedy.NEEDLESS)
+        for problem in _in_time(entries, step, decimal(state.get("epoch")))
     ]
     found += _unplaced(place, state, entries)
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
-        for one in entries
-        if at is not None and whole(one.get("step")) == at
-        for name, value in one.items()
+        for entry in entries
+        if at is not None and whole(entry.get("step")) == at
+        for name, value in entry.items()
         if isinstance(name, str) and name.startswith("eval_")
     ]
     if best is not None and measured and best not in measured:
@@ -143,14 +147,16 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
         state: Content of a ``trainer_state.json``.
     """
     history = state.get("log_history")
-    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    entries = (
+        [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    )
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
     if step is None or not any(_in_time(entries, step, epoch)):
         return None if step and epoch is not None and epoch <= 0 else epoch
     logged = {
-        at: one
+        at: item
         for entry in entries
-        if (at := whole(entry.get("step"))) and (one := decimal(entry.get("epoch"))) and at <= step
+        if (at := whole(entry.get("step"))) and (item := decimal(entry.get("epoch"))) and at <= step
     }
     if not logged:
         return epoch
@@ -176,9 +182,9 @@ def _in_time(
 ) -> Iterator[str]:
     """Yield log entries beyond the step, and an epoch that the log contradicts."""
     logged = [
-        (at, decimal(one.get("epoch")))
-        for one in entries
-        if (at := whole(one.get("step"))) is not None
+        (at, decimal(entry.get("epoch")))
+        for entry in entries
+        if (at := whole(entry.get("step"))) is not None
     ]
     if step is None or not logged:
         return
@@ -187,12 +193,12 @@ def _in_time(
         yield f"its log goes on to step {last}, beyond its own {step}"
     if epoch is None:
         return
-    for at, one in logged:
-        is_off = one is not None and (
-            one - epoch > _EPOCHS_APART if at < step else abs(one - epoch) > _EPOCHS_APART
+    for at, item in logged:
+        is_off = item is not None and (
+            item - epoch > _EPOCHS_APART if at < step else abs(item - epoch) > _EPOCHS_APART
         )
         if is_off and at <= step:
-            yield f"its epoch is {epoch:g} at step {step}, and its log has {one:g} at step {at}"
+            yield f"its epoch is {epoch:g} at step {step}, and its log has {item:g} at step {at}"
             return
 
 
@@ -204,16 +210,16 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
         value: Content of the file.
     """
     rates = value.get("base_lrs")
-    for one in rates if isinstance(rates, list) else []:
-        if isinstance(one, float) and not math.isfinite(one):
-            what = f"a rate it begins from is {one}: a step spoils all weights"
+    for rate in rates if isinstance(rates, list) else []:
+        if isinstance(rate, float) and not math.isfinite(rate):
+            what = f"a rate it begins from is {rate}: a step spoils all weights"
             return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
     step, told = whole(last), value.get("_last_lr")
     if _LAMBDAS in value and isinstance(rates, list) and isinstance(told, list):
-        for at, (one, other) in enumerate(zip(rates, told, strict=False)):
-            if decimal(one) == 0 and decimal(other):
-                what = f"group {at} begins from a rate of 0, and its last one was {other:g}"
+        for at, (left, right) in enumerate(zip(rates, told, strict=False)):
+            if decimal(left) == 0 and decimal(right):
+                what = f"group {at} begins from a rate of 0, and its last one was {right:g}"
                 return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
     if type(last) is int and last < 0 and count:
         what = f"it is at step {last} after {count} calls: its rates would begin anew"
@@ -258,11 +264,11 @@ def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None)
     """Return the problem of optimizer rates that differ from those its scheduler set."""
     if optimizer is None or schedule is None or len(optimizer.rates) != len(schedule.rates):
         return []
-    for at, (one, other) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
-        if not math.isclose(one, other, rel_tol=_RATES_APART, abs_tol=1e-30):
+    for at, (left, right) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
+        if not math.isclose(left, right, rel_tol=_RATES_APART, abs_tol=1e-30):
             what = (
-                f"the learning rate of group {at} is {one:g} in the optimizer and {other:g} in the "
-                "schedule: the next step is made with the optimizer's"
+                f"the learning rate of group {at} is {left:g} in the optimizer and {right:g} in "
+                "the schedule: the next step is made with the optimizer's"
             )
             return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
     return []
@@ -290,9 +296,9 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
     The Trainer of Transformers saves without the prefix. It loads the weights that fit, and the
     others keep their initial values.
     """
-    weights = [one for one in tensors if one.part == MODEL]
+    weights = [tensor for tensor in tensors if tensor.part == MODEL]
     for prefix in _WRAPPERS:
-        if weights and all(one.name.startswith(prefix) for one in weights):
+        if weights and all(weight.name.startswith(prefix) for weight in weights):
             what = (
                 f"all its weights are named `{prefix}...`, as of a model in a wrapper: a model "
                 "without one takes none of them, and the Trainer goes on from weights as new"
@@ -315,35 +321,35 @@ def check_model_config(
         config: Content of the file.
         tensors: Tensors of the checkpoint.
     """
-    held = [one for one in tensors if one.part == MODEL]
+    held = [tensor for tensor in tensors if tensor.part == MODEL]
     sayings = (*_embedded(config, held), *_layered(config, held))
     after = "`from_pretrained` of this folder would make another model"
-    return [Problem(place, f"{one}: {after}") for one in sayings]
+    return [Problem(place, f"{message}: {after}") for message in sayings]
 
 
 def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
-    one = next((one for one in tensors if one.name.endswith(_EMBEDDINGS)), None)
-    if one is None or len(one.shape) != _AXES:
+    tensor = next((tensor for tensor in tensors if tensor.name.endswith(_EMBEDDINGS)), None)
+    if tensor is None or len(tensor.shape) != _AXES:
         return
-    rows, width = one.shape
+    rows, width = tensor.shape
     vocabulary = whole(config.get("vocab_size"))
     if vocabulary is not None and vocabulary != rows:
-        yield f"its `vocab_size` is {vocabulary}, and `{one.name[:80]}` is {list(one.shape)}"
+        yield f"its `vocab_size` is {vocabulary}, and `{tensor.name[:80]}` is {list(tensor.shape)}"
     widths = {name: said for name in _WIDTHS if (said := whole(config.get(name))) is not None}
     if widths and width not in widths.values():
         name, said = next(iter(widths.items()))
-        yield f"its `{name}` is {said}, and `{one.name[:80]}` is {list(one.shape)}"
+        yield f"its `{name}` is {said}, and `{tensor.name[:80]}` is {list(tensor.shape)}"
 
 
 def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
-    name = next((one for one in _DEPTHS if whole(config.get(one)) is not None), None)
+    name = next((depth for depth in _DEPTHS if whole(config.get(depth)) is not None), None)
     stacks: dict[str, int] = {}
-    for one in tensors:
-        if match := LAYER.fullmatch(one.name):
+    for tensor in tensors:
+        if match := LAYER.fullmatch(tensor.name):
             stack = match["stack"] or ""
             stacks[stack] = max(stacks.get(stack, 0), int(match["number"]) + 1)
     # A model with two stacks has a key for each of them.
-    if name is None or len(stacks) != 1 or any(config.get(one) for one in _OTHER_LAYERS):
+    if name is None or len(stacks) != 1 or any(config.get(layer) for layer in _OTHER_LAYERS):
         return
     (count,) = stacks.values()
     if count != config[name]:
@@ -383,7 +389,7 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
         StoreError: A file could not be read.
     """
     groups, state = value["param_groups"], value["state"]
-    if not groups or not all(isinstance(one, dict) for one in groups):
+    if not groups or not all(isinstance(group, dict) for group in groups):
         return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
     sayings = (
         *_without(groups[:_GROUPS_MAX], state),
@@ -391,7 +397,7 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
         *_strangers(groups, state),
         *_not_finite(groups[:_GROUPS_MAX], archive),
     )
-    return [_fatal(place, one) for one in sayings]
+    return [_fatal(place, message) for message in sayings]
 
 
 def check_optimizer(
@@ -416,9 +422,9 @@ def check_optimizer(
 
 def _few(place: str, value: Any) -> list[Problem]:
     """Return the problem of a state for only some of the parameters."""
-    states = [one for one in value["state"].values() if isinstance(one, dict)]
-    held = (one.get("params") for one in value["param_groups"] if isinstance(one, dict))
-    count = sum(len(one) for one in held if isinstance(one, list | tuple))
+    states = [held_state for held_state in value["state"].values() if isinstance(held_state, dict)]
+    held = (group.get("params") for group in value["param_groups"] if isinstance(group, dict))
+    count = sum(len(group) for group in held if isinstance(group, list | tuple))
     if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
         return []
     lacking = count - len(states)
@@ -441,11 +447,11 @@ def _is_emptied(value: Any, archive: Archive) -> bool:
 def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield a parameter that occurs twice, and a state without a parameter."""
     named = [
-        one
+        parameter
         for group in groups
         if isinstance(held := group.get("params"), list | tuple)
-        for one in held
-        if isinstance(one, int | str)
+        for parameter in held
+        if isinstance(parameter, int | str)
     ]
     own = set(named)
     if len(own) != len(named):
@@ -463,8 +469,8 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
 
 def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield the first option that a group lacks and its optimizer does not set by default."""
-    keys = [{one for one in group if isinstance(one, str)} for group in groups]
-    is_adam = any(isinstance(one, dict) and "exp_avg_sq" in one for one in state.values())
+    keys = [{key for key in group if isinstance(key, str)} for group in groups]
+    is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
     for at, own in enumerate(keys):
         wanted = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
         for other in keys:
@@ -480,7 +486,7 @@ def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator
     if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
         return
     for key, held in state.items():
-        lacking = [one for one in _STATE_OF_ADAM if one not in held] if _is_full(held) else []
+        lacking = [name for name in _STATE_OF_ADAM if name not in held] if _is_full(held) else []
         if lacking:
             yield (
                 f"its groups are of Adam, and the state of `{str(key)[:80]}` has no "
@@ -497,8 +503,8 @@ def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]
     for at, group in enumerate(groups):
         for name in _SCALARS:
             held = group.get(name)
-            for one in held if isinstance(held, list | tuple) else (held,):
-                number = archive.number(one) if isinstance(one, TensorRef | float) else None
+            for value in held if isinstance(held, list | tuple) else (held,):
+                number = archive.number(value) if isinstance(value, TensorRef | float) else None
                 if number is not None and not math.isfinite(number):
                     yield f"`{name}` of its group {at} is {number}: a step spoils all weights"
                     return
@@ -528,55 +534,58 @@ def check_optimizer_fits(
         is_lenient: Whether its tool continues if weights are lost.
         is_hurt: Whether files are known to be broken; their content is then not reported again.
     """
-    weights = [one for one in tensors if one.part == MODEL]
+    weights = [tensor for tensor in tensors if tensor.part == MODEL]
     moments = [
-        one
-        for one in tensors
-        if one.part == OPTIMIZER and one.name.endswith(_MOMENTS) and not one.name.startswith(_FLAT)
+        tensor
+        for tensor in tensors
+        if tensor.part == OPTIMIZER
+        and tensor.name.endswith(_MOMENTS)
+        and not tensor.name.startswith(_FLAT)
     ]
     if not weights:
         return tuple(_halved(moments))
     found = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
     # An unreadable file of weights was already reported.
-    found = [one for one in found if not (is_hurt and one.loses)]
+    found = [problem for problem in found if not (is_hurt and problem.loses)]
     return (*found[:1], *_halved(moments))
 
 
 def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
     """Yield the parameters whose moments have different shapes."""
     first: dict[str, Tensor] = {}
-    for one in moments:
-        owner, _, slot = one.name.rpartition(".")
-        other = first.setdefault(owner, one)
-        if other.shape != one.shape:
+    for moment in moments:
+        owner, _, slot = moment.name.rpartition(".")
+        other = first.setdefault(owner, moment)
+        if other.shape != moment.shape:
             what = (
                 f"`{owner[:80]}` has `{other.name.rpartition('.')[2]}` of the shape "
-                f"{list(other.shape)} and `{slot}` of {list(one.shape)}: the first step stops"
+                f"{list(other.shape)} and `{slot}` of {list(moment.shape)}: the first step stops"
             )
-            yield Problem(_place(one), what, is_fatal=True)
+            yield Problem(_place(moment), what, is_fatal=True)
 
 
 def _misshapen(
     weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
 ) -> Iterator[Problem]:
     """Yield parameters of an optimizer that match no weight, and optimizers with too many."""
-    named = {one.name.removeprefix("model."): one.shape for one in weights}
+    named = {weight.name.removeprefix("model."): weight.shape for weight in weights}
     owners: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for one in moments:
-        match = _OWNER.fullmatch(one.name.rpartition(".")[0])
+    for moment in moments:
+        match = _OWNER.fullmatch(moment.name.rpartition(".")[0])
         if match:
-            owners.setdefault((_place_of(one), match["of"]), {})[match["name"]] = one
+            owners.setdefault((_place_of(moment), match["of"]), {})[match["name"]] = moment
     for of_one in owners.values():
-        for name, one in of_one.items():
-            shape = named.get(name.removeprefix("model."), one.shape)
-            if shape != one.shape:
+        for name, value in of_one.items():
+            shape = named.get(name.removeprefix("model."), value.shape)
+            if shape != value.shape:
                 what = (
-                    f"`{one.name[:80]}` has the shape {list(one.shape)}, its weight {list(shape)}"
+                    f"`{value.name[:80]}` has the shape {list(value.shape)}, "
+                    f"its weight {list(shape)}"
                 )
-                yield Problem(_place(one), f"{what}: {_ANOTHER}", is_fatal=True)
-        counts = Counter(one.shape for one in weights)
-        held = Counter(one.shape for one in of_one.values())
-        if odd := [one for one in of_one.values() if held[one.shape] > counts[one.shape]]:
+                yield Problem(_place(value), f"{what}: {_ANOTHER}", is_fatal=True)
+        counts = Counter(weight.shape for weight in weights)
+        held = Counter(value.shape for value in of_one.values())
+        if odd := [value for value in of_one.values() if held[value.shape] > counts[value.shape]]:
             # Positions do not identify the weight of a moment.
             yield (
                 _beyond(counts, held, odd[0])
@@ -597,7 +606,7 @@ def _lost(
     weights: Sequence[Tensor], held: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""
-    lost, places = held.total() - len(weights), {_place(one) for one in weights}
+    lost, places = held.total() - len(weights), {_place(weight) for weight in weights}
     follows = "begins those anew" if is_lenient else "stops at that"
     what = (
         f"the optimizer has the state of {held.total()} weights, and {lost} of them are not here, "
@@ -611,10 +620,10 @@ def _lost(
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:
     """Return the first parameter with one moment of Adam where others have both."""
     held: dict[str, dict[str, Tensor]] = {}
-    for one in moments:
-        owner, _, slot = one.name.rpartition(".")
-        held.setdefault(owner, {})[slot] = one
-    if not any(_PAIR <= set(one) for one in held.values()):
+    for moment in moments:
+        owner, _, slot = moment.name.rpartition(".")
+        held.setdefault(owner, {})[slot] = moment
+    if not any(_PAIR <= set(value) for value in held.values()):
         return []
     for owner, slots in held.items():
         lacking = _PAIR - set(slots)

@@ -121,7 +121,9 @@ def read_index(
         raise Unreadable(f"an index of {listing.sizes[name]} bytes")
     pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
     value = pickled.value
-    strange = sorted(one.dotted for one in pickled.names if _is_strange(one))
+    strange = sorted(
+        pickled_name.dotted for pickled_name in pickled.names if _is_strange(pickled_name)
+    )
     if strange:
         raise Unreadable(f"it names `{strange[0][:80]}`, which torch has not")
     entries = value.get("state_dict_metadata") if isinstance(value, PickledCall) else None
@@ -129,16 +131,16 @@ def read_index(
         raise Unreadable("it is no index of a distributed checkpoint")
     slices, problems = _slices(value.get("storage_data"), listing, prefix)
     tensors = tuple(
-        _tensor(key, one, part or part_of(key), slices.get(key, ()))
-        for key, one in entries.items()
-        if isinstance(key, str) and isinstance(one, PickledCall) and _is_tensor(one)
+        _tensor(key, entry, part or part_of(key), slices.get(key, ()))
+        for key, entry in entries.items()
+        if isinstance(key, str) and isinstance(entry, PickledCall) and _is_tensor(entry)
     )
     found = {key for key in entries if isinstance(key, str)}
     version = value.get("version")
     return Index(
         tensors,
         slices,
-        frozenset(found - {one.name for one in tensors}),
+        frozenset(found - {tensor.name for tensor in tensors}),
         version if isinstance(version, str) else "",
         _ranks(listing, prefix, slices),
         (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
@@ -154,7 +156,7 @@ def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
         if isinstance(name, str)
         and isinstance(path, tuple | list)
         and path
-        and all(isinstance(one, str | int) for one in path)
+        and all(isinstance(key, str | int) for key in path)
     }
 
 
@@ -192,26 +194,26 @@ def optimizer_at(
     ``param_groups.<group or parameter>.<option>``.
     """
     state = f"{root}state."
-    names = [one.name for one in index.tensors if one.name.startswith(state)]
-    names += [one for one in index.values if one.startswith(state)]
-    if not names and not any(one.startswith(root) for one in index.values):
+    names = [tensor.name for tensor in index.tensors if tensor.name.startswith(state)]
+    names += [value for value in index.values if value.startswith(state)]
+    if not names and not any(value.startswith(root) for value in index.values):
         return None
-    slots = dict.fromkeys(sorted(one.rpartition(".")[2] for one in names))
-    params = {one.rpartition(".")[0] for one in names}
-    step = next((one for one in sorted(names) if one.endswith(".step")), "")
+    slots = dict.fromkeys(sorted(name.rpartition(".")[2] for name in names))
+    params = {name.rpartition(".")[0] for name in names}
+    step = next((name for name in sorted(names) if name.endswith(".step")), "")
     rates = sorted(
-        one
-        for one in index.values
-        if one.startswith(f"{root}param_groups.") and one.endswith(".lr")
+        value
+        for value in index.values
+        if value.startswith(f"{root}param_groups.") and value.endswith(".lr")
     )
-    groups = {one.split(".")[len(root.split("."))] for one in rates}
-    found = (decimal(value_at(folder, listing, index, one)) for one in rates[:8])
+    groups = {rate.split(".")[len(root.split("."))] for rate in rates}
+    found = (decimal(value_at(folder, listing, index, rate)) for rate in rates[:8])
     return Optimizer(
         whole(value_at(folder, listing, index, step)) if step else None,
         len(params),
         len(params),
         len(groups),
-        tuple(one for one in found if one is not None),
+        tuple(item for item in found if item is not None),
         tuple(slots),
     )
 
@@ -231,7 +233,7 @@ def _tensor(key: str, entry: PickledCall, part: str, slices: tuple[Slice, ...]) 
     dtype = state[0] if isinstance(state, tuple) and state else None
     if isinstance(properties, PickledCall) and dtype is None:
         dtype = properties.get("dtype")
-    files = tuple(sorted({one.file for one in slices}))
+    files = tuple(sorted({piece.file for piece in slices}))
     pieces = _pieces(entry, slices)
     return Tensor(key, part, dtype_of(dtype), shape_of(entry.get("size")), files, pieces)
 
@@ -239,20 +241,20 @@ def _tensor(key: str, entry: PickledCall, part: str, slices: tuple[Slice, ...]) 
 def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
     """Return the boxes of a tensor; empty if one of them cannot be read by ranges."""
     lengths = {
-        shape_of(one.get("offsets")): shape_of(one.get("sizes"))
-        for one in entry.get("chunks") or ()
-        if isinstance(one, PickledCall)
+        shape_of(chunk.get("offsets")): shape_of(chunk.get("sizes"))
+        for chunk in entry.get("chunks") or ()
+        if isinstance(chunk, PickledCall)
     }
     found = tuple(
         Piece(
-            Region(one.offsets, lengths[one.offsets]),
-            one.file,
-            one.start,
-            one.size_bytes,
+            Region(part.offsets, lengths[part.offsets]),
+            part.file,
+            part.start,
+            part.size_bytes,
             StorageFormat.ARCHIVE,
         )
-        for one in slices
-        if one.is_plain and one.offsets in lengths and one.offsets is not None
+        for part in slices
+        if part.is_plain and part.offsets in lengths and part.offsets is not None
     )
     return found if len(found) == len(slices) else ()
 
@@ -296,9 +298,9 @@ def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
             continue
         chunks = entry.get("chunks")
         sizes = [
-            math.prod(shape_of(one.get("sizes")))
-            for one in (chunks if isinstance(chunks, list) else [])
-            if isinstance(one, PickledCall)
+            math.prod(shape_of(chunk.get("sizes")))
+            for chunk in (chunks if isinstance(chunks, list) else [])
+            if isinstance(chunk, PickledCall)
         ]
         if sum(sizes) != math.prod(shape_of(entry.get("size"))):
             what = f"the pieces of `{str(key)[:80]}` do not make it whole"
@@ -309,7 +311,7 @@ def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
 def _orphans(
     listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
 ) -> list[Problem]:
-    used = {one.file for pieces in slices.values() for one in pieces}
+    used = {piece.file for pieces in slices.values() for piece in pieces}
     return [
         Problem(name, "the index knows nothing of it; it may be of an earlier save")
         for name in sorted(_files(listing, prefix))
@@ -319,9 +321,9 @@ def _orphans(
 
 def _files(listing: DirectoryListing, prefix: str) -> list[str]:
     return [
-        one
-        for one in listing.sizes
-        if one.startswith(prefix) and one.endswith(SLICES) and "/" not in one[len(prefix) :]
+        file
+        for file in listing.sizes
+        if file.startswith(prefix) and file.endswith(SLICES) and "/" not in file[len(prefix) :]
     ]
 
 
@@ -329,10 +331,14 @@ def _ranks(
     listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
 ) -> int | None:
     """Return the number of ranks; a file that the index does not name is of another save."""
-    used = {one.file for pieces in slices.values() for one in pieces}
-    files = [one for one in _files(listing, prefix) if one in used]
-    numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in files]
-    ranks = [int(one) for one in numbers if one.isascii() and one.isdigit() and len(one) < 8]  # noqa: PLR2004
+    used = {piece.file for pieces in slices.values() for piece in pieces}
+    files = [file for file in _files(listing, prefix) if file in used]
+    numbers = [file[len(prefix) :].lstrip("_").partition("_")[0] for file in files]
+    ranks = [
+        int(number)
+        for number in numbers
+        if number.isascii() and number.isdigit() and len(number) < 8  # noqa: PLR2004
+    ]
     return max(ranks) + 1 if ranks else None
 
 
@@ -349,8 +355,8 @@ _GAPS_MAX = 8
 
 def is_sliced(listing: DirectoryListing) -> bool:
     """Return True if a folder has such files, and no whole ones beside them."""
-    is_whole = any(one.startswith("model") and "/" not in one for one in listing.sizes)
-    return not is_whole and any(_SHARD.fullmatch(one) for one in listing.sizes)
+    is_whole = any(file.startswith("model") and "/" not in file for file in listing.sizes)
+    return not is_whole and any(_SHARD.fullmatch(file) for file in listing.sizes)
 
 
 def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
@@ -370,15 +376,15 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
         try:
             tensors, meta = read_header(folder, listing, name)
             version = version or str(meta.get(_VERSION, ""))[:40]
-            for one in _placed(tensors, meta):
-                boxes.setdefault(one.name, []).append(one)
+            for piece in _placed(tensors, meta):
+                boxes.setdefault(piece.name, []).append(piece)
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True, cure=Remedy.COPY))
     lost = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)[:_GAPS_MAX]
     for number in lost:
         what = f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
         problems.append(Problem(".", what, is_fatal=True, cure=Remedy.COPY))
-    whole = tuple(_joined(one) for one in boxes.values())
+    whole = tuple(_joined(box) for box in boxes.values())
     problems += [] if problems else _incomplete_slices(whole)
     ranks = max(numbers, default=0) or None
     return Index(whole, {}, frozenset(), version, ranks, tuple(problems))
@@ -394,26 +400,35 @@ def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tenso
         places = json.loads(str(meta.get(_PLACES, "")))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"its header has no `{_PLACES}` that is JSON") from error
-    for one in tensors:
-        said = places.get(one.name) if isinstance(places, dict) else None
+    for tensor in tensors:
+        said = places.get(tensor.name) if isinstance(places, dict) else None
         offsets = said.get(_OFFSETS) if isinstance(said, dict) else None
-        if not isinstance(offsets, list) or len(offsets) != len(one.shape):
-            raise Unreadable(f"its header does not say where `{one.name[:80]}` begins")
-        region = Region(shape_of(offsets), one.shape)
-        pieces = (Piece(region, piece.file, piece.start, piece.size_bytes) for piece in one.pieces)
-        yield Tensor(one.name, part_of(one.name), one.dtype, one.shape, one.files, tuple(pieces))
+        if not isinstance(offsets, list) or len(offsets) != len(tensor.shape):
+            raise Unreadable(f"its header does not say where `{tensor.name[:80]}` begins")
+        region = Region(shape_of(offsets), tensor.shape)
+        pieces = (
+            Piece(region, piece.file, piece.start, piece.size_bytes) for piece in tensor.pieces
+        )
+        yield Tensor(
+            tensor.name,
+            part_of(tensor.name),
+            tensor.dtype,
+            tensor.shape,
+            tensor.files,
+            tuple(pieces),
+        )
 
 
 def _joined(boxes: list[Tensor]) -> Tensor:
     """Return a tensor from its boxes; its shape is their common extent."""
-    pieces = tuple(piece for one in boxes for piece in one.pieces)
+    pieces = tuple(piece for box in boxes for piece in box.pieces)
     ends = [
-        [at + length for at, length in zip(one.region.offsets, one.region.lengths, strict=True)]
-        for one in pieces
-        if len(one.region.lengths) == len(boxes[0].shape)
+        [at + length for at, length in zip(piece.region.offsets, piece.region.lengths, strict=True)]
+        for piece in pieces
+        if len(piece.region.lengths) == len(boxes[0].shape)
     ]
     shape = tuple(max(axis) for axis in zip(*ends, strict=True))
-    files = tuple(dict.fromkeys(file for one in boxes for file in one.files))
+    files = tuple(dict.fromkeys(file for box in boxes for file in box.files))
     return Tensor(boxes[0].name, boxes[0].part, boxes[0].dtype, shape, files, pieces)
 
 
@@ -421,8 +436,10 @@ def _incomplete_slices(tensors: tuple[Tensor, ...]) -> list[Problem]:
     """Return the tensors whose boxes have another number of elements than the tensor."""
     return [
         Problem(
-            one.files[0], f"the pieces of `{one.name[:80]}` do not make it whole", is_fatal=True
+            tensor.files[0],
+            f"the pieces of `{tensor.name[:80]}` do not make it whole",
+            is_fatal=True,
         )
-        for one in tensors
-        if sum(math.prod(piece.region.lengths) for piece in one.pieces) != one.elements
+        for tensor in tensors
+        if sum(math.prod(piece.region.lengths) for piece in tensor.pieces) != tensor.elements
     ][:_GAPS_MAX]

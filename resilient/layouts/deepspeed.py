@@ -104,7 +104,7 @@ def missing(
     rows = max(rows, last)
     # Both numbers come from a file and may be huge.
     wanted = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
-    lost = islice((one for one in wanted if one not in held), _NAMED_MAX)
+    lost = islice((name for name in wanted if name not in held), _NAMED_MAX)
     return [
         Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
         for rank, row in lost
@@ -119,7 +119,7 @@ def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
     """Return the number of partitions of each group, as a rank's file gives it."""
     found = state.get("partition_count")
     counts = found if isinstance(found, list | tuple) else [found]
-    return tuple(one for one in map(whole, counts) if one is not None)
+    return tuple(count for count in map(whole, counts) if count is not None)
 
 
 def disagreements(engine: Engine) -> list[Problem]:
@@ -131,9 +131,9 @@ def disagreements(engine: Engine) -> list[Problem]:
     problems = _pointer(engine) or _steps_of_models(engine)
     for field in ("dp_world_size", "mp_world_size"):
         problems += _odd_ones(field, _said(engine, field))
-    versions = {one.name: _version(one) for one in engine.models}
+    versions = {model.name: _version(model) for model in engine.models}
     problems += _odd_ones("ds_version", versions, loses=AGREEMENT)
-    cuts = {one.archive.name: one.cuts or None for one in engine.parts}
+    cuts = {part.archive.name: part.cuts or None for part in engine.parts}
     problems += _odd_ones("partition_count", cuts)
     return [*problems, *_steps_of_parts(engine), *_copies(engine)]
 
@@ -144,7 +144,7 @@ def _pointer(engine: Engine) -> list[Problem]:
         return []
     told, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
     right = f"global_step{_trainer_step(engine)}"
-    is_there = any(one.startswith(f"{right}/") for one in engine.listing.sizes)
+    is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
     mend = _REPAIR if is_there else ""
     if told != tag and "latest_universal" not in engine.listing.sizes:
         what = f"it names `{told[:80]}`, which is not there" if told else "it names no tag"
@@ -159,7 +159,7 @@ def _pointer(engine: Engine) -> list[Problem]:
 
 def _steps_of_models(engine: Engine) -> list[Problem]:
     said = _said(engine, "global_steps")
-    steps = {one for one in said.values() if one is not None}
+    steps = {value for value in said.values() if value is not None}
     if len(steps) > 1:
         return _odd_ones("global_steps", said, _expected(engine))
     found, problems = next(iter(steps), None), []
@@ -176,10 +176,10 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
 
 
 def _steps_of_parts(engine: Engine) -> list[Problem]:
-    said = {one.archive.name: one.step for one in engine.parts if one.step is not None}
-    models = [one for one in _said(engine, "global_steps").values() if one is not None]
+    said = {part.archive.name: part.step for part in engine.parts if part.step is not None}
+    models = [value for value in _said(engine, "global_steps").values() if value is not None]
     likely = [_expected(engine), *models[:1]]
-    wanted = next((one for one in likely if one is not None and _fits(engine, one)), None)
+    wanted = next((item for item in likely if item is not None and _fits(engine, item)), None)
     wanted = models[0] if wanted is None and models else wanted
     if wanted is None or not said:
         return _odd_ones("step", said)
@@ -199,7 +199,7 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
 def _fits(engine: Engine, step: int) -> bool:
     """Return True if a partition has the updates of a step, less those that fp16 skips."""
     low = step - _skipped(engine)
-    return any(one.step is not None and low <= one.step <= step for one in engine.parts)
+    return any(part.step is not None and low <= part.step <= step for part in engine.parts)
 
 
 def _copies(engine: Engine) -> Iterator[Problem]:
@@ -218,14 +218,14 @@ def _copies(engine: Engine) -> Iterator[Problem]:
 
 def _is_blank(archive: Archive) -> bool:
     """Return True if every vector begins with zeros; the flat vectors here have no strides."""
-    for _, one in leaves(archive.value):
-        if isinstance(one, TensorRef) and len(one.shape) > 0:
-            for piece in archive.pieces(one):
+    for _, leaf in leaves(archive.value):
+        if isinstance(leaf, TensorRef) and len(leaf.shape) > 0:
+            for piece in archive.pieces(leaf):
                 start = piece.start
                 if piece.form is StorageFormat.MEMBER:
                     start = data_start(archive.folder, archive.name, start)
-                item_bytes = max(ITEM_BITS.get(one.dtype, 8) // 8, 1)
-                size_bytes = min(math.prod(one.shape) * item_bytes, _LOOKED_AT_BYTES)
+                item_bytes = max(ITEM_BITS.get(leaf.dtype, 8) // 8, 1)
+                size_bytes = min(math.prod(leaf.shape) * item_bytes, _LOOKED_AT_BYTES)
                 start += piece.first * item_bytes
                 if any(archive.folder.read(archive.name, start, size_bytes)):
                     return False
@@ -236,20 +236,20 @@ def _odd_ones(
     field: str, said: Mapping[str, Any], wanted: Any = None, loses: str = ""
 ) -> list[Problem]:
     """Return the files whose value differs from the wanted or the most common one."""
-    known = {name: one for name, one in said.items() if one is not None}
+    known = {name: value for name, value in said.items() if value is not None}
     if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
     right = _common(known.values(), wanted)
     return [
         Problem(
             name,
-            f"its `{field}` is {_shown(one)}, and that of others {_shown(right)}: {_ODD}",
+            f"its `{field}` is {_shown(value)}, and that of others {_shown(right)}: {_ODD}",
             loses,
             is_fatal=not loses,
             cure=Remedy.COPY,
         )
-        for name, one in known.items()
-        if one != right
+        for name, value in known.items()
+        if value != right
     ][:_NAMED_MAX]
 
 
@@ -273,7 +273,7 @@ def _claims(engine: Engine) -> dict[str, int | None]:
 
 
 def _expected(engine: Engine) -> int | None:
-    return next((one for one in _claims(engine).values() if one is not None), None)
+    return next((claim for claim in _claims(engine).values() if claim is not None), None)
 
 
 def _named_step(tag: str) -> int | None:
@@ -292,11 +292,11 @@ def _trainer_step(engine: Engine) -> int | None:
 
 
 def _skipped(engine: Engine) -> int:
-    return max((one or 0 for one in _said(engine, "skipped_steps").values()), default=0)
+    return max((value or 0 for value in _said(engine, "skipped_steps").values()), default=0)
 
 
 def _said(engine: Engine, field: str) -> dict[str, int | None]:
-    return {one.name: whole(_field(one, field)) for one in engine.models}
+    return {model.name: whole(_field(model, field)) for model in engine.models}
 
 
 def _version(model: Archive) -> str | None:
@@ -320,7 +320,7 @@ _MOMENTS = "the optimizer's state"
 
 def is_engine(listing: DirectoryListing, prefix: str = "") -> bool:
     """Return True if a folder directly contains the files of an engine."""
-    return any(MODEL_STATES.fullmatch(one[len(prefix) :]) for one in _below(listing, prefix))
+    return any(MODEL_STATES.fullmatch(name[len(prefix) :]) for name in _below(listing, prefix))
 
 
 def tag_of(folder: Folder, listing: DirectoryListing) -> str:
@@ -328,8 +328,12 @@ def tag_of(folder: Folder, listing: DirectoryListing) -> str:
     tag = read_text(folder, listing, LATEST)
     if tag and is_engine(listing, f"{tag}/"):
         return f"{tag}/"
-    tags = {one.rpartition("/")[0] for one in listing.sizes if MODEL_STATES.search(one)}
-    tags = {one for one in tags if "/" not in one and is_engine(listing, f"{one}/")}
+    tags = {file.rpartition("/")[0] for file in listing.sizes if MODEL_STATES.search(file)}
+    tags = {
+        candidate
+        for candidate in tags
+        if "/" not in candidate and is_engine(listing, f"{candidate}/")
+    }
     return f"{max(tags, key=_number)}/" if tags else ""
 
 
@@ -370,8 +374,8 @@ def _open(
 
 def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Problem]:
     """Return the missing model states; with ZeRO 3 each rank has its own."""
-    cut = [one for one in models.values() if one[1]]
-    held = {(int(one[1] or 0), int(one[2])) for one in cut or models.values()}
+    cut = [model for model in models.values() if model[1]]
+    held = {(int(match[1] or 0), int(match[2])) for match in cut or models.values()}
     world, rows = _sizes(engine)
     ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1
     return missing(
@@ -394,7 +398,7 @@ def model_of(archive: Archive) -> Contents:
     """Return the contents of a file of model states."""
     fields = archive.value if isinstance(archive.value, dict) else {}
     tensors = tensors_in(archive, fields.get("module"), MODEL)
-    if not any(one.elements for one in tensors):
+    if not any(tensor.elements for tensor in tensors):
         # With ZeRO 3 the weights are in the optimizer's files, and their shapes here.
         tensors = tuple(
             Tensor(name, MODEL, "F32", shape, (archive.name,))
@@ -433,7 +437,7 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
         what = "no optimizer states beside the model's"
         lost = Problem(engine.prefix or ".", what, _MOMENTS, cure=Remedy.COPY)
         return replace(found, problems=(*found.problems, *disagreements(engine), lost))
-    held = {(int(one[1]), int(one[2])) for one in names.values()}
+    held = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in held) + 1
     lost_ones = missing(
@@ -446,11 +450,11 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
         try:
             state = required(_state(archive), "an optimizer of an engine")
             rank, row = int(names[archive.name][1]), int(names[archive.name][2])
-            one = _optimizer(state, archive)
-            parts.append(OptimizerPartition(archive, rank, row, one.step, cuts_of(state)))
+            item = _optimizer(state, archive)
+            parts.append(OptimizerPartition(archive, rank, row, item.step, cuts_of(state)))
             more = tensors_in(archive, state, OPTIMIZER)
             tensors += [replace(each, name=f"rank {rank}: {each.name}") for each in more]
-            optimizer = optimizer or one
+            optimizer = optimizer or item
         except Unreadable as error:
             broken.append(Problem(archive.name, str(error), is_fatal=True))
     return replace(
@@ -478,30 +482,32 @@ def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
     step: int | None = None
     slots: dict[str, None] = {}
     rates = []
-    for path, one in leaves(state):
+    for path, leaf in leaves(state):
         name = str(path[-1])[:80] if isinstance(path[-1], str) else ""
         if name == "step" and step is None:
-            step = whole(archive.number(one))
+            step = whole(archive.number(leaf))
         if name == "lr":
-            rates.append(decimal(archive.number(one)))
+            rates.append(decimal(archive.number(leaf)))
         if name.startswith("exp_avg") or name == "momentum_buffer":
             slots[name] = None
     groups = state.get("param_groups") or state.get("single_partition_of_fp32_groups")
     count = len(groups) if isinstance(groups, list) else 0
-    known = tuple(one for one in rates if one is not None)
+    known = tuple(rate for rate in rates if rate is not None)
     return Optimizer(step, 0, 0, max(count, len(known)), known, tuple(slots))
 
 
 def _matching(
     listing: DirectoryListing, prefix: str, pattern: re.Pattern[str]
 ) -> dict[str, re.Match[str]]:
-    found = {one: pattern.fullmatch(one[len(prefix) :]) for one in sorted(_below(listing, prefix))}
+    found = {
+        name: pattern.fullmatch(name[len(prefix) :]) for name in sorted(_below(listing, prefix))
+    }
     return {name: match for name, match in found.items() if match}
 
 
 def _below(listing: DirectoryListing, prefix: str) -> list[str]:
     return [
-        one for one in listing.sizes if one.startswith(prefix) and "/" not in one[len(prefix) :]
+        file for file in listing.sizes if file.startswith(prefix) and "/" not in file[len(prefix) :]
     ]
 
 

@@ -83,10 +83,10 @@ class _Engine:
         name = "optimizer_state_dict" if self.stage == _CUT_EACH else "base_optimizer_state"
         base = self.parts[rank].get(name)
         state = base.get("state") if isinstance(base, dict) else None
-        if not isinstance(state, dict) or not all(type(one) is int for one in state):
+        if not isinstance(state, dict) or not all(type(key) is int for key in state):
             raise Unreadable("its optimizer's state is not kept by parameter group")
         found = [state[number] for number in sorted(state)]
-        return [one if isinstance(one, dict) else {} for one in found]
+        return [item if isinstance(item, dict) else {} for item in found]
 
 
 def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Tensor, ...]:
@@ -108,7 +108,7 @@ def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Te
         return (*weights, *tensors_in(engine.models[0], held, OPTIMIZER))
     vectors = [_vectors(engine, r, engine.parts[r].get(engine.flat)) for r in _ranks(engine)]
     if engine.stage == _CUT_EACH:
-        whole_ones = tuple(one for one in weights if one.elements)
+        whole_ones = tuple(weight for weight in weights if weight.elements)
         masters = tuple(_cut(engine, vectors, MODEL, "{name}"))
         return (*whole_ones, *masters, *_frozen(engine), *_moments(engine))
     masters = tuple(_cut(engine, vectors, OPTIMIZER, f"state.{{name}}.{MASTER}"))
@@ -116,22 +116,22 @@ def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Te
 
 
 def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
-    names = sorted(one for one in listing.sizes if one.startswith(prefix))
-    names = [one for one in names if "/" not in one[len(prefix) :]]
+    names = sorted(file for file in listing.sizes if file.startswith(prefix))
+    names = [name for name in names if "/" not in name[len(prefix) :]]
     files = {
-        int(match[1]): one
-        for one in names
-        if (match := OPTIMIZER_STATES.fullmatch(one[len(prefix) :])) and int(match[2]) == 0
+        int(match[1]): name
+        for name in names
+        if (match := OPTIMIZER_STATES.fullmatch(name[len(prefix) :])) and int(match[2]) == 0
     }
-    if any("mp_rank_01" in one or "expert" in one for one in names):
+    if any("mp_rank_01" in name or "expert" in name for name in names):
         raise Unreadable("its layers were cut over ranks as well")
-    models = [one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :])]
-    opened = tuple(open_archive(folder, listing, one) for one in models)
+    models = [name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :])]
+    opened = tuple(open_archive(folder, listing, model) for model in models)
     if not opened:
         raise Unreadable("the engine's model states are missing")
     told = opened[0].value
     config = _field(_field(told, "ds_config"), "zero_optimization")
-    odd = [one for one in _OTHERWISE if _field(config, one)]
+    odd = [name for name in _OTHERWISE if _field(config, name)]
     if odd:
         raise Unreadable(f"it was saved with `{odd[0]}`, which lays its parts out otherwise")
     stage = whole(_field(config, "stage")) or 0
@@ -139,28 +139,28 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
     if stage and (not files or ranks != len(files) or max(files) + 1 != ranks):
         raise Unreadable(f"it has the parts of {len(files)} ranks, and not of all")
     archives = tuple(open_archive(folder, listing, files[rank]) for rank in sorted(files))
-    parts = tuple(_dict(_field(one.value, "optimizer_state_dict")) for one in archives)
+    parts = tuple(_dict(_field(archive.value, "optimizer_state_dict")) for archive in archives)
     shapes = _field(told, "param_shapes")
     listed = shapes if isinstance(shapes, list) else [shapes]
-    return _Engine(opened, parts, archives, tuple(dict(shapes_in(one)) for one in listed), stage)
+    return _Engine(opened, parts, archives, tuple(dict(shapes_in(item)) for item in listed), stage)
 
 
 def _moments(engine: _Engine) -> Iterator[Tensor]:
     """Yield the optimizer's state of each parameter."""
     states = [engine.states(rank) for rank in _ranks(engine)]
-    kinds = dict.fromkeys(kind for one in states[0] for kind in one if isinstance(kind, str))
+    kinds = dict.fromkeys(kind for state in states[0] for kind in state if isinstance(kind, str))
     for kind in kinds:
-        if any(_is_flat(one.get(kind)) for one in states[0]):
-            found = [[one.get(kind) for one in rank] for rank in states]
-            held = [_vectors(engine, rank, one) for rank, one in enumerate(found)]
+        if any(_is_flat(state.get(kind)) for state in states[0]):
+            found = [[moment.get(kind) for moment in rank] for rank in states]
+            held = [_vectors(engine, rank, moment) for rank, moment in enumerate(found)]
             yield from _cut(engine, held, OPTIMIZER, f"state.{{name}}.{kind}")
             continue
         for nth, group in enumerate(engine.groups):
             # All vectors count the same steps.
-            one = states[0][min(nth, len(states[0]) - 1)].get(kind)
-            if isinstance(one, TensorRef):
+            moment = states[0][min(nth, len(states[0]) - 1)].get(kind)
+            if isinstance(moment, TensorRef):
                 names = [f"state.{name}.{kind}" for name in group]
-                yield from (_single(engine.archives[0], one, name) for name in names)
+                yield from (_single(engine.archives[0], moment, name) for name in names)
 
 
 def _single(archive: Archive, found: TensorRef, name: str) -> Tensor:
@@ -175,7 +175,9 @@ def _is_flat(value: Any) -> bool:
 def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
     """Return a rank's vectors of one kind: one for each group, except with ZeRO 3."""
     held = found if isinstance(found, list | tuple) else []
-    vectors = [_Vector(engine.archives[rank], one) for one in held if isinstance(one, TensorRef)]
+    vectors = [
+        _Vector(engine.archives[rank], tensor) for tensor in held if isinstance(tensor, TensorRef)
+    ]
     if len(vectors) != len(held) or not vectors:
         raise Unreadable(f"`{engine.archives[rank].name}` lacks a part of its optimizer's state")
     if engine.stage != _CUT_EACH and len(vectors) != len(engine.groups):
@@ -214,8 +216,8 @@ def _shares(
 
 def _whole(name: str, part: str, shape: tuple[int, ...], runs: Iterable[_Run]) -> Tensor:
     pieces = [piece for run in runs for piece in _pieces(name, shape, run)]
-    files = tuple(dict.fromkeys(one.file for one in pieces))
-    dtypes = {one.tensor.dtype for run in runs for one in run.vectors}
+    files = tuple(dict.fromkeys(piece.file for piece in pieces))
+    dtypes = {vector.tensor.dtype for run in runs for vector in run.vectors}
     if len(dtypes) != 1:
         raise Unreadable(f"`{name[:80]}` is of a different dtype on each rank")
     return Tensor(name, part, dtypes.pop(), shape, files, tuple(pieces))
@@ -249,10 +251,10 @@ def _frozen(engine: _Engine) -> Iterator[Tensor]:
     """Yield the frozen parameters, of which each rank holds a part (ZeRO 3)."""
     for name, shape in shapes_in(_field(engine.models[0].value, "frozen_param_shapes")):
         fragments = [
-            (one, _field(_field(one.value, "frozen_param_fragments"), name))
-            for one in engine.models
+            (model, _field(_field(model.value, "frozen_param_fragments"), name))
+            for model in engine.models
         ]
-        vectors = [_Vector(one, held) for one, held in fragments if isinstance(held, TensorRef)]
+        vectors = [_Vector(item, held) for item, held in fragments if isinstance(held, TensorRef)]
         yield _whole(name, MODEL, shape, [_Run(0, vectors, 0, math.prod(shape))])
 
 

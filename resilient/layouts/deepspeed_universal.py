@@ -44,15 +44,17 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def is_universal(listing: DirectoryListing, prefix: str = "") -> bool:
     """Return True if a folder has this layout: the folder of a tag, or its parent."""
-    if any(_PIECE.fullmatch(one[len(prefix) :]) for one in listing.sizes if one.startswith(prefix)):
+    if any(
+        _PIECE.fullmatch(file[len(prefix) :]) for file in listing.sizes if file.startswith(prefix)
+    ):
         return True
     return not prefix and bool(tag_in(listing))
 
 
 def tag_in(listing: DirectoryListing) -> list[str]:
     """Return the folders of tags in a folder."""
-    heads = {one.partition("/")[0] + "/" for one in listing.sizes if "/" in one}
-    return sorted(one for one in heads if one != "zero/" and is_universal(listing, one))
+    heads = {file.partition("/")[0] + "/" for file in listing.sizes if "/" in file}
+    return sorted(prefix for prefix in heads if prefix != "zero/" and is_universal(listing, prefix))
 
 
 def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
@@ -72,7 +74,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     tensors, steps, broken = _tensors(folder, listing, pieces)
     found, shapes, lost = _engine(folder, listing, prefix)
     optimizer, odd = _optimizer(folder, listing, prefix, pieces, steps)
-    tensors = tuple(_shaped(one, shapes) for one in tensors)
+    tensors = tuple(_shaped(tensor, shapes) for tensor in tensors)
     return replace(
         found,
         layout="deepspeed-universal",
@@ -96,7 +98,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _is_directly(listing: DirectoryListing) -> bool:
     """Return True if a folder is the folder of a tag itself."""
-    return any(_PIECE.fullmatch(one) for one in listing.sizes)
+    return any(_PIECE.fullmatch(file) for file in listing.sizes)
 
 
 def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
@@ -108,10 +110,10 @@ def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
 def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]:
     """Return the files of each parameter by kind of content."""
     found: dict[str, dict[str, str]] = {}
-    for one in listing.sizes:
-        match = _PIECE.fullmatch(one[len(prefix) :]) if one.startswith(prefix) else None
+    for file in listing.sizes:
+        match = _PIECE.fullmatch(file[len(prefix) :]) if file.startswith(prefix) else None
         if match:
-            found.setdefault(match[1], {})[match[2]] = one
+            found.setdefault(match[1], {})[match[2]] = file
     return found
 
 
@@ -155,8 +157,8 @@ def _engine(
     folder: Folder, listing: DirectoryListing, prefix: str
 ) -> tuple[Contents, dict[str, tuple[int, ...]], list[Problem]]:
     """Return the contents of the engine's model states, and the shapes of its parameters."""
-    names = [one for one in listing.sizes if one.startswith(prefix)]
-    models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
+    names = [file for file in listing.sizes if file.startswith(prefix)]
+    models = sorted(name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :]))
     empty = Contents("", "")
     if not models:
         what = "the engine's model states are missing"
@@ -181,17 +183,19 @@ def _optimizer(
     except Unreadable as error:
         return None, [Problem(name, str(error), is_fatal=True)]
     groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
-    held = [one for one in (groups if isinstance(groups, list) else []) if isinstance(one, dict)]
-    rates = (decimal(archive.number(one.get("lr"))) for one in held)
+    held = [
+        group for group in (groups if isinstance(groups, list) else []) if isinstance(group, dict)
+    ]
+    rates = (decimal(archive.number(group.get("lr"))) for group in held)
     slots = dict.fromkeys(sorted({kind for files in pieces.values() for kind in files}))
-    params = [one for one in pieces.values() if set(one) - {WEIGHTS}]
+    params = [piece for piece in pieces.values() if set(piece) - {WEIGHTS}]
     told = Optimizer(
         max(steps.values(), default=None),
         len(params),
         len(pieces),
         len(held),
-        tuple(one for one in rates if one is not None),
-        tuple(one for one in slots if one != WEIGHTS),
+        tuple(rate for rate in rates if rate is not None),
+        tuple(slot for slot in slots if slot != WEIGHTS),
     )
     return told, []
 
@@ -205,20 +209,20 @@ def _lacking(
     prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
 ) -> list[Problem]:
     """Return the missing parameters, and parameters with missing parts."""
-    lost = [one for one in shapes if one not in pieces]
+    lost = [shape for shape in shapes if shape not in pieces]
     found = [
-        Problem(f"{prefix}zero/{one[:200]}", "the parameter is missing", is_fatal=True)
-        for one in lost[:8]
+        Problem(f"{prefix}zero/{item[:200]}", "the parameter is missing", is_fatal=True)
+        for item in lost[:8]
     ]
     for name, files in sorted(pieces.items()):
-        kinds = [WEIGHTS, *(_MOMENTS if any(one in files for one in _MOMENTS) else ())]
+        kinds = [WEIGHTS, *(_MOMENTS if any(moment in files for moment in _MOMENTS) else ())]
         found += [
             Problem(f"{prefix}zero/{name[:200]}/{kind}.pt", "it is missing", is_fatal=True)
             for kind in kinds
             if kind not in files
         ]
-    bare = [one for one in shapes if one in pieces and not set(_MOMENTS) & set(pieces[one])]
-    if bare and any(set(_MOMENTS) & set(one) for one in pieces.values()):
+    bare = [shape for shape in shapes if shape in pieces and not set(_MOMENTS) & set(pieces[shape])]
+    if bare and any(set(_MOMENTS) & set(piece) for piece in pieces.values()):
         what = f"`{bare[0][:80]}` has weights and no moments"
         found.append(
             Problem(
@@ -236,9 +240,9 @@ def _shaped(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
     shape = shapes.get(_owner(tensor))
     if shape is None or len(tensor.shape) != 1 or math.prod(shape) != tensor.elements:
         return tensor
-    if any(one.strides not in (None, (1,)) for one in tensor.pieces):
+    if any(piece.strides not in (None, (1,)) for piece in tensor.pieces):
         return tensor
-    pieces = tuple(replace(one, region=whole_of(shape), strides=None) for one in tensor.pieces)
+    pieces = tuple(replace(piece, region=whole_of(shape), strides=None) for piece in tensor.pieces)
     return replace(tensor, shape=shape, pieces=pieces)
 
 
@@ -251,11 +255,11 @@ def _owner(tensor: Tensor) -> str:
 def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
     """Return tensors with another size than their parameter."""
     problems = []
-    for one in tensors:
-        name = _owner(one)
-        if name in shapes and one.elements != math.prod(shapes[name]):
-            what = f"it has {one.elements} elements, and the parameter {math.prod(shapes[name])}"
-            problems.append(Problem(one.files[0], what, is_fatal=True))
+    for tensor in tensors:
+        name = _owner(tensor)
+        if name in shapes and tensor.elements != math.prod(shapes[name]):
+            what = f"it has {tensor.elements} elements, and the parameter {math.prod(shapes[name])}"
+            problems.append(Problem(tensor.files[0], what, is_fatal=True))
     return problems[:8]
 
 

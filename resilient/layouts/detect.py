@@ -71,7 +71,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         return Contents("dcp", _DCP_TITLE, problems=(problem,))
     if torchtitan.is_step(index):
         return torchtitan.read_step(folder, listing, index)
-    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    roots = [root for root in ("optimizer.", "optim.") if _has(index, root)]
     optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
     lacking = _lacking(index, optimizer, resume)
     return Contents(
@@ -89,7 +89,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
     index = dcp.read_slices(folder, listing)
-    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    roots = [root for root in ("optimizer.", "optim.") if _has(index, root)]
     optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
     return Contents(
         "dcp-safetensors",
@@ -105,28 +105,28 @@ def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
     """Return the training state that no name in the index refers to."""
-    names = {one.name for one in index.tensors} | index.values
+    names = {tensor.name for tensor in index.tensors} | index.values
     found = (
         []
         if optimizer
         else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
     # The step in an optimizer's state belongs to one parameter.
-    names = {one for one in names if not one.startswith("optim")}
+    names = {name for name in names if not name.startswith("optim")}
     for word, what in _WANTED.items():
-        if not any(re.search(word, one) for one in names):
+        if not any(re.search(word, name) for name in names):
             found.append(
                 Problem(".", f"nothing in it is named like {what}", what, cure=Remedy.UNKEPT)
             )
-    is_alone = not any(one.part == OPTIMIZER for one in index.tensors)
+    is_alone = not any(tensor.part == OPTIMIZER for tensor in index.tensors)
     if len(found) > len(_WANTED) and index.tensors and is_alone:
         return [Problem(".", single_file.ALONE, single_file.WEIGHTS_ONLY, is_fatal=True, help=load)]
     return found
 
 
 def _has(index: dcp.Index, root: str) -> bool:
-    return any(one.name.startswith(root) for one in index.tensors) or any(
-        one.startswith(root) for one in index.values
+    return any(tensor.name.startswith(root) for tensor in index.tensors) or any(
+        value.startswith(root) for value in index.values
     )
 
 
@@ -145,11 +145,13 @@ def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _is_engine(listing: DirectoryListing) -> bool:
-    return any(deepspeed.MODEL_STATES.search(one) and one.count("/") <= 1 for one in listing.sizes)
+    return any(
+        deepspeed.MODEL_STATES.search(file) and file.count("/") <= 1 for file in listing.sizes
+    )
 
 
 def _is_distributed(listing: DirectoryListing) -> bool:
-    slices = any(one.endswith(dcp.SLICES) and "/" not in one for one in listing.sizes)
+    slices = any(file.endswith(dcp.SLICES) and "/" not in file for file in listing.sizes)
     return dcp.INDEX in listing.sizes or slices
 
 
@@ -195,7 +197,7 @@ def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
 
 def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
     if not listing.is_file:
-        found = next((one for one in LAYOUTS if one.is_it(listing)), None)
+        found = next((layout for layout in LAYOUTS if layout.is_it(listing)), None)
         is_model = found is None or found.name == "hf-model"
         if is_model and is_cut_short(folder.url, listing):
             return hf_trainer.read_trainer(folder, listing)
@@ -207,15 +209,15 @@ def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
 
 
 def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Contents:
-    files = {file for one in contents.tensors for file in one.files}
-    is_sliced = any(one.endswith(dcp.SLICES) for one in files)
+    files = {file for tensor in contents.tensors for file in tensor.files}
+    is_sliced = any(file.endswith(dcp.SLICES) for file in files)
     is_lenient = contents.layout == "hf-trainer" and not is_sliced
-    is_hurt = any(one.is_fatal for one in contents.problems)
+    is_hurt = any(problem.is_fatal for problem in contents.problems)
     held, known = contents.problems, _witnesses(folder, listing, contents)
     blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
     if blamed is not None:
         # This weight alone caused the problems of the configuration and of the optimizer.
-        held = tuple(one for one in held if one.place != neighbours.CONFIG)
+        held = tuple(problem for problem in held if problem.place != neighbours.CONFIG)
         misfits: tuple[Problem, ...] = (blamed,)
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
@@ -234,8 +236,8 @@ def _is_trainer(contents: Contents) -> bool:
 
 def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
     """Return facts about the weights from other files; None if the weights are sharded by rank."""
-    files = {file for one in contents.tensors if one.part == MODEL for file in one.files}
-    if not _is_trainer(contents) or not files or any("/" in one for one in files):
+    files = {file for tensor in contents.tensors if tensor.part == MODEL for file in tensor.files}
+    if not _is_trainer(contents) or not files or any("/" in file for file in files):
         return None
     documents: list[dict[str, Any]] = []
     for name in (neighbours.CONFIG, "model.safetensors.index.json"):
@@ -268,10 +270,10 @@ def checkpoints_in(listing: DirectoryListing) -> list[str]:
     """Return the folders in a folder that are named like checkpoints, newest first."""
     found = {
         match[1]: int(match[2])
-        for one in listing.sizes
-        if (match := _STEP_FOLDER.match(one)) and not saved_name(match[1])
+        for file in listing.sizes
+        if (match := _STEP_FOLDER.match(file)) and not saved_name(match[1])
     }
-    return sorted(found, key=lambda one: (-found[one], one))
+    return sorted(found, key=lambda checkpoint: (-found[checkpoint], checkpoint))
 
 
 WEIGHTS = "hf-model"
@@ -367,39 +369,45 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
     holders = _holders(layouts)
     taken: set[str] = set()
     found = []
-    for name in sorted(folders, key=lambda one: (one.count("/"), one)):
+    for name in sorted(folders, key=lambda folder: (folder.count("/"), folder)):
         layout = layouts[name]
         if not layout or _is_below(name, taken) or (name, layout) in holders:
             continue
         if layout != WEIGHTS:
             taken.add(name)
-        paths = (f"{name}/{one}" for one in folders[name])
+        paths = (f"{name}/{folder}" for folder in folders[name])
         found.append(_kept(name, layout, folders[name], _last(listing, paths)))
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, taken):
             found.append(_kept(name, FILE, {name: size_bytes}, _last(listing, [name])))
-    by_name = sorted(found, key=lambda one: one.name)
-    return sorted(_with_repaired(by_name), key=lambda one: one.order, reverse=True)
+    by_name = sorted(found, key=lambda checkpoint: checkpoint.name)
+    return sorted(_with_repaired(by_name), key=lambda checkpoint: checkpoint.order, reverse=True)
 
 
 def _with_repaired(found: list[RunCheckpoint]) -> list[RunCheckpoint]:
     """Mark the checkpoints that a repair wrote into a folder below those of the run."""
-    own = {one.folder for one in found if not one.is_repaired}
+    own = {checkpoint.folder for checkpoint in found if not checkpoint.is_repaired}
     below = [
-        replace(one, is_repaired=one.is_repaired and bool(own.intersection(_above(one.folder))))
-        for one in found
+        replace(
+            checkpoint,
+            is_repaired=checkpoint.is_repaired
+            and bool(own.intersection(_above(checkpoint.folder))),
+        )
+        for checkpoint in found
     ]
-    names = {one.name for one in found}
+    names = {checkpoint.name for checkpoint in found}
     return [
-        replace(one, is_repaired=True) if one.layout == FILE and _repaired_file(one, names) else one
-        for one in below
+        replace(checkpoint, is_repaired=True)
+        if checkpoint.layout == FILE and _repaired_file(checkpoint, names)
+        else checkpoint
+        for checkpoint in below
     ]
 
 
-def _repaired_file(one: RunCheckpoint, names: set[str]) -> bool:
+def _repaired_file(checkpoint: RunCheckpoint, names: set[str]) -> bool:
     """Return True for a file in ``repaired/`` beside the damaged file of the same name."""
-    above, _, last = one.folder.rpartition("/")
-    return last == _REPAIRED and f"{above}/{one.base}".removeprefix("/") in names
+    above, _, last = checkpoint.folder.rpartition("/")
+    return last == _REPAIRED and f"{above}/{checkpoint.base}".removeprefix("/") in names
 
 
 def _above(folder: str) -> list[str]:
@@ -423,13 +431,21 @@ def with_last(
     Raises:
         StoreError: A file could not be read.
     """
-    lasts = [one for one in found if _LAST.fullmatch(one.base) and one.step is None]
-    steps = {one.name: _step_inside(folder, listing, one) for one in lasts[:_LAST_READ_MAX]}
-    read = [
-        replace(one, step=step, order=(step,)) if (step := steps.get(one.name)) is not None else one
-        for one in found
+    lasts = [
+        checkpoint
+        for checkpoint in found
+        if _LAST.fullmatch(checkpoint.base) and checkpoint.step is None
     ]
-    return sorted(read, key=lambda one: (one.order, one.name in steps), reverse=True)
+    steps = {path.name: _step_inside(folder, listing, path) for path in lasts[:_LAST_READ_MAX]}
+    read = [
+        replace(checkpoint, step=step, order=(step,))
+        if (step := steps.get(checkpoint.name)) is not None
+        else checkpoint
+        for checkpoint in found
+    ]
+    return sorted(
+        read, key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps), reverse=True
+    )
 
 
 def _step_inside(folder: Folder, listing: DirectoryListing, kept: RunCheckpoint) -> int | None:
@@ -443,8 +459,10 @@ def _step_inside(folder: Folder, listing: DirectoryListing, kept: RunCheckpoint)
 
 def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
     """Return the ``last.ckpt`` that Lightning resumes from: the one written last."""
-    numbered = [(match, one) for one in run if (match := _LAST.fullmatch(one.base))]
-    newest = sorted(numbered, key=lambda one: (one[1].changed or 0.0, int(one[0][1] or 0)))
+    numbered = [
+        (match, checkpoint) for checkpoint in run if (match := _LAST.fullmatch(checkpoint.base))
+    ]
+    newest = sorted(numbered, key=lambda pair: (pair[1].changed or 0.0, int(pair[0][1] or 0)))
     return newest[-1][1] if newest else None
 
 
@@ -463,15 +481,15 @@ def pointed_at(
     """
     latest, best, stale = set(), set(), {}
     for place, run in list(_by_folder(found).items())[:_RUNS_MAX]:
-        beside = {one.base: one for one in run}
+        beside = {checkpoint.base: checkpoint for checkpoint in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
             told = read_text(folder, listing, f"{head}{pointer}")
             tag = told.rstrip("/").removeprefix("./")
             names = (tag, _iteration(tag), *(f"{tag}{end}" for end in _FILES))
-            one = next((beside[name] for name in names if name in beside), None)
-            if one is not None:
-                latest.add(one.name)
+            checkpoint = next((beside[name] for name in names if name in beside), None)
+            if checkpoint is not None:
+                latest.add(checkpoint.name)
             elif tag and not _is_any_there(listing, head, names):
                 stale[f"{head}{pointer}"] = tag[:80]
         last = _last_of(run)
@@ -493,37 +511,46 @@ def referred(
         found: The checkpoints, newest first.
         latest: Checkpoints that trackers name; a run without one uses its newest.
     """
-    named = [one for one in found if reference in (one.name, one.base)]
+    named = [checkpoint for checkpoint in found if reference in (checkpoint.name, checkpoint.base)]
     match = _REFERENCE.fullmatch(reference)
     if named or match is None:
         return named
     if match[2] is not None:
-        return [one for one in found if one.step == int(match[2])]
+        return [checkpoint for checkpoint in found if checkpoint.step == int(match[2])]
     states = [
-        one
-        for one in found
-        if one.layout != WEIGHTS and not one.is_unfinished and not one.is_repaired
-        if one.order or one.name in latest
+        checkpoint
+        for checkpoint in found
+        if checkpoint.layout != WEIGHTS
+        and not checkpoint.is_unfinished
+        and not checkpoint.is_repaired
+        if checkpoint.order or checkpoint.name in latest
     ]
     runs = _by_folder(states).values()
     back = int(match[1] or 0)
-    return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
+    return [checkpoint for run in runs for checkpoint in _from_latest(run, latest)[back : back + 1]]
 
 
 def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunCheckpoint]:
-    at = next((nth for nth, one in enumerate(run) if one.name in latest), 0)
+    at = next((nth for nth, checkpoint in enumerate(run) if checkpoint.name in latest), 0)
     if not run or not _LAST.fullmatch(run[at].base):
         return run[at:]
     # Lightning writes the newest checkpoint twice: as last.ckpt and under its own name.
     step = run[at].step
-    return [run[at], *(one for one in run[at + 1 :] if one.step is None or one.step != step)]
+    return [
+        run[at],
+        *(
+            checkpoint
+            for checkpoint in run[at + 1 :]
+            if checkpoint.step is None or checkpoint.step != step
+        ),
+    ]
 
 
 def _is_any_there(listing: DirectoryListing, head: str, names: Iterable[str]) -> bool:
     """Return True if any file or folder has one of the names, checkpoint or not."""
-    wanted = {f"{head}{one}" for one in names if one}
-    starts = tuple(f"{one}/" for one in wanted)
-    return any(one in wanted or one.startswith(starts) for one in listing.sizes)
+    wanted = {f"{head}{name}" for name in names if name}
+    starts = tuple(f"{name}/" for name in wanted)
+    return any(file in wanted or file.startswith(starts) for file in listing.sizes)
 
 
 def _iteration(tag: str) -> str:
@@ -532,7 +559,7 @@ def _iteration(tag: str) -> str:
 
 
 def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpoint]) -> str:
-    newest = next((one for one in beside if one.layout == "hf-trainer"), None)
+    newest = next((checkpoint for checkpoint in beside if checkpoint.layout == "hf-trainer"), None)
     if newest is None:
         return ""
     try:
@@ -545,7 +572,7 @@ def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpo
 
 def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
     """Return the time of the last write of some files, None if unknown."""
-    return max((listing.changed[one] for one in names if one in listing.changed), default=None)
+    return max((listing.changed[name] for name in names if name in listing.changed), default=None)
 
 
 def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> RunCheckpoint:
@@ -563,14 +590,14 @@ def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | Non
         len(sizes),
         changed,
         is_unfinished=SENTINEL in sizes or bool(saved_name(name)),
-        is_repaired=any(one in sizes for one in REPORTS),
+        is_repaired=any(report in sizes for report in REPORTS),
     )
 
 
 def _is_state(name: str) -> bool:
     """Return True if a file may be a checkpoint by its name."""
     parts = name.split("/")
-    is_hidden = any(one.startswith(".") for one in parts)
+    is_hidden = any(part.startswith(".") for part in parts)
     base = parts[-1].lower()
     is_own = _STATES.search(base) is not None and _PARTS.search(base) is None
     is_named = name.endswith(_FILES[0]) or is_own
@@ -581,7 +608,7 @@ def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size_bytes in listing.sizes.items():
         parts = name.split("/")
-        if any(one.startswith(".") for one in parts[:-1]):
+        if any(part.startswith(".") for part in parts[:-1]):
             continue
         for depth in range(1, min(len(parts), _DEPTH_MAX + 1)):
             found["/".join(parts[:depth])]["/".join(parts[depth:])] = size_bytes
@@ -590,7 +617,7 @@ def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
 
 def _layout(sizes: Mapping[str, int]) -> str:
     inside = DirectoryListing(sizes)
-    return next((one.name for one in LAYOUTS if one.is_it(inside)), "")
+    return next((layout.name for layout in LAYOUTS if layout.is_it(inside)), "")
 
 
 def _is_below(name: str, taken: set[str]) -> bool:
@@ -612,6 +639,6 @@ def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
 
 def _by_folder(found: Iterable[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
     runs: dict[str, list[RunCheckpoint]] = defaultdict(list)
-    for one in found:
-        runs[one.folder].append(one)
+    for checkpoint in found:
+        runs[checkpoint.folder].append(checkpoint)
     return runs

@@ -66,7 +66,7 @@ def is_trainer(listing: DirectoryListing) -> bool:
     """Return True if a folder is of this Trainer, even without its state file."""
     names = listing.sizes
     beside = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
-    return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, one) for one in names))
+    return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, name) for name in names))
 
 
 def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
@@ -142,16 +142,16 @@ def _leftover(
 ) -> list[Problem]:
     """Return random states left over from other runs, and doubt about the number of ranks."""
     numbered = {
-        int(match[1]): one
-        for one in listing.sizes
-        if (match := re.fullmatch(_RANDOM, one))
+        int(match[1]): file
+        for file in listing.sizes
+        if (match := re.fullmatch(_RANDOM, file))
         if match[1]
     }
     if world:
         last = 0 if world == 1 else world
         more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
         what = f"it is of a rank that the run of {world} had not: a leftover of another one"
-        return [Problem(one, what, cure=Remedy.NEEDLESS) for one in more]
+        return [Problem(name, what, cure=Remedy.NEEDLESS) for name in more]
     if not numbered or _ALONE not in listing.sizes or rng is None:
         return []
     what = (
@@ -163,9 +163,9 @@ def _leftover(
 
 def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
     """Return reasons why our own Trainer does not import what Transformers resumes."""
-    names = [one for one in listing.sizes if tag and one.startswith(tag)]
+    names = [file for file in listing.sizes if tag and file.startswith(tag)]
     found = []
-    if any("mp_rank_01" in one or "expert" in one for one in names):
+    if any("mp_rank_01" in name or "expert" in name for name in names):
         found.append("DeepSpeed cut its layers over ranks")
     if names and _SCHEDULE not in listing.sizes:
         found.append("its schedule is DeepSpeed's own")
@@ -332,7 +332,7 @@ def _disagreements(
         STATE: step,
         "the schedule": schedule,
     }
-    said = {name: one for name, one in found.items() if one is not None}
+    said = {name: value for name, value in found.items() if value is not None}
     problems = []
     if len(set(said.values())) > 1:
         what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
@@ -363,7 +363,9 @@ def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Prob
         )
     if arguments is not None and arguments.get("ignore_data_skip") is True:
         found.append("its run has `ignore_data_skip`: a resume begins the data anew")
-    return [Problem(".", one, "the place in the data", cure=Remedy.UNKEPT) for one in found[:1]]
+    return [
+        Problem(".", reason, "the place in the data", cure=Remedy.UNKEPT) for reason in found[:1]
+    ]
 
 
 def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> dict[str, str]:

@@ -57,7 +57,7 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
     base = url.rstrip("/").rpartition("/")[2]
     name = saved_name(url) or base
     held = listing.sizes
-    is_begun = any(one.endswith((".safetensors", ".bin", ".pt", ".json")) for one in held)
+    is_begun = any(item.endswith((".safetensors", ".bin", ".pt", ".json")) for item in held)
     lacks = not {_STATE, _SCHEDULE} & set(held) and not any(map(_RANDOM.fullmatch, held))
     return _OF_TRAINER.fullmatch(name) is not None and is_begun and lacks
 
@@ -83,16 +83,16 @@ def unfinished(
     named = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
     first = Problem(place, f"{why}{named}", is_fatal=True, cure=Remedy.EARLIER)
     others = (
-        replace(one, help="", cure=Remedy.EARLIER)
-        for one in problems
-        if not any(one.what.startswith(each) for each in _MISSING)
+        replace(problem, help="", cure=Remedy.EARLIER)
+        for problem in problems
+        if not any(problem.what.startswith(each) for each in _MISSING)
     )
     return (first, *others)
 
 
 def is_incomplete(problems: Iterable[Problem]) -> bool:
     """Return True if :func:`unfinished` found an unfinished save."""
-    return any(one.what.startswith(_INCOMPLETE) for one in problems)
+    return any(problem.what.startswith(_INCOMPLETE) for problem in problems)
 
 
 _INCOMPLETE = "it is an incomplete checkpoint"
@@ -130,10 +130,10 @@ def pointers(
     names = list(found)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
     fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
-    told = {one.place for one in problems}
-    for one in problems:
-        text = what if one.place in names else one.what
-        yield replace(one, what=text, help=fetch) if fetch and one.is_fatal else one
+    told = {problem.place for problem in problems}
+    for problem in problems:
+        text = what if problem.place in names else problem.what
+        yield replace(problem, what=text, help=fetch) if fetch and problem.is_fatal else problem
     for name in names:
         if name not in told:
             yield Problem(name, what, help=fetch)

@@ -157,7 +157,7 @@ def _metadata(found: Any) -> dict[str, Any]:
     """
     if found is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise Unreadable(f"its `{_META}` does not map texts to texts, and safetensors refuses that")
     return found
 
@@ -173,7 +173,7 @@ def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int
             f"its header gives `{key[:80]}` the dtype `{dtype[:20]}`, which safetensors refuses"
         )
     tensor = Tensor(key, part, dtype, shape_of(entry.get("shape")), (file,))
-    begin, end = (whole(one) if type(one) is int else None for one in offsets)
+    begin, end = (whole(offset) if type(offset) is int else None for offset in offsets)
     is_cut = tensor.elements * ITEM_BITS[dtype] % 8 != 0
     if begin is None or end is None or is_cut or end - begin != tensor.size_bytes:
         raise Unreadable(f"its header gives `{key[:80]}` bytes that do not fit its shape")

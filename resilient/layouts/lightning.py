@@ -42,7 +42,7 @@ def is_run(value: Any) -> bool:
 
 def is_sharded(listing: DirectoryListing) -> bool:
     """Return True if a folder is of Lightning with sharded state."""
-    has_slices = INDEX in listing.sizes or any(one.endswith(".distcp") for one in listing.sizes)
+    has_slices = INDEX in listing.sizes or any(file.endswith(".distcp") for file in listing.sizes)
     return REST in listing.sizes and has_slices
 
 
@@ -56,7 +56,11 @@ def read_run(archive: Archive) -> Contents:
     value = archive.value
     weights = tensors_in(archive, value.get("state_dict"), MODEL)
     states = _list(value.get("optimizer_states"))
-    optimizers = [made for one in states if (made := optimizer_of(one, archive)) is not None]
+    optimizers = [
+        made
+        for optimizer_state in states
+        if (made := optimizer_of(optimizer_state, archive)) is not None
+    ]
     tensors = list(weights)
     for number, state in enumerate(states):
         # Several optimizers get their number as a prefix.
@@ -74,9 +78,9 @@ def read_run(archive: Archive) -> Contents:
         # The loader pairs optimizers with states, and an optimizer without one restarts silently.
         what = "its `optimizer_states` is empty, and it has made steps"
         problems.append(Problem(archive.name, what, "the optimizer's state", cure=Remedy.COPY))
-    for one in states:
-        if optimizer_of(one, archive) is not None:
-            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)
+    for optimizer_state in states:
+        if optimizer_of(optimizer_state, archive) is not None:
+            problems += check_optimizer(archive.name, optimizer_state, archive, is_begun=is_begun)
     schedules = _list(value.get("lr_schedulers"))
     if len(optimizers) == len(schedules) == 1:
         problems += check_update_count(archive.name, schedules[0], optimizers[0])
@@ -115,7 +119,7 @@ def _progress(
     """Return the contents without weights and optimizers, which may be in other files."""
     value = archive.value
     schedules = _list(value.get("lr_schedulers"))
-    schedule = next((one for one in (schedule_of(it, archive) for it in schedules) if one), None)
+    schedule = next((item for item in (schedule_of(it, archive) for it in schedules) if item), None)
     version = value.get(_VERSION)
     step, epoch = whole(value.get("global_step")), decimal(value.get("epoch"))
     return Contents(
@@ -152,8 +156,8 @@ def _schedule_lost(
     if schedules and schedule is None:
         return [_fatal(archive.name, "the state of a schedule in it is none")]
     states = _list(archive.value.get("optimizer_states"))
-    groups = [one for it in states for one in _list(_at(it, "param_groups"))]
-    if not schedules and any(_at(one, "initial_lr") is not None for one in groups):
+    groups = [group for it in states for group in _list(_at(it, "param_groups"))]
+    if not schedules and any(_at(group, "initial_lr") is not None for group in groups):
         # The loader pairs schedulers with states, and a scheduler without one restarts silently.
         what = "the optimizer had a schedule, and it has none"
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
@@ -204,21 +208,28 @@ def _data(value: dict[Any, Any]) -> dict[str, Any]:
         "batch in it": whole(_down(batches, "current", "completed")),
         "batches in all": whole(_down(batches, "total", "completed")),
     }
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: fact for name, fact in found.items() if fact is not None}
 
 
 def _facts(value: dict[Any, Any]) -> dict[str, Any]:
     callbacks = value.get("callbacks")
     held = callbacks if isinstance(callbacks, dict) else {}
-    names = [one.partition("{")[0][:60] for one in held if isinstance(one, str)]
-    best = next((_at(one, "best_model_path") for one in held.values() if _at(one, "dirpath")), None)
+    names = [name.partition("{")[0][:60] for name in held if isinstance(name, str)]
+    best = next(
+        (
+            _at(callback, "best_model_path")
+            for callback in held.values()
+            if _at(callback, "dirpath")
+        ),
+        None,
+    )
     given = value.get("hyper_parameters")
     found = {
         "callbacks": ", ".join(names[:8]),
         "best checkpoint": best[:300] if isinstance(best, str) else None,
         "hyperparameters": len(given) if isinstance(given, dict) else None,
     }
-    return {name: one for name, one in found.items() if one}
+    return {name: fact for name, fact in found.items() if fact}
 
 
 def _fatal(place: str, what: str) -> Problem:
@@ -226,8 +237,8 @@ def _fatal(place: str, what: str) -> Problem:
 
 
 def _down(value: Any, *names: str) -> Any:
-    for one in names:
-        value = _at(value, one)
+    for name in names:
+        value = _at(value, name)
     return value
 
 

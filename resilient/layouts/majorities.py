@@ -51,27 +51,31 @@ def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
         tensors: Tensors of the checkpoint.
         said: Facts from other files.
     """
-    weights = [one for one in tensors if one.part == MODEL]
-    moments = Counter(one.shape for one in _moments(tensors))
-    counts = Counter(one.shape for one in weights)
+    weights = [tensor for tensor in tensors if tensor.part == MODEL]
+    moments = Counter(moment.shape for moment in _moments(tensors))
+    counts = Counter(weight.shape for weight in weights)
     lacking, extra = moments - counts, counts - moments
-    total = sum(one.size_bytes for one in weights)
-    for one in weights:
-        other = said.beside.get(one.name)
-        shapes = [other.shape] if other and other.shape != one.shape else []
-        shapes += [shape for shape in lacking if extra[one.shape] and _one_axis(one.shape, shape)]
+    total = sum(weight.size_bytes for weight in weights)
+    for weight in weights:
+        other = said.beside.get(weight.name)
+        shapes = [other.shape] if other and other.shape != weight.shape else []
+        shapes += [
+            shape for shape in lacking if extra[weight.shape] and _one_axis(weight.shape, shape)
+        ]
         for shape in dict.fromkeys(shapes):
-            votes = _votes(one, shape, said, is_lacking=lacking[shape] > 0 and extra[one.shape] > 0)
+            votes = _votes(
+                weight, shape, said, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
+            )
             named = [name for name, is_against in votes.items() if is_against]
             against = [name for name, is_against in votes.items() if is_against is False]
-            if _is_total(said.index, total, one, shape):
+            if _is_total(said.index, total, weight, shape):
                 named.append("the index")
             if len(named) >= _VOTES and len(named) > len(against):
                 what = (
-                    f"`{one.name[:80]}` has the shape {list(one.shape)}, and {_joined(named)} say "
-                    f"{list(shape)}: the weight is damaged"
+                    f"`{weight.name[:80]}` has the shape {list(weight.shape)}, and "
+                    f"{_joined(named)} say {list(shape)}: the weight is damaged"
                 )
-                return Problem(_place(one), what, is_fatal=True, cure=Remedy.COPY)
+                return Problem(_place(weight), what, is_fatal=True, cure=Remedy.COPY)
     return None
 
 
@@ -94,8 +98,8 @@ def _by_config(
     if not _one_axis(own, other):
         return None
     mine, theirs = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
-    sizes = {one for one in config.values() if type(one) is int and one > 1}
-    known = {times * one for one in sizes for times in _WIDTHS_OF_ONE}
+    sizes = {value for value in config.values() if type(value) is int and value > 1}
+    known = {times * size for size in sizes for times in _WIDTHS_OF_ONE}
     is_mine, is_theirs = mine in known, theirs in known
     return None if is_mine == is_theirs else is_theirs
 
@@ -121,24 +125,26 @@ def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
         tensors: Tensors of the checkpoint.
         said: Facts from other files.
     """
-    weights = [one for one in tensors if one.part == MODEL and one.dtype in _FLOATS.values()]
+    weights = [
+        tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
+    ]
     moments = _moments(tensors)
-    kept = {one.dtype for one in moments}
+    kept = {moment.dtype for moment in moments}
     told = said.config.get("dtype", said.config.get("torch_dtype"))
     wanted = _FLOATS.get(told.removeprefix("torch.")) if isinstance(told, str) else None
     is_trained = len(moments) >= len(weights) > 0
     odd = []
-    for one in weights:
-        other = said.beside.get(one.name)
+    for weight in weights:
+        other = said.beside.get(weight.name)
         votes = {
             "config.json": wanted,
             "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
             said.beside_name: other.dtype if other else None,
         }
-        named = {name: dtype for name, dtype in votes.items() if dtype and dtype != one.dtype}
-        agreeing = [name for name, dtype in votes.items() if dtype == one.dtype]
+        named = {name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype}
+        agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
         if len(named) >= _VOTES and len(set(named.values())) == 1 and not agreeing:
-            odd.append((one, named))
+            odd.append((weight, named))
     if odd:
         first, named = odd[0]
         what = (
@@ -146,7 +152,7 @@ def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
             f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
         )
         yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
-    held = {one.dtype for one in weights}
+    held = {weight.dtype for weight in weights}
     if wanted and len(held) == 1 and wanted not in held and kept == held and is_trained:
         what = f"its `dtype` is {told}, and weights and optimizer are {held.pop()}"
         after = "`from_pretrained` of this folder would make another model"
@@ -155,11 +161,11 @@ def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
 
 def _moments(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [
-        one
-        for one in tensors
-        if one.part == OPTIMIZER
-        and one.name.endswith(_FIRST_MOMENTS)
-        and not one.name.startswith(_FLAT)
+        tensor
+        for tensor in tensors
+        if tensor.part == OPTIMIZER
+        and tensor.name.endswith(_FIRST_MOMENTS)
+        and not tensor.name.startswith(_FLAT)
     ]
 
 

@@ -38,8 +38,8 @@ _PLACE = "the place in the data"
 
 def is_iteration(listing: DirectoryListing, prefix: str = "") -> bool:
     """Return True if a folder directly contains the files of one iteration."""
-    names = {one[len(prefix) :] for one in listing.sizes if one.startswith(prefix)}
-    slices = INDEX in names or any(one.endswith(SLICES) and "/" not in one for one in names)
+    names = {file[len(prefix) :] for file in listing.sizes if file.startswith(prefix)}
+    slices = INDEX in names or any(name.endswith(SLICES) and "/" not in name for name in names)
     return len({COMMON, CONFIG} & names) + slices > 1
 
 
@@ -71,9 +71,9 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _inside(listing: DirectoryListing) -> set[str]:
     """Return the folders of iterations in a folder."""
-    found = {one.partition("/")[0] + "/" for one in listing.sizes if "/" in one}
-    named = {one for one in found if _ITERATION.fullmatch(one) or one == "release/"}
-    return {one for one in named if is_iteration(listing, one)}
+    found = {file.partition("/")[0] + "/" for file in listing.sizes if "/" in file}
+    named = {folder for folder in found if _ITERATION.fullmatch(folder) or folder == "release/"}
+    return {folder for folder in named if is_iteration(listing, folder)}
 
 
 def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
@@ -164,20 +164,20 @@ def _common(
 
 def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer | None:
     """Return the summary of an optimizer: names ``optimizer.state.<slot>.<parameter>``."""
-    split = [re.fullmatch(r".*?optimizer\.state\.([^.]+)\.(.+)", one.name) for one in tensors]
+    split = [re.fullmatch(r".*?optimizer\.state\.([^.]+)\.(.+)", tensor.name) for tensor in tensors]
     slots = dict.fromkeys(sorted({match[1] for match in split if match}))
     params = {match[2] for match in split if match}
     if not params:
         return None
     groups = _groups(common.get("optimizer"))
-    steps = [whole(one.get("step")) for one in groups]
-    rates = (decimal(one.get("lr")) for one in groups)
+    steps = [whole(group.get("step")) for group in groups]
+    rates = (decimal(group.get("lr")) for group in groups)
     return Optimizer(
-        next((one for one in steps if one is not None), None),
+        next((step for step in steps if step is not None), None),
         len(params),
         len(params),
         len(groups),
-        tuple(one for one in rates if one is not None),
+        tuple(rate for rate in rates if rate is not None),
         tuple(slots),
     )
 
@@ -188,8 +188,8 @@ def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
         return []
     held = value.get("param_groups")
     if isinstance(held, list):
-        return [one for one in held if isinstance(one, dict)]
-    return [group for one in list(value.values())[:64] for group in _groups(one, depth + 1)]
+        return [group for group in held if isinstance(group, dict)]
+    return [group for inner in list(value.values())[:64] for group in _groups(inner, depth + 1)]
 
 
 def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> Schedule | None:
@@ -203,7 +203,7 @@ def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> S
 
 
 def _random(index: Index) -> RandomStates | None:
-    count = sum(one.startswith(_RANDOM) for one in index.slices)
+    count = sum(part.startswith(_RANDOM) for part in index.slices)
     kinds = ("python", "numpy", "cpu", "cuda")
     return RandomStates(tuple(range(count)), kinds) if count else None
 
@@ -217,7 +217,7 @@ def _disagreements(
         COMMON: step,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    said = {name: one for name, one in found.items() if one is not None}
+    said = {name: value for name, value in found.items() if value is not None}
     if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
@@ -231,4 +231,4 @@ def _facts(given: dict[Any, Any]) -> dict[str, Any]:
         "of iterations": "train_iters",
     }
     found = {name: whole(given.get(key)) for name, key in names.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: value for name, value in found.items() if value is not None}

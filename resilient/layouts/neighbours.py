@@ -42,11 +42,11 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     if match is None or not own.parent.is_dir():
         return []
     found = []
-    for one in own.parent.iterdir():
-        other = _NUMBERED.fullmatch(one.name)
-        if other and other[1] == match[1] and one.name != own.name and one.is_dir():
-            found.append((int(other[2]) - int(match[2]), one))
-    return sorted(found, key=lambda one: (abs(one[0]), one[0]))
+    for path in own.parent.iterdir():
+        other = _NUMBERED.fullmatch(path.name)
+        if other and other[1] == match[1] and path.name != own.name and path.is_dir():
+            found.append((int(other[2]) - int(match[2]), path))
+    return sorted(found, key=lambda step: (abs(step[0]), step[0]))
 
 
 def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
@@ -69,7 +69,7 @@ def weights_beside(url: str) -> dict[str, Tensor]:
     for folder, listing in _opened(nearest[:_READ_MAX]):
         tensors, problems = read_weights(folder, listing)
         if tensors and not problems:
-            return {one.name: one for one in tensors}
+            return {tensor.name: tensor for tensor in tensors}
     return {}
 
 
@@ -83,7 +83,7 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     if listing.is_there(CONFIG) or listing.is_there(_ADAPTER):
         return []
     beside = next((path for _, path in steps_beside(url) if (path / CONFIG).is_file()), None)
-    by_file = next((one for one in _WITH_CONFIG if one in listing.sizes), "")
+    by_file = next((name for name in _WITH_CONFIG if name in listing.sizes), "")
     if beside is None and not by_file:
         return []
     why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it was there"

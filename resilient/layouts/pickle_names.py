@@ -167,7 +167,7 @@ def _encoded(made: PickledCall) -> Any:
 
 
 def _path(made: PickledCall) -> str:
-    return "/".join(one for one in made.args if isinstance(one, str))
+    return "/".join(argument for argument in made.args if isinstance(argument, str))
 
 
 def _scalar(made: PickledCall) -> Any:
@@ -180,7 +180,7 @@ def _scalar(made: PickledCall) -> Any:
     return struct.unpack(layout, data)[0]
 
 
-_TENSORS = {f"torch._utils._rebuild_tensor{one}" for one in ("", "_v2", "_v3")}
+_TENSORS = {f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3")}
 _KNOWN = {
     **dict.fromkeys(_TENSORS, _tensor),
     "torch._utils._rebuild_parameter": _parameter,
@@ -191,7 +191,7 @@ _KNOWN = {
     "collections.OrderedDict": _ordered,
     "collections.defaultdict": lambda _: {},
     "_codecs.encode": _encoded,
-    **dict.fromkeys((one for one in _DATA_NAMES if "pathlib" in one), _path),
+    **dict.fromkeys((name for name in _DATA_NAMES if "pathlib" in name), _path),
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }
@@ -369,7 +369,7 @@ def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
     Args:
         names: Globals that the pickle would import.
     """
-    stops = {one.dotted: effect_of(one) for one in names if not _is_allowed(one)}
+    stops = {name.dotted: effect_of(name) for name in names if not _is_allowed(name)}
     if not stops:
         return LOAD, ""
     shown = sorted(stops)

@@ -57,9 +57,9 @@ class PickledCall:
 
     def get(self, attribute: str, default: Any = None) -> Any:
         """Return an attribute that the state would set."""
-        for one in self.state if isinstance(self.state, tuple) else (self.state,):
-            if isinstance(one, dict) and attribute in one:
-                return one[attribute]
+        for state in self.state if isinstance(self.state, tuple) else (self.state,):
+            if isinstance(state, dict) and attribute in state:
+                return state[attribute]
         return default
 
 
@@ -172,16 +172,16 @@ def leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     for _ in range(LEAVES_MAX):
         if not waiting:
             return
-        path, one = waiting.pop()
-        if isinstance(one, dict | list | tuple):
+        path, item = waiting.pop()
+        if isinstance(item, dict | list | tuple):
             if len(path) >= DEPTH_MAX:
                 raise Unreadable(f"values in values, more than {DEPTH_MAX} deep")
-            if len(one) + len(waiting) > LEAVES_MAX:
+            if len(item) + len(waiting) > LEAVES_MAX:
                 break
-            pairs = list(one.items() if isinstance(one, dict) else enumerate(one))
+            pairs = list(item.items() if isinstance(item, dict) else enumerate(item))
             waiting += [((*path, key), inner) for key, inner in reversed(pairs)]
         else:
-            yield path, one
+            yield path, item
     raise Unreadable(f"more than {LEAVES_MAX} values")
 
 
@@ -352,7 +352,7 @@ class _Machine:
 def _as_key(key: Any) -> Any:
     """Return a key that hashes in bounded time: plain values, and flat tuples of them."""
     if isinstance(key, tuple):
-        if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):
+        if len(key) > DEPTH_MAX or not all(_is_plain(element) for element in key):
             raise Unreadable("a tuple of what is not plain as a key")
         return key
     if _is_plain(key) or isinstance(key, PickledCall | PickledGlobal):

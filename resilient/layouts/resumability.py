@@ -67,10 +67,10 @@ def assess_resumability(
         others: Other ways to continue the run.
     """
     others = others or Alternatives()
-    fatal = [one for one in contents.problems if one.is_fatal]
+    fatal = [problem for problem in contents.problems if problem.is_fatal]
     if fatal:
         return Resumability("no", reasons(fatal), _way_out(fatal, path, others))
-    lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
+    lost = tuple(dict.fromkeys(problem.loses for problem in contents.problems if problem.loses))
     command = filled(_resume(contents), path)
     if lost:
         return Resumability("partly", lost, _better(lost, path, others) or command)
@@ -80,7 +80,10 @@ def assess_resumability(
 def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
     """Return the first few problems, each with its place."""
     named = problems[:_NAMED_MAX]
-    return tuple(one.what if one.place == "." else f"{one.place}: {one.what}" for one in named)
+    return tuple(
+        problem.what if problem.place == "." else f"{problem.place}: {problem.what}"
+        for problem in named
+    )
 
 
 def filled(command: str, path: str) -> str:
@@ -102,7 +105,7 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
     # A command that helps against one problem does not help against the others.
-    helps = {one.help for one in fatal}
+    helps = {problem.help for problem in fatal}
     named = helps.pop() if len(helps) == 1 else ""
     is_vain = named == REPAIR and others.repair is not RepairOutcome.UNKNOWN
     if named and not (is_vain and (others.sibling or others.repair is RepairOutcome.NONE)):
@@ -110,7 +113,7 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     if others.sibling:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     # A repair cannot improve a state that was saved as it is.
-    is_saved_so = all(one.cure is Remedy.EARLIER for one in fatal)
+    is_saved_so = all(problem.cure is Remedy.EARLIER for problem in fatal)
     if others.repair is RepairOutcome.LOSSY:
         return filled(REPAIR, path)
     return "" if is_saved_so or others.repair is RepairOutcome.NONE else filled(REPAIR, path)
@@ -120,7 +123,7 @@ def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
     """Return a command that is better than a resume with a loss; empty without one."""
     if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
-    if others.sibling and any(word in one for one in lost for word in _TRAINED):
+    if others.sibling and any(word in loss for loss in lost for word in _TRAINED):
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     return ""
 
@@ -140,9 +143,9 @@ def is_costly(problems: Iterable[Problem]) -> bool:
     A state that the tool never saves is no damage of the checkpoint.
     """
     return any(
-        one.is_fatal or (one.loses and one.cure is not Remedy.UNKEPT)
-        for one in problems
-        if one.what != ALONE
+        problem.is_fatal or (problem.loses and problem.cure is not Remedy.UNKEPT)
+        for problem in problems
+        if problem.what != ALONE
     )
 
 

@@ -48,7 +48,7 @@ _DEPTH_MAX = 4
 
 def has_control_chars(text: str) -> bool:
     """Return True if a text has characters that control a terminal or disguise the text."""
-    return any(unicodedata.category(one) in _TALKING for one in text)
+    return any(unicodedata.category(character) in _TALKING for character in text)
 
 
 def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> tuple[str, int]:
@@ -57,7 +57,7 @@ def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> 
     Raises:
         StoreError: A file could not be read.
     """
-    found = [one for one in _texts(folder, listing, name) if has_control_chars(one)]
+    found = [text for text in _texts(folder, listing, name) if has_control_chars(text)]
     first = found[0].encode("unicode_escape").decode("ascii")[:_SHOWN_MAX] if found else ""
     return first, len(found)
 
@@ -69,14 +69,18 @@ def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str
     with suppress(Unreadable):
         if base.endswith(SAFE):
             tensors, meta = read_header(folder, listing, name)
-            found = [*(one.name for one in tensors), *map(str, meta), *map(str, meta.values())]
+            found = [
+                *(tensor.name for tensor in tensors),
+                *map(str, meta),
+                *map(str, meta.values()),
+            ]
         elif base == INDEX:
             index = read_index(folder, listing, name.removesuffix(INDEX))
-            found = [*(one.name for one in index.tensors), *index.values]
+            found = [*(tensor.name for tensor in index.tensors), *index.values]
         elif base.endswith(_INDEX) or base in _DOCUMENTS:
             found = list(_strings(read_json(folder, listing, name)))
         elif base.endswith(TORCH):
-            found = [one.name for one in open_archive(folder, listing, name).tensors(MODEL)]
+            found = [tensor.name for tensor in open_archive(folder, listing, name).tensors(MODEL)]
     return found
 
 
@@ -85,12 +89,12 @@ def _strings(value: Any, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and depth < _DEPTH_MAX:
-        for key, one in value.items():
+        for key, item in value.items():
             yield str(key)
-            yield from _strings(one, depth + 1)
+            yield from _strings(item, depth + 1)
     elif isinstance(value, list) and depth < _DEPTH_MAX:
-        for one in value:
-            yield from _strings(one, depth + 1)
+        for item in value:
+            yield from _strings(item, depth + 1)
 
 
 _PICKLES = (*TORCH, ".pickle", INDEX, ".joblib", ".dill", ".npy", ".npz")
@@ -158,7 +162,7 @@ def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
         found += _talking(folder, listing, name)
     found += _slices(folder, listing)
     order = list(Risk)
-    return sorted(found, key=lambda one: (order.index(one.risk), one.file))
+    return sorted(found, key=lambda finding: (order.index(finding.risk), finding.file))
 
 
 def _outside(listing: DirectoryListing) -> Iterator[ScanFinding]:
@@ -226,9 +230,9 @@ def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[
 def _index(name: str, weight_map: Any) -> Iterator[ScanFinding]:
     if not isinstance(weight_map, dict):
         return
-    files = {str(one) for one in weight_map.values()}
-    for one in sorted(filter(leads_out, files))[:_NAMES_SHOWN]:
-        what = f"it names a file outside: `{one[:80]}`"
+    files = {str(value) for value in weight_map.values()}
+    for file in sorted(filter(leads_out, files))[:_NAMES_SHOWN]:
+        what = f"it names a file outside: `{file[:80]}`"
         yield ScanFinding(Risk.DANGER, name, what, "a loader that follows it reads another file")
 
 
@@ -261,14 +265,16 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
             except Unreadable as error:
                 yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not looked at")
                 continue
-            pieces = {one for some in found.slices.values() for one in some}
-            indexed |= {(one.file, one.start, one.size_bytes) for one in pieces}
+            pieces = {piece for some in found.slices.values() for piece in some}
+            indexed |= {(piece.file, piece.start, piece.size_bytes) for piece in pieces}
     if len(indexed) > _SLICES_MAX:
         what = f"{len(indexed)} slices"
         yield ScanFinding(Risk.WARNING, "", what, f"only the first {_SLICES_MAX} were looked at")
     for file, start, size_bytes in sorted(indexed)[:_SLICES_MAX]:
         yield from _archive(folder, file, size_bytes, start)
-    lost = {name for name in listing.sizes if name.endswith(SLICES)} - {one[0] for one in indexed}
+    lost = {name for name in listing.sizes if name.endswith(SLICES)} - {
+        piece[0] for piece in indexed
+    }
     for name in sorted(lost):
         yield ScanFinding(Risk.WARNING, name, "no index says what is in it", "it was not looked at")
 
@@ -280,9 +286,9 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
             members = opened.infolist()
             yield from _members(name, members, size_bytes)
-            for one in members if len(members) <= _MEMBERS_MAX else ():
+            for member in members if len(members) <= _MEMBERS_MAX else ():
                 try:
-                    yield from _member(opened, name, one)
+                    yield from _member(opened, name, member)
                 except _BROKEN as error:
                     # The broken member may hide others behind it.
                     broken = broken or str(error)
@@ -294,17 +300,17 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
 
 
 def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iterator[ScanFinding]:
-    for one in members:
-        if leads_out(one.filename):
-            what = f"a member that leads out: `{one.filename[:80]}`"
+    for member in members:
+        if leads_out(member.filename):
+            what = f"a member that leads out: `{member.filename[:80]}`"
             yield ScanFinding(Risk.DANGER, name, what, "unpacking it writes elsewhere")
     doubles = [
-        path for path, count in Counter(one.filename for one in members).items() if count > 1
+        path for path, count in Counter(member.filename for member in members).items() if count > 1
     ]
     if doubles:
         what = f"`{doubles[0][:80]}` stands in it twice"
         yield ScanFinding(Risk.DANGER, name, what, "two readers can see two different contents")
-    unpacked = sum(one.file_size for one in members)
+    unpacked = sum(member.file_size for member in members)
     if unpacked > max(_SWELLS * size_bytes, _SWELLS_FROM_BYTES):
         what = f"{size_bytes} bytes that unpack to {unpacked}"
         yield ScanFinding(Risk.DANGER, name, what, "unpacking it fills memory or disk")
@@ -321,7 +327,7 @@ def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterat
         data = head + file.read(BYTES_MAX - len(head))
     found = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
     # Tensors may begin like a pickle by chance, but then name nothing.
-    yield from (one for one in found if is_pickle or one.risk is Risk.DANGER)
+    yield from (finding for finding in found if is_pickle or finding.risk is Risk.DANGER)
 
 
 def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]:
@@ -353,8 +359,10 @@ _SAID = {
 
 def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
     for effect, (risk, consequence) in _SAID.items():
-        found = sorted(one.dotted for one in names if effect_of(one) is effect)
+        found = sorted(
+            global_name.dotted for global_name in names if effect_of(global_name) is effect
+        )
         if found:
             more = f" and {len(found) - _NAMES_SHOWN} more" if len(found) > _NAMES_SHOWN else ""
-            shown = ", ".join(f"`{one[:80]}`" for one in found[:_NAMES_SHOWN])
+            shown = ", ".join(f"`{dotted[:80]}`" for dotted in found[:_NAMES_SHOWN])
             yield ScanFinding(risk, name, f"a pickle that names {shown}{more}", consequence)

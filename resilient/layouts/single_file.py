@@ -100,11 +100,11 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
     waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
     seen = 0
     while waiting:
-        prefix, depth, one = waiting.pop()
+        prefix, depth, value = waiting.pop()
         seen += 1
         if depth > DEPTH_MAX or seen > LEAVES_MAX:
             raise Unreadable("modules in modules without an end")
-        fields = _fields(one)
+        fields = _fields(value)
         named |= {f"{prefix}{key}": each for key, each in fields if isinstance(each, TensorRef)}
         inside = [(key, each) for key, each in fields if isinstance(each, PickledCall)]
         waiting += [(f"{prefix}{key}.", depth + 1, each) for key, each in reversed(inside)]
@@ -119,8 +119,8 @@ def _fields(module: Any) -> list[tuple[Any, Any]]:
     if not is_module(module):
         # A program stores all of its attributes side by side.
         return list(state.items()) if module.kind.startswith(_PROGRAM) else []
-    parts = (state[one] for one in (_PARAMETERS, _BUFFERS, _MODULES))
-    return [pair for one in parts if isinstance(one, dict) for pair in one.items()]
+    parts = (state[name] for name in (_PARAMETERS, _BUFFERS, _MODULES))
+    return [pair for part in parts if isinstance(part, dict) for pair in part.items()]
 
 
 TORCH_TITLE = "one file of torch"
@@ -181,7 +181,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     if optimizer is None and schedule is None and tensors:
         problems = [Problem(archive.name, ALONE, is_fatal=True, help=load)]
     problems += [
-        Problem(archive.name, f"it has no {one[4:]}", one, cure=Remedy.UNKEPT) for one in lacking
+        Problem(archive.name, f"it has no {part[4:]}", part, cure=Remedy.UNKEPT) for part in lacking
     ]
     for key, _ in _modules(archive):
         what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` stops at it"
@@ -191,9 +191,9 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     step = _first(named, _STEPS, whole)
     problems += ahead(archive.name, optimizer, step)
     is_begun = bool(step or (schedule and schedule.step))
-    for one in _states(named):
-        problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)
-    states = [one for one in named.values() if schedule_of(one) is not None]
+    for state in _states(named):
+        problems += check_optimizer(archive.name, state, archive, is_begun=is_begun)
+    states = [candidate for candidate in named.values() if schedule_of(candidate) is not None]
     if len(states) == 1 and len(list(_states(named))) == 1:
         problems += check_update_count(archive.name, states[0], optimizer)
     return Contents(
@@ -205,7 +205,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         epoch=_first(named, _EPOCHS, decimal),
         optimizer=optimizer,
         schedule=schedule,
-        facts={"keys": ", ".join(str(one)[:40] for one in list(named)[:12])} if optimizer else {},
+        facts={"keys": ", ".join(str(name)[:40] for name in list(named)[:12])} if optimizer else {},
         problems=tuple(problems),
     )
 
@@ -231,13 +231,15 @@ def _tensors(archive: Archive) -> tuple[Tensor, ...]:
     named = archive.value if isinstance(archive.value, dict) else {}
     parts = {key: _part(key, value) for key, value in named.items()}
     by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
-    return tuple(replace(one, part=by_text.get(_head(one.name, by_text), MODEL)) for one in found)
+    return tuple(
+        replace(tensor, part=by_text.get(_head(tensor.name, by_text), MODEL)) for tensor in found
+    )
 
 
 def _modules(archive: Archive) -> list[tuple[str, Any]]:
     """Return the modules that a script stored in its dictionary."""
     named = archive.value if isinstance(archive.value, dict) else {}
-    return [(str(key)[:80], one) for key, one in named.items() if is_module(one)]
+    return [(str(key)[:80], value) for key, value in named.items() if is_module(value)]
 
 
 def _head(name: str, known: dict[str, str]) -> str:
@@ -263,20 +265,20 @@ def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
 def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
     """Yield the optimizer states: the value itself, its fields, and elements of lists in them."""
     for value in (named, *named.values()):
-        for one in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
-            if optimizer_of(one, None) is not None:
-                yield one
+        for state in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
+            if optimizer_of(state, None) is not None:
+                yield state
 
 
 def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
     for value in (named, *named.values()):
-        one = value[0] if isinstance(value, list) and value else value
-        found = schedule_of(one, archive)
+        schedule = value[0] if isinstance(value, list) and value else value
+        found = schedule_of(schedule, archive)
         if found is not None:
             return found
     return None
 
 
 def _first(named: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
-    found = (read(named[one]) for one in names if one in named)
-    return next((one for one in found if one is not None), None)
+    found = (read(named[name]) for name in names if name in named)
+    return next((item for item in found if item is not None), None)

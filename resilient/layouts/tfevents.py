@@ -160,7 +160,9 @@ def _event(data: bytes) -> tuple[float, list[Scalar]]:
         elif (number, wire) == (_SUMMARY, _BYTES) and isinstance(value, bytes):
             summaries.append(value)
     # A negative step is encoded as an unsigned 64-bit number.
-    return at, [] if step >= 1 << 62 else [one for it in summaries for one in _summary(step, it)]
+    return at, [] if step >= 1 << 62 else [
+        scalar for it in summaries for scalar in _summary(step, it)
+    ]
 
 
 def _summary(step: int, data: bytes) -> Iterator[Scalar]:

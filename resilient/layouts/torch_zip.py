@@ -191,7 +191,7 @@ class Archive:
 
     def _element(self, tensor: TensorRef) -> float | int | None:
         """Return the element of a one-element tensor, None with more or with bytes elsewhere."""
-        if tensor.dtype not in _NUMBERS or any(one != 1 for one in tensor.shape):
+        if tensor.dtype not in _NUMBERS or any(extent != 1 for extent in tensor.shape):
             return None
         item_bytes = ITEM_BITS[tensor.dtype] // 8
         data = self.head(tensor, item_bytes)
@@ -212,13 +212,13 @@ def tensors_in(archive: Archive, value: Any, part: str) -> tuple[Tensor, ...]:
         Tensor(
             ".".join(map(_word, path)),
             part,
-            one.dtype,
-            one.shape,
+            leaf.dtype,
+            leaf.shape,
             (archive.name,),
-            archive.pieces(one),
+            archive.pieces(leaf),
         )
-        for path, one in leaves(value)
-        if isinstance(one, TensorRef)
+        for path, leaf in leaves(value)
+        if isinstance(leaf, TensorRef)
     )
 
 
@@ -264,20 +264,21 @@ def open_archive(
 
 
 def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]) -> Archive:
-    pickles = [one for one in found if one.filename.rpartition("/")[2] == "data.pkl"]
+    pickles = [member for member in found if member.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise Unreadable(f"a zip with {len(pickles)} pickles is no file of torch's")
-    stored = [one for one in found if one.compress_type == zipfile.ZIP_STORED]
-    if any(is_contradictory(one) for one in stored):
+    stored = [member for member in found if member.compress_type == zipfile.ZIP_STORED]
+    if any(is_contradictory(member) for member in stored):
         raise Unreadable("the directory of the zip contradicts itself")
     root = pickles[0].filename.removesuffix("data.pkl")
     members = {
-        one.filename.removeprefix(root): (one.header_offset, one.file_size) for one in stored
+        member.filename.removeprefix(root): (member.header_offset, member.file_size)
+        for member in stored
     }
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
-    order = next((one for one in found if one.filename == f"{root}byteorder"), None)
+    order = next((member for member in found if member.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
-    sums = {one.filename.removeprefix(root): one.CRC for one in stored}
+    sums = {member.filename.removeprefix(root): member.CRC for member in stored}
     return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start, sums=sums)
 
 
@@ -334,8 +335,8 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
 def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]]:
     """Return the location of each storage: after their keys in order, each after its length."""
     sizes: dict[str, int] = {}
-    for _, one in leaves(value):
-        held = one.storage if isinstance(one, TensorRef) else one
+    for _, leaf in leaves(value):
+        held = leaf.storage if isinstance(leaf, TensorRef) else leaf
         if isinstance(held, StorageRef) and held.dtype in ITEM_BITS:
             sizes[held.key] = held.elements * (ITEM_BITS[held.dtype] // 8)
     members = {}

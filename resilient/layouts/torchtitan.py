@@ -31,7 +31,7 @@ _GAPS_MAX = 8
 
 def is_step(index: Index) -> bool:
     """Return True if the names of a distributed checkpoint are those of torchtitan."""
-    return _STEP in index.slices and any(one.startswith("optimizer.") for one in index.slices)
+    return _STEP in index.slices and any(part.startswith("optimizer.") for part in index.slices)
 
 
 def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Contents:
@@ -45,7 +45,7 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
     last = whole(value_at(folder, listing, index, "lr_scheduler.last_epoch"))
     rates = value_at(folder, listing, index, "lr_scheduler._last_lr")
     held = rates if isinstance(rates, list) else []
-    schedule = Schedule(last, tuple(one for it in held if (one := decimal(it)) is not None))
+    schedule = Schedule(last, tuple(rate for it in held if (rate := decimal(it)) is not None))
     tokens = whole(value_at(folder, listing, index, "train_state.ntokens_seen"))
     world = whole(value_at(folder, listing, index, _WORLD))
     lacking = (
@@ -60,12 +60,12 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
         "torchtitan",
         _TITLE,
         "./run_train.sh --checkpoint.load_step=" + ("-1" if step is None else str(step)),
-        tuple(_told_apart(one) for one in index.tensors),
+        tuple(_told_apart(tensor) for tensor in index.tensors),
         step,
         world=index.ranks,
         optimizer=optimizer,
         schedule=None if last is None else schedule,
-        data={name: one for name, one in data.items() if one is not None},
+        data={name: value for name, value in data.items() if value is not None},
         versions={"metadata": index.version} if index.version else {},
         problems=(
             *index.problems,
@@ -87,11 +87,11 @@ def _told_apart(tensor: Tensor) -> Tensor:
 
 def _unplaced(index: Index, world: int | None) -> list[Problem]:
     """Return the loaders without a position in the data; each data-parallel rank has one."""
-    ranks = {int(match[1]) for one in index.slices if (match := _RANK.fullmatch(one))}
+    ranks = {int(match[1]) for part in index.slices if (match := _RANK.fullmatch(part))}
     if not ranks:
         return [Problem(".", "no loader's place is in it", _PLACE, cure=Remedy.UNKEPT)]
     last = min(max(world or 0, max(ranks) + 1), len(ranks) + _GAPS_MAX)
-    gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]
+    gaps = [str(rank) for rank in range(last) if rank not in ranks][:_GAPS_MAX]
     if not gaps:
         return []
     return [
@@ -109,11 +109,11 @@ def _disagreements(
         "the schedule": last,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    said = {name: one for name, one in found.items() if one is not None}
+    said = {name: value for name, value in found.items() if value is not None}
     if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
     # A repair can fix a wrong name alone.
-    is_mixed = len({one for one in (step, last, optimizer and optimizer.step) if one}) > 1
+    is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR
     return [Problem(".", what, "the agreement of its files", cure=cure)]

@@ -88,7 +88,7 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
         states: Content of each file.
         is_alone: Whether one device is stored, and not a list of all devices of a process.
     """
-    held = {name: _of_devices(one) for name, one in states.items()}
+    held = {name: _of_devices(held_state) for name, held_state in states.items()}
     for name, (key, state) in held.items():
         if not key:
             if others := [other for other, (its, _) in held.items() if its]:
@@ -110,12 +110,14 @@ def has_older_devices(state: Any) -> bool:
     """Return True if torch before 2.1 wrote a file's states of CUDA."""
     found = _of_devices(state)[1]
     devices = found if isinstance(found, list | tuple) else [found]
-    return any(isinstance(one, TensorRef) and one.shape == (_OLDER_BYTES,) for one in devices)
+    return any(
+        isinstance(device, TensorRef) and device.shape == (_OLDER_BYTES,) for device in devices
+    )
 
 
 def _of_devices(state: Any) -> tuple[str, Any]:
     value = state if isinstance(state, dict) else {}
-    key = next((one for one in _DEVICE_KEYS if one in value), "")
+    key = next((candidate for candidate in _DEVICE_KEYS if candidate in value), "")
     return key, value.get(key)
 
 
@@ -127,7 +129,7 @@ def _is_python(state: Any) -> bool:
     if not isinstance(state, tuple) or len(state) != 3 or state[0] != _PYTHON_VERSION:  # noqa: PLR2004
         return False
     numbers = state[1]
-    is_row = isinstance(numbers, tuple) and all(type(one) is int for one in numbers)
+    is_row = isinstance(numbers, tuple) and all(type(number) is int for number in numbers)
     return is_row and len(numbers) == _PYTHON_NUMBERS and 0 <= numbers[-1] < _PYTHON_NUMBERS
 
 
@@ -187,16 +189,20 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
     state, groups = _field(value, "state"), _field(value, "param_groups")
     if not isinstance(state, dict) or not isinstance(groups, list):
         return None
-    states = [one for one in state.values() if isinstance(one, dict)]
-    steps = [one["step"] for one in states[:1] if "step" in one]
+    states = [
+        parameter_state for parameter_state in state.values() if isinstance(parameter_state, dict)
+    ]
+    steps = [parameter_state["step"] for parameter_state in states[:1] if "step" in parameter_state]
     step = archive.number(steps[0]) if archive and steps else steps[0] if steps else None
-    slots = dict.fromkeys(str(name)[:80] for one in states[:1] for name in one)
+    slots = dict.fromkeys(
+        str(name)[:80] for parameter_state in states[:1] for name in parameter_state
+    )
     return Optimizer(
         whole(step),
         len(states),
-        sum(len(_list(_field(one, "params"))) for one in groups),
+        sum(len(_list(_field(group, "params"))) for group in groups),
         len(groups),
-        _rates([_field(one, "lr") for one in groups], archive),
+        _rates([_field(group, "lr") for group in groups], archive),
         tuple(slots),
     )
 
@@ -208,12 +214,12 @@ def device_of(value: Any) -> str:
     """
     states = _field(value, "state")
     found = {
-        one.storage.device
+        tensor.storage.device
         for of in (states.values() if isinstance(states, dict) else ())
-        for one in (of.values() if isinstance(of, dict) else ())
-        if isinstance(one, TensorRef) and one.storage is not None
+        for tensor in (of.values() if isinstance(of, dict) else ())
+        if isinstance(tensor, TensorRef) and tensor.storage is not None
     }
-    return next((one for one in sorted(found) if one.startswith("cuda")), "")
+    return next((device for device in sorted(found) if device.startswith("cuda")), "")
 
 
 def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
@@ -225,14 +231,16 @@ def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Pro
 
 
 def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
-    numbers = (archive.number(one) if archive else one for one in found)
-    return tuple(rate for one in numbers if (rate := decimal(one)) is not None)
+    numbers = (archive.number(item) if archive else item for item in found)
+    return tuple(rate for number in numbers if (rate := decimal(number)) is not None)
 
 
 def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
     """Return the position of a scheduler of torch or DeepSpeed; None for any other value."""
     names = ("last_epoch", "last_batch_iteration")
-    name = next((one for one in names if isinstance(value, dict) and one in value), None)
+    name = next(
+        (candidate for candidate in names if isinstance(value, dict) and candidate in value), None
+    )
     if name is None:
         return None
     rates = _rates(_list(value.get("_last_lr")), archive)
@@ -289,11 +297,11 @@ def read_random(
 
 def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
     """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
-    whole_ones = {name: one for name, one in values.items() if isinstance(one, dict)}
+    whole_ones = {name: value for name, value in values.items() if isinstance(value, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         what = f"no random states of CUDA are saved, and the optimizer was on {device}"
         return [Problem(".", what, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
-    old = [name for name, one in whole_ones.items() if has_older_devices(one)]
+    old = [name for name, value in whole_ones.items() if has_older_devices(value)]
     found = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
     odd = check_rng_devices(whole_ones, is_alone=is_alone)
     rest = (
@@ -303,7 +311,7 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
 
 
 def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
-    return any((match := re.fullmatch(pattern, one)) and match[1] for one in names)
+    return any((match := re.fullmatch(pattern, name)) and match[1] for name in names)
 
 
 def _opened(
@@ -315,9 +323,9 @@ def _opened(
     except Unreadable as error:
         return None, str(error)
     value = archive.value
-    if not isinstance(value, dict) or not any(one in value for one in _KINDS):
+    if not isinstance(value, dict) or not any(kind in value for kind in _KINDS):
         return value, "it holds no random states"
-    lacking = [one for one in wanted if one not in value]
+    lacking = [key for key in wanted if key not in value]
     if lacking:
         return value, f"it has no `{lacking[0]}`"
     return value, check_rng_state(value, _KINDS) or unset(value, _KINDS, archive)
@@ -325,7 +333,7 @@ def _opened(
 
 def _kinds(value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, dict) else {}
-    return tuple(dict.fromkeys(_KINDS[one] for one in names if one in _KINDS))
+    return tuple(dict.fromkeys(_KINDS[name] for name in names if name in _KINDS))
 
 
 def _field(value: Any, name: str) -> Any:

@@ -46,14 +46,14 @@ def unnamed(index: str, count: int) -> Problem:
 def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the problem of the first tensor that is in two files."""
     held: dict[str, Tensor] = {}
-    for one in tensors:
-        other = held.setdefault(one.name, one)
-        if other is not one and other.files != one.files:
+    for tensor in tensors:
+        other = held.setdefault(tensor.name, tensor)
+        if other is not tensor and other.files != tensor.files:
             what = (
-                f"`{one.name[:80]}` is in `{other.files[0][:80]}` as well, and which of both is "
+                f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` as well, and which of both is "
                 "right does not show"
             )
-            return [Problem(one.files[0], what, is_fatal=True, cure=Remedy.COPY)]
+            return [Problem(tensor.files[0], what, is_fatal=True, cure=Remedy.COPY)]
     return []
 
 
@@ -69,11 +69,11 @@ def contradictions(
         tensors: Tensors of all its shards.
     """
     mapped = document["weight_map"]
-    lacking = [one.name for one in tensors if one.name not in mapped]
+    lacking = [tensor.name for tensor in tensors if tensor.name not in mapped]
     elsewhere = [
-        one.name
-        for one in tensors
-        if one.name in mapped and f"{prefix}{mapped[one.name]}" not in one.files
+        tensor.name
+        for tensor in tensors
+        if tensor.name in mapped and f"{prefix}{mapped[tensor.name]}" not in tensor.files
     ]
     found = []
     if lacking:
@@ -84,10 +84,10 @@ def contradictions(
         found.append(f"{_MAP} names another shard for `{elsewhere[0][:80]}` than has it")
     metadata = document.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
-    total = sum(one.size_bytes for one in tensors)
+    total = sum(tensor.size_bytes for tensor in tensors)
     if isinstance(said, int | float) and said != total:
         found.append(f"its `total_size` is {said}, and the shards have {total} bytes of tensors")
-    return [Problem(index, one, help=_REPAIR) for one in found]
+    return [Problem(index, problem, help=_REPAIR) for problem in found]
 
 
 SAFE = ".safetensors"
@@ -119,9 +119,11 @@ def read_weights(
         listing: Its files.
         prefix: Folder of the model in it, with a ``/`` at its end.
     """
-    index = next((prefix + one for one in _INDEXES if prefix + one in listing.sizes), "")
+    index = next(
+        (prefix + candidate for candidate in _INDEXES if prefix + candidate in listing.sizes), ""
+    )
     single = (prefix + stem + end for end in (SAFE, ".bin") for stem in STEMS)
-    names = [one for one in single if listing.is_there(one)][:1]
+    names = [name for name in single if listing.is_there(name)][:1]
     if names:
         stale = [Problem(index, STALE)] if index else []
         tensors, problems = read_all(folder, listing, names)
@@ -144,17 +146,17 @@ def _indexed(
     except Unreadable as error:
         return (), [Problem(index, str(error), is_fatal=True)]
     mapped = document.get("weight_map")
-    if not isinstance(mapped, dict) or not all(isinstance(one, str) for one in mapped.values()):
+    if not isinstance(mapped, dict) or not all(isinstance(value, str) for value in mapped.values()):
         return (), [Problem(index, "it has no `weight_map` of names", is_fatal=True)]
-    shards = sorted({f"{prefix}{one}" for one in mapped.values()})
+    shards = sorted({f"{prefix}{value}" for value in mapped.values()})
     tensors, problems = read_all(folder, listing, shards)
-    lacking = sorted(set(mapped) - {one.name for one in tensors})
+    lacking = sorted(set(mapped) - {tensor.name for tensor in tensors})
     if lacking and not problems:
         what = f"{len(lacking)} of its tensors are in no file, `{lacking[0][:80]}` among them"
         problems.append(Problem(index, what, is_fatal=True))
     elif not problems:
         problems += doubled(tensors) or contradictions(index, document, prefix, tensors)
-    return tensors, [*problems, *(Problem(one, ORPHAN) for one in beside if one not in shards)]
+    return tensors, [*problems, *(Problem(file, ORPHAN) for file in beside if file not in shards)]
 
 
 def read_all(
@@ -173,4 +175,4 @@ def read_all(
 
 def without(problems: Sequence[Problem], loses: str) -> list[Problem]:
     """Return the problems as the loss of a part that training can start anew."""
-    return [Problem(one.place, one.what, loses) for one in problems]
+    return [Problem(problem.place, problem.what, loses) for problem in problems]

@@ -78,20 +78,20 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
         or own["_state_dict_hooks"]
     ):
         return False
-    for name, one in own["_parameters"].items():
-        if isinstance(one, torch.nn.Parameter) and not _is_known(one):
+    for name, parameter in own["_parameters"].items():
+        if isinstance(parameter, torch.nn.Parameter) and not _is_known(parameter):
             # torch's own way detaches a parameter of a foreign class, and the result is plain.
             return False
-        if one is not None:
-            found[prefix + name] = one
+        if parameter is not None:
+            found[prefix + name] = parameter
     if buffers := own["_buffers"]:
         passing = own["_non_persistent_buffers_set"]
-        for name, one in buffers.items():
-            if one is not None and name not in passing:
-                found[prefix + name] = one
+        for name, buffer in buffers.items():
+            if buffer is not None and name not in passing:
+                found[prefix + name] = buffer
     return all(
-        one is None or _gather(one, f"{prefix}{name}.", found)
-        for name, one in own["_modules"].items()
+        child is None or _gather(child, f"{prefix}{name}.", found)
+        for name, child in own["_modules"].items()
     )
 
 
@@ -141,7 +141,7 @@ class ModuleChangeDetector:
         self._kinds = [*map(type, self._modules)]
         self._owns = [*map(vars, self._modules)]
         self._dicts = _of_each(self._owns, *_HELD)
-        self._passing = [set(one[_PASSING]) for one in self._owns]
+        self._passing = [set(state[_PASSING]) for state in self._owns]
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
@@ -216,7 +216,9 @@ class RngChangeDetector:
     def is_same(self) -> bool:
         """Return whether the other generators are unchanged; update the copy of torch's state."""
         now, said = self._generators.state_dict(), self._said
-        if [*now] != [*said] or any(not _are_equal(now[one], said[one]) for one in _NUMBERS):
+        if [*now] != [*said] or any(
+            not _are_equal(now[number], said[number]) for number in _NUMBERS
+        ):
             return False
         self._cpu.copy_(now["cpu"])
         return True
@@ -263,11 +265,11 @@ def make_change_detector(
         return ModuleChangeDetector(modules) if modules else None
     if type(stateful) is NamedOptimizer and stateful.is_asked_plainly():
         states = stateful.optimizer.state.values()
-        is_all_tensors = all(type(one) is dict for one in states) and all(
-            type(value) is torch.Tensor for one in states for value in one.values()
+        is_all_tensors = all(type(state) is dict for state in states) and all(
+            type(value) is torch.Tensor for state in states for value in state.values()
         )
         return OptimizerChangeDetector(stateful) if is_all_tensors else None
-    cpu = [one for name, one in tensors.items() if name.endswith("/cpu")]
+    cpu = [tensor for name, tensor in tensors.items() if name.endswith("/cpu")]
     is_random = type(stateful) is RandomState and len(tensors) == _RANDOM_TENSORS
     return RngChangeDetector(stateful, said, cpu[0]) if is_random and cpu else None
 
@@ -277,12 +279,12 @@ def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
     found: dict[int, torch.nn.Module] = {}
     left = [module]
     while left:
-        one = left.pop()
-        own = vars(one)
+        stateful = left.pop()
+        own = vars(stateful)
         if not _DICTS.issuperset(type(own[name]) for name in _HELD):
             return []
-        if id(one) not in found:
-            found[id(one)] = one
+        if id(stateful) not in found:
+            found[id(stateful)] = stateful
             inner = [each for each in own["_modules"].values() if each is not None]
             left += reversed(inner)
     return [*found.values()]
@@ -292,11 +294,11 @@ def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:
     return [*chain.from_iterable(map(dict.values, dicts))]
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def _are_equal(left: Any, right: Any) -> bool:
     """Return whether two states of generators are the same numbers."""
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(map(_are_equal, one.values(), other.values()))
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+    if isinstance(left, dict):
+        return [*left] == [*right] and all(map(_are_equal, left.values(), right.values()))
+    return np.array_equal(left, right) if isinstance(left, np.ndarray) else bool(left == right)
 
 
 def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -467,7 +469,7 @@ class _Known:
         self.tensors = tensors
         self.constants = tuple(map(CachedTree, _constants(tree)))
         self._places = walk.places
-        self._seen = [tensors[name] for one in self.constants for name in _names(one)]
+        self._seen = [tensors[name] for constant in self.constants for name in _names(constant)]
         self._dtypes = [*map(_dtype, self._seen)]
 
     def is_like(self, walk: _Walk) -> bool:
@@ -523,7 +525,7 @@ class _Walk:
             return self._mapping(kind, value)
         if kind is list or kind is tuple:
             self.places.append((kind, len(value)))
-            made = [self._child(index, one) for index, one in enumerate(value)]
+            made = [self._child(index, item) for index, item in enumerate(value)]
             return made if kind is list else {"$tuple": made}
         raise _Unlike
 
@@ -537,8 +539,8 @@ class _Walk:
             self.places.append(_TENSORS)
             return next(self._constants, None)
         if kind is OrderedDict:
-            return {"$odict": [[key, self._child(key, one)] for key, one in value.items()]}
-        return {key: self._child(key, one) for key, one in value.items()}
+            return {"$odict": [[key, self._child(key, item)] for key, item in value.items()]}
+        return {key: self._child(key, item) for key, item in value.items()}
 
     def _child(self, key: Any, value: Any) -> Any:
         kind = type(value)
@@ -557,21 +559,21 @@ def _constants(tree: Any) -> Iterator[Any]:
         tree = _tree_values(tree)
     elif not isinstance(tree, list):
         return
-    for one in tree:
-        yield from _constants(one)
+    for node in tree:
+        yield from _constants(node)
 
 
 def _names(constant: Any) -> list[str]:
     """Return the names of the tensors in a constant."""
     if "$tensor" in constant:
         return [constant["$tensor"]]
-    return [one["$tensor"] for one in _tree_values(constant)]
+    return [value["$tensor"] for value in _tree_values(constant)]
 
 
 def _tree_values(tree: dict[str, Any]) -> Sequence[Any]:
     """Return a tree's values for the values of a dict."""
-    return [one for _, one in tree["$odict"]] if "$odict" in tree else [*tree.values()]
+    return [node for _, node in tree["$odict"]] if "$odict" in tree else [*tree.values()]
 
 
 def _is_all_tensors(trees: Sequence[Any]) -> bool:
-    return all(isinstance(one, dict) and "$tensor" in one for one in trees)
+    return all(isinstance(tree, dict) and "$tensor" in tree for tree in trees)

@@ -79,7 +79,7 @@ class StateChanged(Event):
 
     def message(self) -> str:
         """Name each part with both values and what follows, one to a line."""
-        shown = (f"\n  {one.part}: {one.text}" for one in self.changes)
+        shown = (f"\n  {change.part}: {change.text}" for change in self.changes)
         return f"objects differ from those of {self.checkpoint}:{''.join(shown)}"
 
 
@@ -157,20 +157,22 @@ class ResumeCheck:
         found += _model_changes(manifest.tensors, trees, parts)
         lost = policy.lost(entry.name for entry in manifest.parts)
         found += (
-            StateChange(one, "saved, and not given to this run: it would be lost", is_refused=True)
-            for one in lost
+            StateChange(part, "saved, and not given to this run: it would be lost", is_refused=True)
+            for part in lost
         )
-        refused = [one for one in found if one.is_refused and not policy.allows(one.part)]
+        refused = [
+            change for change in found if change.is_refused and not policy.allows(change.part)
+        ]
         if refused:
             raise self._refusal(manifest, refused)
-        told = tuple(one for one in found if one.part not in lost)
+        told = tuple(change for change in found if change.part not in lost)
         if told:
             self._emit(StateChanged(manifest.checkpoint.folder, told))
-        return frozenset(one.part for one in found if one.is_fresh)
+        return frozenset(change.part for change in found if change.is_fresh)
 
     def _refusal(self, manifest: Manifest, refused: list[StateChange]) -> IncompatibleCheckpoint:
-        lines = "; ".join(f"`{one.part}`: {one.text}" for one in refused)
-        parts = dict.fromkeys(one.part for one in refused)
+        lines = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
+        parts = dict.fromkeys(change.part for change in refused)
         names = ", ".join(f'"{self._policy.prefix}{name}"' for name in parts)
         return IncompatibleCheckpoint(
             f"cannot resume {manifest.checkpoint} with other objects: {lines}; nothing was loaded",
@@ -208,9 +210,9 @@ def class_of(thing: Any) -> str:
 
 def scheduler_in(stateful: Any) -> Any:
     """Return a scheduler of torch, or the one that a stateful holds; None without one."""
-    for one in (stateful, getattr(stateful, "scheduler", None)):
-        if isinstance(one, LRScheduler | ReduceLROnPlateau):
-            return one
+    for candidate in (stateful, getattr(stateful, "scheduler", None)):
+        if isinstance(candidate, LRScheduler | ReduceLROnPlateau):
+            return candidate
     return None
 
 
@@ -234,8 +236,8 @@ def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
         if isinstance(plain, list | tuple) and len(plain) <= _SHOWN_MAX:
             plain = [*plain]
         many = plain if isinstance(plain, list) else [plain]
-        if key != "param_names" and all(type(one) in _SCALARS for one in many):
-            found[key] = [_finite(one) for one in many] if plain is many else _finite(plain)
+        if key != "param_names" and all(type(option) in _SCALARS for option in many):
+            found[key] = [_finite(option) for option in many] if plain is many else _finite(plain)
     return found
 
 
@@ -248,7 +250,7 @@ def _setup_changes(
     saved: Mapping[str, Any], own: Mapping[str, Any], *, options: bool
 ) -> Iterator[StateChange]:
     """Compare two setups; parts that one setup lacks are not compared."""
-    for name in [one for one in own if one in saved]:
+    for name in [change for change in own if change in saved]:
         old, new = saved[name], own[name]
         if old["class"] != new["class"]:
             is_scheduler = "groups" not in new["options"]
@@ -308,7 +310,7 @@ def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterato
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{one}`" for one in sorted(names)[:_SHOWN_MAX])
+    return ", ".join(f"`{name}`" for name in sorted(names)[:_SHOWN_MAX])
 
 
 def refused_changes(
@@ -328,14 +330,14 @@ def refused_changes(
     for name in live.keys() & saved.keys():
         trees[name], tensors = flatten(name, fast_state_dict(saved[name].stateful))
         entries += (
-            TensorEntry(path, name, DTYPE_NAMES[one.dtype], tuple(one.shape), ())
-            for path, one in tensors.items()
+            TensorEntry(path, name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), ())
+            for path, tensor in tensors.items()
         )
     found = [
         *_scheduler_changes(trees, live, known=()),
         *_model_changes(entries, trees, live),
     ]
-    return tuple(one for one in found if one.is_refused and not policy.allows(one.part))
+    return tuple(change for change in found if change.is_refused and not policy.allows(change.part))
 
 
 def _model_changes(
@@ -365,7 +367,9 @@ def _names(tree: Any) -> dict[str, str]:
     """Return the name of the tensor at each key of a model's tree; tied keys have one name."""
     pairs = tree.get("$odict", tree.items()) if isinstance(tree, dict) else ()
     return {
-        key: one["$tensor"] for key, one in pairs if isinstance(one, dict) and [*one] == ["$tensor"]
+        key: node["$tensor"]
+        for key, node in pairs
+        if isinstance(node, dict) and [*node] == ["$tensor"]
     }
 
 
@@ -408,7 +412,7 @@ def _tie_changes(
     for paths in _tied(own, saved):
         stored = {saved[path] for path in paths}
         content = {
-            tuple((one.region, one.digest) for one in entries[tensor].regions)
+            tuple((region.region, region.digest) for region in entries[tensor].regions)
             for tensor in stored
             if tensor in entries
         }

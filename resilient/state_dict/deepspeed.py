@@ -84,7 +84,7 @@ def parameter_locations(engine: Any) -> list[ParameterLocation]:
         ConfigError: The engine stores them in an unknown way.
     """
     optimizer = engine.optimizer
-    names = {id(one): name for name, one in engine.module.named_parameters()}
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     for find in _FINDERS:
         found = find(optimizer, names)
         if found is not None:
@@ -113,9 +113,9 @@ def _bare(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
     return (
-        _whole(names[id(one)], number, one)
+        _whole(names[id(parameter)], number, parameter)
         for number, group in enumerate(optimizer.param_groups)
-        for one in group["params"]
+        for parameter in group["params"]
     )
 
 
@@ -143,9 +143,9 @@ def _partitioned(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | 
         if hasattr(optimizer, low) and hasattr(optimizer, full):
             lines = zip(getattr(optimizer, low), getattr(optimizer, full), strict=True)
             return (
-                _on_line(names[id(one)], number, one, flat)
+                _on_line(names[id(parameter)], number, parameter, flat)
                 for number, (group, flat) in enumerate(lines)
-                for one in group
+                for parameter in group
             )
     return None
 
@@ -175,22 +175,24 @@ def _sliced(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
             hint='offload it to the CPU: "offload_optimizer": {"device": "cpu"}',
         )
     return (
-        _slice(optimizer, names[id(one)], one) for group in optimizer.fp16_groups for one in group
+        _slice(optimizer, names[id(parameter)], parameter)
+        for group in optimizer.fp16_groups
+        for parameter in group
     )
 
 
-def _slice(optimizer: Any, name: str, one: Any) -> ParameterLocation:
-    sub_group, offset, length = optimizer.grad_position[optimizer.get_param_id(one)]
-    start, count = slice_of(one, length)
+def _slice(optimizer: Any, name: str, parameter: Any) -> ParameterLocation:
+    sub_group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start, count = slice_of(parameter, length)
     group = optimizer.sub_group_to_group_id[sub_group]
     flat = optimizer.fp32_partitioned_groups_flat[sub_group]
-    return ParameterLocation(name, group, tuple(one.ds_shape), flat, start, offset, count)
+    return ParameterLocation(name, group, tuple(parameter.ds_shape), flat, start, offset, count)
 
 
-def slice_of(one: Any, length: int) -> tuple[int, int]:
+def slice_of(parameter: Any, length: int) -> tuple[int, int]:
     """Return (first element, elements) of this rank's partition, without its padding."""
-    start = min(torch.distributed.get_rank() * length, one.ds_numel)
-    return start, min(length, one.ds_numel - start)
+    start = min(torch.distributed.get_rank() * length, parameter.ds_numel)
+    return start, min(length, parameter.ds_numel - start)
 
 
 _FINDERS: tuple[Callable[[Any, Names], Iterator[ParameterLocation] | None], ...] = (
@@ -271,7 +273,9 @@ class ZeroModel:
             if torch.is_tensor(value):
                 _fill(value, state_dict[name])
         # Modules load their non-tensor state themselves.
-        rest = {name: state_dict[name] for name, one in live.items() if not torch.is_tensor(one)}
+        rest = {
+            name: state_dict[name] for name, tensor in live.items() if not torch.is_tensor(tensor)
+        }
         if rest:
             self._engine.module.load_state_dict(rest, strict=False)
         refresh(self._engine)
@@ -342,12 +346,12 @@ class ZeroOptimizer:
         """
         self._look()
         state = {
-            home.name: {kind: _part(home, kind, one) for kind, one in kept.items()}
+            home.name: {kind: _part(home, kind, value) for kind, value in kept.items()}
             for home in self._homes
             if (kept := self.optimizer.state.get(home.flat))
         }
         groups = [
-            {**{name: one for name, one in group.items() if name != "params"}, "params": names}
+            {**{name: value for name, value in group.items() if name != "params"}, "params": names}
             for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
         ]
         engine = {name: getattr(self._engine, name) for name in _COUNTERS}
@@ -389,7 +393,7 @@ class ZeroOptimizer:
         names = self._names()
         saved = state_dict["param_groups"]
         require_same_names(
-            state_dict["state"], [one for group in names for one in group], partial=True
+            state_dict["state"], [name for group in names for name in group], partial=True
         )
         return matched_groups(names, saved, self.optimizer.param_groups)
 
@@ -408,7 +412,7 @@ class ZeroOptimizer:
         for _, homes in groupby(by_flat, key=lambda home: id(home.flat)):
             self._load_flat(list(homes), state)
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: one for name, one in saved.items() if name != "params"})
+            group.update({name: value for name, value in saved.items() if name != "params"})
         self._arriving = {}
         # Reset DeepSpeed's cached places in the state.
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
@@ -423,7 +427,7 @@ class ZeroOptimizer:
         """Yield the memory that only a step of the optimizer changes."""
         yield from (home.flat.detach() for home in self._homes)
         for kept in self.optimizer.state.values():
-            yield from (one for one in kept.values() if torch.is_tensor(one))
+            yield from (value for value in kept.values() if torch.is_tensor(value))
 
     def _names(self) -> list[list[str]]:
         """Return the names of the parameters of each group."""
@@ -447,7 +451,7 @@ class ZeroOptimizer:
         """Load the state of parameters that share one memory."""
         saved = {home.name: state[home.name] for home in homes if state.get(home.name)}
         loaded: dict[str, Any] = {}
-        for kind in dict.fromkeys(kind for one in saved.values() for kind in one):
+        for kind in dict.fromkeys(kind for moments in saved.values() for kind in moments):
             having = [home for home in homes if kind in saved.get(home.name, {})]
             values = [saved[home.name][kind] for home in having]
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
@@ -510,4 +514,4 @@ def _scale_of(engine: Any) -> Any:
 
 
 def _numbers(scale: Any) -> dict[str, Any]:
-    return {name: one for name, one in vars(scale).items() if type(one) in (bool, int, float)}
+    return {name: value for name, value in vars(scale).items() if type(value) in (bool, int, float)}

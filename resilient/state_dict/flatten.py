@@ -56,7 +56,9 @@ PLAIN_VALUES = frozenset({type(None), bool, int, str})
 """Types of values that stand for themselves."""
 
 _DTYPE_WORDS = {
-    str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if type(value) is torch.dtype
 }
 
 
@@ -126,10 +128,10 @@ class _Flattener:
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {
-                key: one
-                if type(one) in PLAIN_VALUES or (type(one) is float and math.isfinite(one))
-                else self.visit(one, f"{path}/{escape(key)}")
-                for key, one in value.items()
+                key: item
+                if type(item) in PLAIN_VALUES or (type(item) is float and math.isfinite(item))
+                else self.visit(item, f"{path}/{escape(key)}")
+                for key, item in value.items()
             }
         return {"$dict": self._within(2, path, _Flattener.pairs, value)}
 
@@ -137,9 +139,9 @@ class _Flattener:
         return [
             [
                 key if type(key) is str else self.visit(key, f"{path}/<key {key!r}>"),
-                self.visit(one, f"{path}/{escape(str(key))}"),
+                self.visit(item, f"{path}/{escape(str(key))}"),
             ]
-            for key, one in value.items()
+            for key, item in value.items()
         ]
 
     def sequence(self, value: Any, path: str) -> list[Any]:
@@ -147,8 +149,8 @@ class _Flattener:
         if PLAIN_VALUES.issuperset(map(type, value)):
             return list(value)
         return [
-            one if type(one) in PLAIN_VALUES else self.visit(one, f"{path}/{index}")
-            for index, one in enumerate(value)
+            item if type(item) in PLAIN_VALUES else self.visit(item, f"{path}/{index}")
+            for index, item in enumerate(value)
         ]
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
@@ -236,15 +238,15 @@ def _address_of(local: torch.Tensor) -> int:
     return local.untyped_storage().data_ptr() + start
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two tensors at the same address are the same memory in the same view."""
-    if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
+    if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
         return False
-    if (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg()):
+    if (left.is_conj(), left.is_neg()) != (right.is_conj(), right.is_neg()):
         # The same bytes mean other numbers.
         return False
-    strides = (local_of(each, "").stride() for each in (one, other))
-    return one.stride() == other.stride() and len(set(strides)) == 1
+    strides = (local_of(each, "").stride() for each in (left, right))
+    return left.stride() == right.stride() and len(set(strides)) == 1
 
 
 def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
@@ -303,11 +305,11 @@ def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from named_tensors(one, f"{path}/{escape(str(key))}")
+        for key, item in value.items():
+            yield from named_tensors(item, f"{path}/{escape(str(key))}")
     elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from named_tensors(one, f"{path}/{index}")
+        for index, item in enumerate(value):
+            yield from named_tensors(item, f"{path}/{index}")
 
 
 def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
@@ -328,14 +330,14 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
 def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
     # A log history has a hundred thousand dicts of numbers: these stay unchanged.
     if isinstance(tree, list):
-        return [_build(one, tensor) for one in tree] if _is_nested(tree) else tree
+        return [_build(child, tensor) for child in tree] if _is_nested(tree) else tree
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree)) if len(tree) == 1 else ""
     if not tag.startswith("$"):
         values = tree.values()
         return (
-            dict(zip(tree, (_build(one, tensor) for one in values), strict=True))
+            dict(zip(tree, (_build(value, tensor) for value in values), strict=True))
             if _is_nested(values)
             else tree
         )
@@ -424,8 +426,8 @@ def flatten_objects(value: Any) -> Any:
         inner, context = value.__tensor_flatten__()
         return {
             _TENSOR: name,
-            "inner": {one: getattr(value, one) for one in inner},
-            "context": [_plain(one) for one in context],
+            "inner": {attribute: getattr(value, attribute) for attribute in inner},
+            "context": [_plain(constant) for constant in context],
             "shape": list(value.shape),
         }
     return value
@@ -449,7 +451,10 @@ def restore_objects(value: Any) -> Any:
     if _TENSOR in value:
         kind = _class_of(value[_TENSOR], TENSORS)
         shape = torch.Size(value["shape"])
-        context = [torch.Size(one) if isinstance(one, list) else one for one in value["context"]]
+        context = [
+            torch.Size(constant) if isinstance(constant, list) else constant
+            for constant in value["context"]
+        ]
         return kind.__tensor_unflatten__(value["inner"], context, shape, None)
     return value
 

@@ -96,7 +96,7 @@ class Fsdp1Optimizer:
         """
         if not self._layout:
             named = get_model_state_dict(self._model)
-            self._layout = {escape(name): one for name, one in named.items()}
+            self._layout = {escape(name): value for name, value in named.items()}
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
         return self._layout.get(name) if place == "state" and kind != "step" else None
@@ -128,7 +128,7 @@ class Fsdp1Optimizer:
             return
         self._optimizer.state.clear()
         for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update({name: one for name, one in saved.items() if name != "params"})
+            group.update({name: value for name, value in saved.items() if name != "params"})
 
     def _load_with_state(self, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Load state by parameter name, and the options of groups in the optimizer's order.
@@ -159,6 +159,6 @@ def _merged(
         if group["params"]:
             merged.append(next(rest))
         else:
-            group.update({name: one for name, one in options.items() if name != "params"})
+            group.update({name: option for name, option in options.items() if name != "params"})
             merged.append(group)
     return merged

@@ -48,9 +48,9 @@ class HostCopyBatch:
     """
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
-        self._names = [one.name for one in copies]
-        self._sources = [one.source for one in copies]
-        self._targets = [one.target for one in copies]
+        self._names = [copy.name for copy in copies]
+        self._sources = [copy.source for copy in copies]
+        self._targets = [copy.target for copy in copies]
         are_counted = not any(map(torch.Tensor.is_inference, self._sources))
         self._count = _version if are_counted else changes_of
         self._addresses: list[int] = []
@@ -101,7 +101,7 @@ def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
         return ()
     if source.is_conj() or source.is_neg():
         return ()
-    return tuple(one.reshape(-1).view(torch.uint8).numpy() for one in (target, source))
+    return tuple(tensor.reshape(-1).view(torch.uint8).numpy() for tensor in (target, source))
 
 
 def target_in(buffer: memoryview, start: int, like: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
         sources: Tensors on any device, with any strides.
         targets: Host memory, one target like each source.
     """
-    if sources and all(one.is_cpu for one in sources):
+    if sources and all(tensor.is_cpu for tensor in sources):
         torch._foreach_copy_(list(targets), list(sources))
         return
     for source, target in zip(sources, targets, strict=True):
@@ -195,7 +195,7 @@ class DeferredCopies:
         """
         if self._failures:
             raise self._failures[0].to_error(1) from self._failures[0].cause
-        changed = [name for one in self._work for name in one.changed()]
+        changed = [name for batch in self._work for name in batch.changed()]
         if changed:
             raise SaveFailed(
                 f"`{changed[0]}` was changed while it was copied, and so were "
@@ -209,10 +209,10 @@ class DeferredCopies:
     def _make_next(self, *, modestly: bool) -> bool:
         """Make one copy; return False if none is left to start."""
         try:
-            one = self._left.popleft()
+            batch = self._left.popleft()
         except IndexError:
             return False
-        made = capture_failure(lambda: one.make(modestly=modestly))
+        made = capture_failure(lambda: batch.make(modestly=modestly))
         with self._lock:
             if isinstance(made, RankFailure):
                 self._failures.append(made)
@@ -244,13 +244,13 @@ class DeviceCopies:
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
         self._copies = copies
-        self._changes = [changes_of(one.source) for one in copies]
+        self._changes = [changes_of(copy.source) for copy in copies]
         device = copies[0].source.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for one in copies:
-                one.target.copy_(one.source, non_blocking=True)
+            for copy in copies:
+                copy.target.copy_(copy.source, non_blocking=True)
         self._event = stream.record_event()
 
     def make(self, *, modestly: bool = False) -> None:  # noqa: ARG002 - it takes no core
@@ -260,7 +260,7 @@ class DeviceCopies:
     def changed(self) -> list[str]:
         """Return the names of sources that were changed meanwhile."""
         counts = zip(self._copies, self._changes, strict=True)
-        return [one.name for one, before in counts if changes_of(one.source) != before]
+        return [copy.name for copy, before in counts if changes_of(copy.source) != before]
 
 
 def lock_pages(memory: memoryview) -> int:

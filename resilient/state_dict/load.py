@@ -76,9 +76,9 @@ def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
         parts: Parts to load into; their state is requested.
     """
     found = {name: _live(name, part) for name, part in parts.items()}
-    berths = {name: one for name, one in found.items() if one}
+    berths = {name: value for name, value in found.items() if value}
     sharing = _sharing(berths)
-    return {name: one for name, one in berths.items() if name not in sharing}
+    return {name: target for name, target in berths.items() if name not in sharing}
 
 
 def matching_targets(berths: Mapping[str, Berths], manifest: Manifest) -> Berths:
@@ -96,7 +96,9 @@ def matching_targets(berths: Mapping[str, Berths], manifest: Manifest) -> Berths
         path: tensor
         for name, live in berths.items()
         if stored[name]
-        == {path: (DTYPE_NAMES.get(one.dtype), tuple(one.shape)) for path, one in live.items()}
+        == {
+            path: (DTYPE_NAMES.get(value.dtype), tuple(value.shape)) for path, value in live.items()
+        }
         for path, tensor in live.items()
     }
 
@@ -205,7 +207,9 @@ class LoadPlan:
         for name, part in parts.items():
             if _may_be_sharded(part) and not hasattr(part.stateful, "like"):
                 tensors = named_tensors(dict(part.stateful.state_dict()), name)
-                self._live |= {path: one for path, one in tensors if type(one) not in PLAIN}
+                self._live |= {
+                    path: tensor for path, tensor in tensors if type(tensor) not in PLAIN
+                }
 
     def boxes(self, manifest: Manifest) -> Boxes:
         """Return this rank's boxes of the tensors that are sharded here.
@@ -286,9 +290,9 @@ def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
     """Return the files in which regions overlap, which our writers never produce."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for entry in manifest.tensors:
-        for one in entry.regions:
-            if one.file in spans and one.size_bytes:
-                spans[one.file].append((one.start, one.start + one.size_bytes))
+        for region in entry.regions:
+            if region.file in spans and region.size_bytes:
+                spans[region.file].append((region.start, region.start + region.size_bytes))
     return {
         file
         for file, found in spans.items()

@@ -83,7 +83,7 @@ def require_compatible_optimizer(
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
-    members = {one for group in saved["param_groups"] for one in group["params"]}
+    members = {member for group in saved["param_groups"] for member in group["params"]}
     for parameter, kept in saved["state"].items():
         if needed and parameter in members and kept and not needed <= kept.keys():
             raise ValueError(
@@ -173,7 +173,7 @@ class NamedOptimizer:
             {**group, "params": [self._names[number] for number in group["params"]]}
             for group in plain["param_groups"]
         ]
-        state = {self._key_of(key): _taken_apart(one) for key, one in plain["state"].items()}
+        state = {self._key_of(key): _taken_apart(value) for key, value in plain["state"].items()}
         return {**plain, "state": state, "param_groups": groups}
 
     def _require_no_numbers(self) -> None:
@@ -220,8 +220,8 @@ class NamedOptimizer:
         names = self._names_by_id
         return [
             {
-                **{key: one for key, one in group.items() if key != "params"},
-                "params": [names[id(one)] for one in group["params"]],
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [names[id(parameter)] for parameter in group["params"]],
             }
             for group in self._optimizer.param_groups
         ]
@@ -230,8 +230,8 @@ class NamedOptimizer:
         """Return the state of a plain optimizer, in less time."""
         names = self._names_by_id
         state = {
-            names[id(parameter)]: _taken_apart(one)
-            for parameter, one in self._optimizer.state.items()
+            names[id(parameter)]: _taken_apart(value)
+            for parameter, value in self._optimizer.state.items()
         }
         return {"state": state, "param_groups": self.groups()}
 
@@ -281,9 +281,13 @@ class NamedOptimizer:
         numbers = {name: number for number, name in enumerate(self._names)}
         found = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
-        groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
+        groups = [
+            {**saved_group, "params": group["params"]}
+            for group, saved_group in zip(own, found, strict=True)
+        ]
         state = {
-            numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()
+            numbers.get(name, name): _put_together(value)
+            for name, value in state_dict["state"].items()
         }
         live = self._optimizer.state
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
@@ -311,7 +315,7 @@ def _moved(state: Any, live: Any, device: torch.device) -> Any:
     """
     if isinstance(state, dict):
         held = live if isinstance(live, dict) else {}
-        return {key: _moved(one, held.get(key), device) for key, one in state.items()}
+        return {key: _moved(value, held.get(key), device) for key, value in state.items()}
     if not isinstance(state, torch.Tensor):
         return state
     if isinstance(live, torch.Tensor):
@@ -438,14 +442,14 @@ def matched_groups(
         _group_of(list(own_names), saved) if own_names else None for own_names in names
     ]
     empty = [number for number, group in enumerate(saved) if not group["params"]]
-    vacant = [number for number, one in enumerate(matched) if one is None]
-    for number in [one for one in vacant if one in empty]:
+    vacant = [number for number, value in enumerate(matched) if value is None]
+    for number in [value for value in vacant if value in empty]:
         matched[number] = dict(saved[number])
         empty.remove(number)
-    for number in [one for one in vacant if matched[one] is None]:
+    for number in [value for value in vacant if matched[value] is None]:
         group = saved[empty.pop(0)] if empty else own[number]
         matched[number] = {**group, "params": []}
-    return [one for one in matched if one is not None]
+    return [value for value in matched if value is not None]
 
 
 def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -458,24 +462,29 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
     for group in found:
         if set(group["params"]) == set(names):
             return dict(group)
-    options = [{key: one for key, one in group.items() if key not in _MEMBERS} for group in found]
+    options = [
+        {key: value for key, value in group.items() if key not in _MEMBERS} for group in found
+    ]
     held = {name for group in found for name in group["params"]}
-    if not found or set(names) - held or not all(is_same(one, options[0]) for one in options):
+    if not found or set(names) - held or not all(is_same(option, options[0]) for option in options):
         raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
     return {**options[0], "params": names}
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     """Compare two option values: tensors and arrays by dtype and value, NaN equals NaN."""
-    if isinstance(one, torch.Tensor | np.ndarray):
-        is_alike = type(one) is type(other) and (one.dtype, one.shape) == (other.dtype, other.shape)
-        return is_alike and bool((one == other).all())
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    is_nan = one != one and other != other  # noqa: PLR0124
-    return type(other) not in (torch.Tensor, np.ndarray) and bool(one == other or is_nan)
+    if isinstance(left, torch.Tensor | np.ndarray):
+        is_alike = type(left) is type(right) and (left.dtype, left.shape) == (
+            right.dtype,
+            right.shape,
+        )
+        return is_alike and bool((left == right).all())
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(is_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    is_nan = left != left and right != right  # noqa: PLR0124
+    return type(right) not in (torch.Tensor, np.ndarray) and bool(left == right or is_nan)
 
 
 _COUNT = "step"
@@ -513,7 +522,7 @@ class ParameterSlice:
 
     def cut(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Cut memory that is laid out like ``memory`` into the pieces."""
-        return list(torch.split(memory, [one.numel() for one in self.pieces]))
+        return list(torch.split(memory, [piece.numel() for piece in self.pieces]))
 
     def home(self, kind: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for one kind of state of all pieces."""
@@ -544,7 +553,7 @@ class ShardedOptimizer:
             ConfigError: The optimizer got a group of parameters that are no pieces.
         """
         groups = [
-            {**{name: one for name, one in group.items() if name != "params"}, "params": names}
+            {**{name: value for name, value in group.items() if name != "params"}, "params": names}
             for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
         ]
         state = {
@@ -583,7 +592,7 @@ class ShardedOptimizer:
         names = self._names()
         saved = state_dict["param_groups"]
         require_same_names(
-            state_dict["state"], [one for group in names for one in group], partial=True
+            state_dict["state"], [name for group in names for name in group], partial=True
         )
         return matched_groups(names, saved, self.optimizer.param_groups)
 
@@ -603,13 +612,13 @@ class ShardedOptimizer:
             for kind, value in saved.items():
                 self._take(run, kind, value)
         for group, found in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: one for name, one in found.items() if name != "params"})
+            group.update({name: option for name, option in found.items() if name != "params"})
 
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield the memory that only a step of the optimizer changes."""
         yield from (run.memory for run in self.runs)
         for kept in self.optimizer.state.values():
-            yield from (one for one in kept.values() if torch.is_tensor(one))
+            yield from (value for value in kept.values() if torch.is_tensor(value))
 
     def _names(self) -> list[list[str]]:
         """Return the names of the parameters of each group."""
@@ -627,7 +636,7 @@ class ShardedOptimizer:
             return first
         if kind == _COUNT or first.dim() == 0:
             return first.detach().clone()
-        if any(one.shape != piece.shape for one, piece in zip(values, run.pieces, strict=True)):
+        if any(value.shape != piece.shape for value, piece in zip(values, run.pieces, strict=True)):
             raise UnsavableState(
                 f"the optimizer keeps `{kind}` of shape {tuple(first.shape)} for "
                 f"{run.pieces[0].numel()} elements",
@@ -637,9 +646,9 @@ class ShardedOptimizer:
         home = run.homes.get(kind)
         if home is None or home.dtype != first.dtype:
             home = run.homes[kind] = torch.empty_like(run.memory, dtype=first.dtype)
-        for piece, one, place in zip(run.pieces, values, run.cut(home), strict=True):
-            if one.data_ptr() != place.data_ptr():
-                place.copy_(one)
+        for piece, value, place in zip(run.pieces, values, run.cut(home), strict=True):
+            if value.data_ptr() != place.data_ptr():
+                place.copy_(value)
                 self.optimizer.state[piece][kind] = place
         return run.part_of(home)
 

@@ -95,7 +95,9 @@ class PipelineModel:
         Args:
             path: Path inside the part, a name.
         """
-        live = {escape(name): one for name, one in self._model.state_dict(keep_vars=True).items()}
+        live = {
+            escape(name): tensor for name, tensor in self._model.state_dict(keep_vars=True).items()
+        }
         value = live.get(path)
         if not torch.is_tensor(value) or (type(value) in PLAIN and not value.is_meta):
             return None
@@ -169,9 +171,9 @@ class PipelineOptimizer:
         if not groups:
             return
         named = dict(self._model.named_parameters())
-        names = {id(one): name for name, one in named.items()}
-        held = [one for group in groups for one in group["params"]]
-        unknown = sum(id(one) not in names for one in held)
+        names = {id(value): name for name, value in named.items()}
+        held = [parameter for group in groups for parameter in group["params"]]
+        unknown = sum(id(parameter) not in names for parameter in held)
         if unknown:
             raise ConfigError(
                 f"{unknown} of the optimizer's {len(held)} parameters are not the model's: it was "
@@ -179,13 +181,13 @@ class PipelineOptimizer:
                 hint="give its class as `optimizer_cls_and_kwargs`, or make it in "
                 "`create_optimizer` of the trainer",
             )
-        found = [[names[id(one)] for one in group["params"]] for group in groups]
+        found = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
         for group in groups:
-            group["params"] = [one for one in group["params"] if not one.is_meta]
-        for one in [one for one in self._optimizer.state if one.is_meta]:
-            del self._optimizer.state[one]
+            group["params"] = [parameter for parameter in group["params"] if not parameter.is_meta]
+        for parameter in [parameter for parameter in self._optimizer.state if parameter.is_meta]:
+            del self._optimizer.state[parameter]
         self._groups += found
-        self._own += [names[id(one)] for group in groups for one in group["params"]]
+        self._own += [names[id(parameter)] for group in groups for parameter in group["params"]]
         self._by_path |= {escape(name): named[name] for several in found for name in several}
 
     @property
@@ -199,7 +201,7 @@ class PipelineOptimizer:
         for group in self._optimizer.param_groups:
             yield from group["params"]
         for state in self._optimizer.state.values():
-            yield from (one for one in state.values() if isinstance(one, torch.Tensor))
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names. Collective.
@@ -210,13 +212,13 @@ class PipelineOptimizer:
         self._adopt()
         plain = self._optimizer.state_dict()
         own = {
-            self._own[number]: {kind: flatten_objects(one) for kind, one in kept.items()}
+            self._own[number]: {kind: flatten_objects(value) for kind, value in kept.items()}
             for number, kept in plain["state"].items()
         }
         shown: dict[str, Any] = {}
         for stage in self._exchange(_mapped(own, _outline)):
             shown |= stage
-        held = _mapped(own, lambda one: _held(one, writes=self._writes))
+        held = _mapped(own, lambda tensor: _held(tensor, writes=self._writes))
         state = {
             name: held[name] if name in held else _mapped(shown[name], _absent)
             for names in self._groups
@@ -237,10 +239,10 @@ class PipelineOptimizer:
         """
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
-        one = self._by_path.get(name) if place == "state" and kind != "step" else None
-        if one is None or one.is_meta:
-            return None if one is None else remote_tensor(one.shape, one.dtype)
-        return None if type(one) in PLAIN else one.detach()
+        parameter = self._by_path.get(name) if place == "state" and kind != "step" else None
+        if parameter is None or parameter.is_meta:
+            return None if parameter is None else remote_tensor(parameter.shape, parameter.dtype)
+        return None if type(parameter) in PLAIN else parameter.detach()
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
         """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
@@ -272,10 +274,13 @@ class PipelineOptimizer:
         self._adopt()
         found = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
-        groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
+        groups = [
+            {**saved_group, "params": group["params"]}
+            for group, saved_group in zip(own, found, strict=True)
+        ]
         numbers = {name: number for number, name in enumerate(self._own)}
         state = {
-            numbers[name]: {kind: restore_objects(one) for kind, one in kept.items()}
+            numbers[name]: {kind: restore_objects(value) for kind, value in kept.items()}
             for name, kept in state_dict["state"].items()
             if name in numbers
         }
@@ -295,7 +300,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, torch.Tensor | RemoteTensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: _mapped(one, change) for name, one in value.items()}
+        return {name: _mapped(item, change) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(one, change) for one in value)
+        return type(value)(_mapped(item, change) for item in value)
     return value

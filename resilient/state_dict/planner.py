@@ -76,7 +76,7 @@ def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
         for rank, region in _pieces(spec, begin, cuts):
             written[rank].append((spec, region))
         begin += spec.size_bytes
-    return tuple(tuple(one) for one in written)
+    return tuple(tuple(pieces) for pieces in written)
 
 
 def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[int, Region]]:
@@ -174,7 +174,7 @@ def split_item(piece: WriteItem, count: int) -> list[WriteItem]:
 
     A small piece, or one with fewer rows, is cut into fewer.
     """
-    return [one for number in range(count) for one in _split([piece], count, number)]
+    return [part for number in range(count) for part in _split([piece], count, number)]
 
 
 def _narrow(piece: WriteItem, part: Region) -> WriteItem:
@@ -277,9 +277,9 @@ def require_readable_numbers(tree: Any, path: str = "") -> None:
         )
     if isinstance(tree, dict | list):
         pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for key, one in pairs:
+        for key, value in pairs:
             is_tag = isinstance(key, str) and key.startswith("$")
-            require_readable_numbers(one, path if is_tag else f"{path}/{key}".removeprefix("/"))
+            require_readable_numbers(value, path if is_tag else f"{path}/{key}".removeprefix("/"))
 
 
 def document_to_json(tree: Any) -> str:
@@ -298,7 +298,7 @@ def document_to_json(tree: Any) -> str:
 def _document_of(tree: Any) -> str:
     if type(tree) is not dict or not tree:
         return _dumped(tree) + "\n"
-    kept = {name: one for name, one in tree.items() if isinstance(one, JsonRows)}
+    kept = {name: value for name, value in tree.items() if isinstance(value, JsonRows)}
     # As json.dumps puts it together, which is slow where it indents.
     lines = [f"{_EDGE}{_quoted(key)}: {_shown(tree[key])}" for key in sorted(tree)]
     text = "{\n" + ",\n".join(lines) + "\n}"
@@ -307,19 +307,19 @@ def _document_of(tree: Any) -> str:
     return text + "\n"
 
 
-def is_same_json(one: Any, other: Any) -> bool:
+def is_same_json(left: Any, right: Any) -> bool:
     """Return whether two trees are the same JSON, in the same order."""
-    kind = type(one)
-    if one is other or kind is not type(other):
-        return one is other
+    kind = type(left)
+    if left is right or kind is not type(right):
+        return left is right
     if kind is list:
-        if _INTS.issuperset(map(type, one)) and _INTS.issuperset(map(type, other)):
-            return bool(one == other)
-        return len(one) == len(other) and all(map(is_same_json, one, other))
+        if _INTS.issuperset(map(type, left)) and _INTS.issuperset(map(type, right)):
+            return bool(left == right)
+        return len(left) == len(right) and all(map(is_same_json, left, right))
     if kind is dict:
-        return [*one] == [*other] and all(map(is_same_json, one.values(), other.values()))
+        return [*left] == [*right] and all(map(is_same_json, left.values(), right.values()))
     # Positive and negative zero are equal floats with different JSON.
-    return repr(one) == repr(other) if kind is float else kind in _EXACT and bool(one == other)
+    return repr(left) == repr(right) if kind is float else kind in _EXACT and bool(left == right)
 
 
 def _text(tree: Any, depth: int) -> str:
@@ -329,8 +329,8 @@ def _text(tree: Any, depth: int) -> str:
         return json.dumps(tree, allow_nan=False, default=_spelled)
     # Same format as json.dumps.
     inner = [
-        f"{_quoted(key)}: {one.text if type(one) is CachedTree else _text(one, depth - 1)}"
-        for key, one in tree.items()
+        f"{_quoted(key)}: {value.text if type(value) is CachedTree else _text(value, depth - 1)}"
+        for key, value in tree.items()
     ]
     return "{" + ", ".join(inner) + "}"
 
@@ -339,7 +339,7 @@ def _has_constants(tree: Any, depth: int) -> bool:
     """Return whether the first levels of a tree contain a constant with cached text."""
     if not depth or type(tree) is not dict:
         return isinstance(tree, CachedTree)
-    return any(_has_constants(one, depth - 1) for one in tree.values())
+    return any(_has_constants(value, depth - 1) for value in tree.values())
 
 
 def _shown(value: Any) -> str:
@@ -417,8 +417,10 @@ class _Plan:
     @classmethod
     def like(cls, draft: PlannedFile) -> _Plan:
         """Return the plan of a planned file."""
-        boxes = ((one, one.regions[0].region) for one in draft.entries)
-        picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
+        boxes = ((entry, entry.regions[0].region) for entry in draft.entries)
+        picks = (
+            (tensor.name, None if box.is_whole(tensor.shape) else box) for tensor, box in boxes
+        )
         return cls(draft.name, draft.layout, draft.entries, tuple(picks))
 
     def saying(self, text: str) -> _Plan:
@@ -428,14 +430,14 @@ class _Plan:
             text: JSON of the values of a per-rank part.
         """
         slots = [
-            TensorSlot(one.name.removeprefix(f"{one.part}/"), one.dtype, one.shape)
-            for one in self.entries
+            TensorSlot(entry.name.removeprefix(f"{entry.part}/"), entry.dtype, entry.shape)
+            for entry in self.entries
         ]
         layout = compute_layout(slots, {"state": text})
         moved_bytes = layout.size_bytes - self.layout.size_bytes
         if not moved_bytes:
             return replace(self, layout=layout)
-        entries = tuple(_moved(one, moved_bytes) for one in self.entries)
+        entries = tuple(_moved(entry, moved_bytes) for entry in self.entries)
         return replace(self, layout=layout, entries=entries)
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> PlannedFile:
@@ -483,12 +485,12 @@ class SavePlanner:
         return drafts[world]
 
     def _planned(self, part: FlattenedPart, world: World) -> list[PlannedFile]:
-        if any(type(one) not in PLAIN for one in part.tensors.values()):
+        if any(type(tensor) not in PLAIN for tensor in part.tensors.values()):
             return _shares(part, world)
         shapes = _shapes_of(part)
         known = self._plans.get(part.name)
         if known is None or known[:2] != (world, shapes):
-            plans = [_Plan.like(one) for one in _shares(part, world)]
+            plans = [_Plan.like(share) for share in _shares(part, world)]
             known = self._plans[part.name] = (world, shapes, plans)
         return [plan.of(part.tensors) for plan in known[2]]
 
@@ -509,7 +511,7 @@ def _moved(entry: TensorEntry, moved_bytes: int) -> TensorEntry:
 
 
 def _shapes_of(part: FlattenedPart) -> _Shapes:
-    return tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
+    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in part.tensors.items())
 
 
 def _shares(part: FlattenedPart, world: World) -> list[PlannedFile]:

@@ -92,8 +92,8 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
     """Raise if a load would refuse or change the state of a part."""
     require_readable_numbers(tree, part)
     outlines = {
-        name: torch.zeros((), dtype=one.dtype).expand(tuple(one.shape))
-        for name, one in tensors.items()
+        name: torch.zeros((), dtype=tensor.dtype).expand(tuple(tensor.shape))
+        for name, tensor in tensors.items()
     }
     try:
         found = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
@@ -159,7 +159,7 @@ def _is_equal(live: Any, found: Any) -> bool:
     if isinstance(live, float | complex):
         return repr(live) == repr(found)
     if isinstance(live, set | frozenset):
-        return not any(isinstance(one, torch.Tensor) for one in live) and sorted(
+        return not any(isinstance(value, torch.Tensor) for value in live) and sorted(
             map(repr, live)
         ) == sorted(map(repr, found))
     return bool(live == found)
@@ -211,9 +211,9 @@ def _copy_of(scheduler: Any) -> Any:
     made = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
         if name == "_schedulers":
-            made._schedulers = [_copy_of(one) for one in value]  # noqa: SLF001 - as torch keeps them
+            made._schedulers = [_copy_of(item) for item in value]  # noqa: SLF001 - as torch keeps them
         elif name == "lr_lambdas":
-            made.lr_lambdas = [_copy_of_callable(one) for one in value]
+            made.lr_lambdas = [_copy_of_callable(function) for function in value]
         elif name == "_scale_fn_custom":
             made._scale_fn_custom = _copy_of_callable(value)  # noqa: SLF001 - CyclicLR loads into it
     return made

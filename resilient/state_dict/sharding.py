@@ -110,14 +110,14 @@ class FlatShard(torch.Tensor):
         cls, func: Any, types: Any, args: Any, kwargs: Any = None
     ) -> Any:
         """Detach, or make a tensor of the same layout; every other operation is refused."""
-        one, packet = args[0], func.overloadpacket
+        shard, packet = args[0], func.overloadpacket
         if packet is torch.ops.aten.detach:
-            made = cls(one.shape, one.start, one.memory)
-            made.memory = one.memory
+            made = cls(shard.shape, shard.start, shard.memory)
+            made.memory = shard.memory
             return made
         if packet is torch.ops.aten.empty_like:
-            dtype = (kwargs or {}).get("dtype") or one.dtype
-            return cls(one.shape, one.start, torch.empty_like(one.memory, dtype=dtype))
+            dtype = (kwargs or {}).get("dtype") or shard.dtype
+            return cls(shard.shape, shard.start, torch.empty_like(shard.memory, dtype=dtype))
         raise NotImplementedError(f"{func} needs the whole tensor, of which a rank holds a part")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -145,7 +145,9 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
     """
     from torch.distributed.tensor import DTensor
 
-    if isinstance(tensor, DTensor) and any(one.is_partial() for one in tensor.placements):
+    if isinstance(tensor, DTensor) and any(
+        placement.is_partial() for placement in tensor.placements
+    ):
         raise UnsavableState(
             f"`{path}` is a sum that was not made yet: its placements are {tensor.placements}",
             path=path,
@@ -214,7 +216,7 @@ def _box(local: torch.Tensor, chosen: Sequence[tuple[int, int, int]]) -> LocalSh
     data = local
     for axis, (_, count, place) in enumerate(chosen):
         data = data.narrow(axis, place, count)
-    region = Region(tuple(one[0] for one in chosen), tuple(one[1] for one in chosen))
+    region = Region(tuple(value[0] for value in chosen), tuple(value[1] for value in chosen))
     return LocalShard(region, data)
 
 

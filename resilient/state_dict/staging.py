@@ -57,7 +57,7 @@ def stable_storages(parts: Mapping[str, Part]) -> frozenset[int]:
     pass may change everything else: buffers such as BatchNorm's, random state, parameters of no
     saved optimizer. A part can have a method ``steady()`` that yields its stable tensors.
     """
-    return _addresses(one for part in parts.values() for one in _steady(part.stateful))
+    return _addresses(tensor for part in parts.values() for tensor in _steady(part.stateful))
 
 
 def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
@@ -67,8 +67,10 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     Optimizer state that is the memory of a parameter is left out.
     """
     found = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
-    kept = _addresses(one for optimizer in found for one in _kept(optimizer))
-    return kept - _addresses(one for optimizer in found for one in _parameters(optimizer))
+    kept = _addresses(tensor for optimizer in found for tensor in _kept(optimizer))
+    return kept - _addresses(
+        parameter for optimizer in found for parameter in _parameters(optimizer)
+    )
 
 
 class StableStorageCache:
@@ -91,7 +93,7 @@ class StableStorageCache:
             parts: Parts by name.
             snapshot: Current snapshot of these parts.
         """
-        pairs = [*zip(parts.values(), (one.tensors for one in snapshot.parts), strict=True)]
+        pairs = [*zip(parts.values(), (part.tensors for part in snapshot.parts), strict=True)]
         layout = [_layout_of(part.stateful, tensors) for part, tensors in pairs]
         if None in layout or layout != self._layout:
             self._found = stable_storages(parts), state_memory(parts)
@@ -155,8 +157,8 @@ def _layout_of(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any,
 
 
 def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:
-    one = stateful.optimizer if isinstance(stateful, NamedOptimizer) else stateful
-    return one if isinstance(one, torch.optim.Optimizer) else None
+    optimizer = stateful.optimizer if isinstance(stateful, NamedOptimizer) else stateful
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -174,7 +176,7 @@ def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -184,7 +186,7 @@ def _kept(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     values = [*chain.from_iterable(map(_values_of, dicts))]
     if _KINDS.issuperset(map(type, values)):
         return values
-    return [one for one in values if isinstance(one, torch.Tensor)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _dict_of(state: Any) -> dict[Any, Any]:
@@ -244,26 +246,26 @@ def stage(
     """
     files = arena.drafts.of(snapshot, world)
     documents, parts = _said(snapshot, world)
-    sizes = {one.name: one.layout.size_bytes for one in files}
-    if not arena.has_room(sizes | {one.name: one.size_bytes for one in documents}):
+    sizes = {file.name: file.layout.size_bytes for file in files}
+    if not arena.has_room(sizes | {document.name: document.size_bytes for document in documents}):
         return StagedSnapshot(
-            tuple(documents), parts, DeferredCopies(), tuple(one.streamed() for one in files)
+            tuple(documents), parts, DeferredCopies(), tuple(file.streamed() for file in files)
         )
-    buffers = [arena.buffer(one.name, one.layout.size_bytes) for one in files]
+    buffers = [arena.buffer(file.name, file.layout.size_bytes) for file in files]
     later: list[PendingCopy] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
-    for one, buffer in zip(files, buffers, strict=True):
-        split = arena.splits.of(one, arena.targets(one, buffer), steady, small)
+    for file, buffer in zip(files, buffers, strict=True):
+        split = arena.splits.of(file, arena.targets(file, buffer), steady, small)
         later += split.waiting
         if split.on_device:
-            later.append(_begin(split.on_device, one.name, arena))
+            later.append(_begin(split.on_device, file.name, arena))
         sources += split.sources
         targets += split.targets
     copy_all(sources, targets)
     filled = [
-        StagedFile(one.name, buffer, one.entries)
-        for one, buffer in zip(files, buffers, strict=True)
+        StagedFile(file.name, buffer, file.entries)
+        for file, buffer in zip(files, buffers, strict=True)
     ]
     return StagedSnapshot((*filled, *documents), parts, DeferredCopies(later))
 
@@ -313,8 +315,8 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
             raise UnsavableState(f"`{name}` is {tensor.dtype}, which has no place there", path=name)
     layout = compute_layout(
         [
-            TensorSlot(name, DTYPE_NAMES[one.dtype], tuple(one.shape))
-            for name, one in tensors.items()
+            TensorSlot(name, DTYPE_NAMES[content.dtype], tuple(content.shape))
+            for name, content in tensors.items()
         ],
         metadata,
     )
@@ -378,9 +380,9 @@ class CopySchedule:
                 sources.append(source)
                 targets.append(target)
         together = [
-            *map(HostCopyBatch, _together(one for one in waiting if not one.source.is_cuda))
+            *map(HostCopyBatch, _together(copy for copy in waiting if not copy.source.is_cuda))
         ]
-        on_device = [one for one in waiting if one.source.is_cuda]
+        on_device = [copy for copy in waiting if copy.source.is_cuda]
         return cls(steady, small, together, on_device, sources, targets)
 
 
@@ -388,9 +390,9 @@ def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
     """Yield copies in batches of small ones, which are cheaper to track and to share."""
     some: list[TensorCopy] = []
     size_bytes = 0
-    for one in copies:
-        some.append(one)
-        size_bytes += one.source.nbytes
+    for copy in copies:
+        some.append(copy)
+        size_bytes += copy.source.nbytes
         if size_bytes >= _TOGETHER_BYTES:
             yield some
             some, size_bytes = [], 0
@@ -423,13 +425,13 @@ class CopyScheduleCache:
         if known is None or (known.steady, known.small) != (steady, small):
             known = self._known[file] = CopySchedule.of(file, into, steady, small)
             return known
-        for one in known.waiting:
-            one.renew()
+        for copy in known.waiting:
+            copy.renew()
         return known
 
     def forget(self, name: str) -> None:
         """Drop everything that points into the memory of a file of this name."""
-        for file in [one for one in self._known if one.name == name]:
+        for file in [known for known in self._known if known.name == name]:
             del self._known[file]
 
 
@@ -479,7 +481,7 @@ class StagingBuffers:
             ConfigError: There is not even room to stream them.
         """
         streams = self._streams(sizes)
-        for name in [one for one in self._buffers if streams or one not in sizes]:
+        for name in [buffer for buffer in self._buffers if streams or buffer not in sizes]:
             self._forget(name)
             del self._buffers[name]
         return not streams

@@ -150,8 +150,8 @@ class TrackedObjects:
         """Return the saved names in a checkpoint that match none of these parts."""
         own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
         own |= {f"{name}_buffers" for name in self.parts}
-        left = (one for one in held if one not in self.parts)
-        return tuple(sorted(one for one in left if _WITHOUT_RANK.sub("", one) not in own))
+        left = (name for name in held if name not in self.parts)
+        return tuple(sorted(name for name in left if _WITHOUT_RANK.sub("", name) not in own))
 
 
 def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
@@ -168,8 +168,8 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
             taken, or the ranks train independently.
     """
     _require_together(things, ranks)
-    inside = {name: unwrap(one) for name, one in things.items()}
-    models = {name: one for name, one in inside.items() if isinstance(one, nn.Module)}
+    inside = {name: unwrap(value) for name, value in things.items()}
+    models = {name: value for name, value in inside.items() if isinstance(value, nn.Module)}
     parts: dict[str, Part] = {}
     for name, thing in things.items():
         parts[name] = _part(name, thing, models)
@@ -182,8 +182,10 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
             raise ConfigError(f"`{RNG}` is the name of the random state: choose another name")
         # Last, so that no load draws from the restored generators.
         parts[RNG] = Part(RandomState(), "rank")
-    values = {n: one.stateful for n, one in parts.items() if isinstance(one.stateful, PlainValue)}
-    replicas = tuple(one for one in map(_replica, models.values()) if one and ranks > 1)
+    values = {
+        n: part.stateful for n, part in parts.items() if isinstance(part.stateful, PlainValue)
+    }
+    replicas = tuple(replica for replica in map(_replica, models.values()) if replica and ranks > 1)
     return TrackedObjects(parts, values, _strategy(models, ranks), replicas)
 
 
@@ -195,7 +197,9 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
     """
     if ranks == 1 or dist.is_initialized():
         return
-    found = next((n for n, one in things.items() if isinstance(one, nn.Module | Optimizer)), None)
+    found = next(
+        (n for n, value in things.items() if isinstance(value, nn.Module | Optimizer)), None
+    )
     if found is not None:
         raise ConfigError(
             f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{found}`: "
@@ -259,7 +263,7 @@ def _model(name: str, model: nn.Module) -> Part:
         from resilient.state_dict.deepspeed import ZeroModel
 
         return Part(ZeroModel(model))
-    if any(hasattr(one, "ds_id") for one in model.parameters()):
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ConfigError(
             f"`{name}` has parameters that ZeRO-3 has partitioned, and only its engine knows how",
             hint=f"give what deepspeed.initialize returned first: {name}=engine",
@@ -273,7 +277,7 @@ def _model(name: str, model: nn.Module) -> Part:
 
 
 def _optimizer(name: str, optimizer: Any, models: Mapping[str, nn.Module]) -> Part:
-    engines: list[Any] = [one for one in models.values() if _is_engine(one)]
+    engines: list[Any] = [model for model in models.values() if _is_engine(model)]
     for engine in engines:
         if optimizer is engine.optimizer or optimizer is engine.basic_optimizer:
             from resilient.state_dict.deepspeed import ZeroOptimizer
@@ -293,8 +297,10 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
             f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
             hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
         )
-    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    owners = {n: m for n, m in models.items() if held & {id(one) for one in m.parameters()}}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owners = {
+        n: m for n, m in models.items() if held & {id(parameter) for parameter in m.parameters()}
+    }
     if not held and len(models) == 1:
         # Only groups without parameters: parameters may be added later.
         owners = dict(models)
@@ -303,7 +309,7 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
             f"`{name}` trains none of the modules given",
             hint="give its model as well: its state is kept by the names of parameters",
         )
-    whole = [m for m in owners.values() if held <= {id(one) for one in m.parameters()}]
+    whole = [m for m in owners.values() if held <= {id(parameter) for parameter in m.parameters()}]
     if not whole:
         owner: nn.Module = nn.ModuleDict({n: bare(m) for n, m in owners.items()})
         return Part(NamedOptimizer(owner, optimizer))
@@ -320,7 +326,7 @@ def _is_engine(model: nn.Module) -> bool:
 
 def _is_a(thing: object, name: str) -> bool:
     """Return whether an object is of a class, without importing the class."""
-    return name in {one.__name__ for one in type(thing).__mro__}
+    return name in {cls.__name__ for cls in type(thing).__mro__}
 
 
 def _is_flat(model: nn.Module) -> bool:
@@ -329,7 +335,7 @@ def _is_flat(model: nn.Module) -> bool:
         return False
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    return any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
 
 
 def _replica(model: nn.Module) -> DistributedDataParallel | None:
@@ -348,7 +354,9 @@ def _strategy(models: Mapping[str, nn.Module], ranks: int) -> str:
     if ranks == 1:
         return "single"
     for model in models.values():
-        spread = any(type(one) not in (torch.Tensor, nn.Parameter) for one in model.parameters())
+        spread = any(
+            type(parameter) not in (torch.Tensor, nn.Parameter) for parameter in model.parameters()
+        )
         if spread or _is_flat(model):
             return "fsdp"
     return "ddp"
@@ -385,9 +393,9 @@ def plain_value(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
-        return {name: plain_value(one) for name, one in value.items()}
+        return {name: plain_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(one) for one in value]
+        return [plain_value(item) for item in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -426,9 +434,9 @@ def _odd_one(value: Any) -> Any:
     """Return the first value inside that is not plain, None if there is none."""
     if isinstance(value, dict):
         inside = [*value.values(), *(name for name in value if type(name) is not str)]
-        return next((one for one in map(_odd_one, inside) if one is not None), None)
+        return next((odd for odd in map(_odd_one, inside) if odd is not None), None)
     if isinstance(value, list):
-        return next((one for one in map(_odd_one, value) if one is not None), None)
+        return next((odd for odd in map(_odd_one, value) if odd is not None), None)
     return None if type(value) in _PLAIN else value
 
 

@@ -142,12 +142,12 @@ def errors_of(protocol: str) -> tuple[type[Exception], ...]:
 def kind_of_foreign(error: BaseException) -> type[StoreError]:
     """Classify ``error`` by S3 code, HTTP status, errno and class name, in this order."""
     found: type[StoreError] | None = _answered(code_of(error), status_of(error))
-    if found is None and any(is_untrusted(str(one)) for one in _chain(error)):
+    if found is None and any(is_untrusted(str(cause)) for cause in _chain(error)):
         return StoreDenied
     if found is None and isinstance(error, OSError):
         found = kind_of(error)
     if found is None or found is StoreError:
-        names = (cls.__name__ for one in _chain(error) for cls in type(one).__mro__)
+        names = (cls.__name__ for cause in _chain(error) for cls in type(cause).__mro__)
         found = next((_BY_NAME[name] for name in names if name in _BY_NAME), found)
     return found or StoreError
 
@@ -174,11 +174,11 @@ def is_missing(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status in ``error`` or its causes, or 0."""
-    for one in _chain(error):
-        answer = _answer(one).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    for cause in _chain(error):
+        answer = _answer(cause).get("ResponseMetadata", {}).get("HTTPStatusCode")
         # aiohttp warns on access to ``code``, the old name of ``status``.
-        names = ("status_code", "status" if hasattr(one, "status") else "code")
-        for status in (answer, *(getattr(one, name, None) for name in names)):
+        names = ("status_code", "status" if hasattr(cause, "status") else "code")
+        for status in (answer, *(getattr(cause, name, None) for name in names)):
             if isinstance(status, int) and 400 <= status < 600:  # noqa: PLR2004 - HTTP's range
                 return status
     return 0
@@ -186,7 +186,7 @@ def status_of(error: BaseException) -> int:
 
 def code_of(error: BaseException) -> str:
     """Return the S3 error code in ``error`` or its causes, or an empty string."""
-    codes = (_answer(one).get("Error", {}).get("Code", "") for one in _chain(error))
+    codes = (_answer(cause).get("Error", {}).get("Code", "") for cause in _chain(error))
     return next((str(code) for code in codes if code), "")
 
 

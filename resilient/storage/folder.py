@@ -274,7 +274,7 @@ def _names_below(root: Path) -> Iterator[str]:
         prefix, depth = waiting.pop()
         try:
             with os.scandir(root / prefix) as entries:
-                found = sorted(entries, key=lambda one: one.name)
+                found = sorted(entries, key=lambda item: item.name)
         except FileNotFoundError:
             if not prefix:
                 raise

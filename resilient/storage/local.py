@@ -233,7 +233,7 @@ class LocalStore(TempFileSweeper):
             for folder in parent_dirs(self._files, self._root):
                 # A folder that does not exist yet, or not any more, has no entries to sync.
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
+                    self._sync(lambda path=folder: self._files.sync_folder(path), "")  # type: ignore[misc]
         self._settled = True
 
     def free_bytes(self) -> int | None:
@@ -310,20 +310,20 @@ class LocalStore(TempFileSweeper):
         # Sync every folder up to the root, not only those made here. Another process may have made
         # a
         # folder without a sync yet, and an object is only as durable as its path.
-        for one in (folder, *folder.parents):
-            if one == self._root.parent:
+        for parent in (folder, *folder.parents):
+            if parent == self._root.parent:
                 break
             # A missing folder means that a later delete removed the folder with the object.
             with suppress(FileNotFoundError):
-                self._sync(lambda one=one: self._files.sync_folder(one), key)  # type: ignore[misc]
+                self._sync(lambda path=parent: self._files.sync_folder(path), key)  # type: ignore[misc]
         self._anchor(key)
 
     def _anchor(self, key: str) -> None:
         # No store deletes its root, so one sync of the path to the root is enough.
         if self._anchored:
             return
-        for one in self._root.parents:
-            self._sync(lambda one=one: self._sync_if_allowed(one), key)  # type: ignore[misc]
+        for parent in self._root.parents:
+            self._sync(lambda path=parent: self._sync_if_allowed(path), key)  # type: ignore[misc]
         self._anchored = True
 
     def _sync_if_allowed(self, folder: Path) -> None:

@@ -105,7 +105,7 @@ class S3Options:
         return MultipartConfig(self.part_bytes or part_bytes, self.parts_in_flight)
 
 
-_KNOWN = {one.name: one for one in fields(S3Options) if one.name != "for_s3fs"}
+_KNOWN = {option.name: option for option in fields(S3Options) if option.name != "for_s3fs"}
 
 
 def read_s3_options(given: Mapping[str, Any]) -> S3Options:

@@ -79,13 +79,13 @@ def abort_uploads(
     """
     latest = datetime.fromisoformat(clock.now_iso()) - timedelta(seconds=older_than_seconds)
     doomed = [
-        one
-        for one in uploads.under(prefix)
-        if one.begun <= latest and is_ours(one.key.removeprefix(prefix))
+        upload
+        for upload in uploads.under(prefix)
+        if upload.begun <= latest and is_ours(upload.key.removeprefix(prefix))
     ]
-    for one in doomed:
-        uploads.abort(one)
-    return tuple(one.key.removeprefix(prefix) for one in doomed)
+    for upload in doomed:
+        uploads.abort(upload)
+    return tuple(upload.key.removeprefix(prefix) for upload in doomed)
 
 
 def abort_through_s3fs(
@@ -144,8 +144,8 @@ class _S3fsUploads:
             page = self._filesystem.call_s3(
                 "list_multipart_uploads", Bucket=self._bucket, Prefix=prefix, **markers
             )
-            for one in page.get("Uploads", ()):
-                yield Upload(one["Key"], one["UploadId"], one["Initiated"])
+            for entry in page.get("Uploads", ()):
+                yield Upload(entry["Key"], entry["UploadId"], entry["Initiated"])
             if not page.get("IsTruncated"):
                 return
             markers = {
@@ -238,10 +238,10 @@ class _Page:
 
     def uploads(self) -> Iterator[Upload]:
         """Yield the uploads of the page."""
-        for one in self._root.iter():
-            if _name(one) == "Upload":
-                begun = datetime.fromisoformat(_field(one, "Initiated"))
-                yield Upload(_field(one, "Key"), _field(one, "UploadId"), begun)
+        for element in self._root.iter():
+            if _name(element) == "Upload":
+                begun = datetime.fromisoformat(_field(element, "Initiated"))
+                yield Upload(_field(element, "Key"), _field(element, "UploadId"), begun)
 
 
 def _name(element: ET.Element) -> str:
@@ -250,4 +250,4 @@ def _name(element: ET.Element) -> str:
 
 
 def _field(element: ET.Element, name: str) -> str:
-    return next((one.text or "" for one in element if _name(one) == name), "")
+    return next((child.text or "" for child in element if _name(child) == name), "")

@@ -182,8 +182,8 @@ class ObstoreStore:
             return []
         with self._errors("list", prefix):
             pages = obstore.list(self._bucket, folder or None, chunk_size=1000)
-            found = [ObjectInfo(one["path"], one["size"]) for page in pages for one in page]
-        return sorted(one for one in found if one.key.startswith(prefix) and is_key(one.key))
+            found = [ObjectInfo(entry["path"], entry["size"]) for page in pages for entry in page]
+        return sorted(info for info in found if info.key.startswith(prefix) and is_key(info.key))
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing object is no error."""

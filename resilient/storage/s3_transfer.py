@@ -212,9 +212,9 @@ class S3Transfer:
             return self._ask("put", key, asked)
 
         parts = map_parallel(put, range(1, cut.count + 1), cut.in_flight)
-        if is_summed and not all(one.checksum for one in parts):
+        if is_summed and not all(part.checksum for part in parts):
             return False
-        lines = "".join(one.line(part) for part, one in enumerate(parts, 1))
+        lines = "".join(uploaded.line(part) for part, uploaded in enumerate(parts, 1))
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
         whole = HttpRequest("POST", where, {"uploadId": number}, body=memoryview(text))
         ended = self._ask("put", key, whole).text

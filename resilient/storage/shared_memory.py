@@ -57,7 +57,9 @@ def _of_groups(root: Path) -> list[int]:
         top = root / "sys/fs/cgroup"
         for name in names:
             group = top / name.strip("/")
-            found += [_left(one) for one in (group, *group.parents) if _is_bounded(one, top)]
+            found += [
+                _left(parent) for parent in (group, *group.parents) if _is_bounded(parent, top)
+            ]
     return found
 
 
@@ -269,7 +271,7 @@ def used_bytes(root: Path = ROOT) -> int:
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # its owner may be gone, or another user
             # st_blocks counts 512 bytes each, on any file system.
-            used += sum(512 * one.stat().st_blocks for one in folder.iterdir())
+            used += sum(512 * path.stat().st_blocks for path in folder.iterdir())
     return used
 
 
@@ -308,7 +310,7 @@ def _is_one(path: Path) -> bool:
             return True
     except (OSError, ValueError, TypeError, KeyError):
         pass
-    return {one.name for one in path.iterdir()} <= {_OWNER}
+    return {entry.name for entry in path.iterdir()} <= {_OWNER}
 
 
 def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:

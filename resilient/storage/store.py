@@ -162,10 +162,10 @@ def free_bytes_at(folder: Path) -> int | None:
     Before the folder exists, its nearest existing parent is measured. The result is None for a
     file system without a size, as some network file systems report. Quotas are not considered.
     """
-    for one in (folder, *folder.parents):
+    for parent in (folder, *folder.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
-                told = os.statvfs(one)
+                told = os.statvfs(parent)
             except PermissionError:
                 return None
             return told.f_bavail * told.f_frsize if told.f_blocks else None

@@ -72,7 +72,7 @@ def fit_to_show(error: Exception) -> Exception:
     messages of its causes. Otherwise it is a new error with the redacted message and the same
     traceback.
     """
-    if all(redacted_text(one) == one for one in _said_on_the_way(error)):
+    if all(redacted_text(message) == message for message in _said_on_the_way(error)):
         return error
     said = f"{type(error).__name__}: {redacted_text(str(error))}"
     return Exception(said).with_traceback(error.__traceback__)
@@ -81,14 +81,14 @@ def fit_to_show(error: Exception) -> Exception:
 def _said_on_the_way(error: BaseException) -> list[str]:
     """Return the messages of an error and of all its causes and contexts."""
     chain: list[BaseException] = [error]
-    for one in chain:
-        chain += [two for two in (one.__cause__, one.__context__) if two and two not in chain]
-    return [str(one) for one in chain]
+    for cause in chain:
+        chain += [two for two in (cause.__cause__, cause.__context__) if two and two not in chain]
+    return [str(cause) for cause in chain]
 
 
 def _code_and_message(answer: re.Match[str]) -> str:
     fields = (_field(name, answer[0]) for name in ("Code", "Message"))
-    return ": ".join(one for one in fields if one)
+    return ": ".join(field for field in fields if field)
 
 
 def _field(name: str, answer: str) -> str:

@@ -116,18 +116,22 @@ def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence
     from torch import nn
 
     if layer_classes:
-        found = [one for one in model.modules() if type(one).__name__ in layer_classes]
+        found = [module for module in model.modules() if type(module).__name__ in layer_classes]
     else:
         lists = _outermost(
-            [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential)]
+            [
+                module
+                for module in model.modules()
+                if isinstance(module, nn.ModuleList | nn.Sequential)
+            ]
         )
-        found = [layer for one in lists for layer in one.children()]
-    return [one for one in _outermost(found) if any(True for _ in one.parameters())]
+        found = [layer for value in lists for layer in value.children()]
+    return [module for module in _outermost(found) if any(True for _ in module.parameters())]
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inside = {id(below) for one in modules for below in one.modules() if below is not one}
-    return [one for one in modules if id(one) not in inside]
+    inside = {id(below) for module in modules for below in module.modules() if below is not module}
+    return [module for module in modules if id(module) not in inside]
 
 
 def _recomputed(forward: Callable[..., Any], how: ActivationCheckpointing) -> Callable[..., Any]:

@@ -204,7 +204,7 @@ def _shards(model: ModelFacts, machine: MachineFacts, said: list[str]) -> dict[s
 
 
 def _divisors(number: int) -> Iterator[int]:
-    return (one for one in range(1, number + 1) if number % one == 0)
+    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def _gib(size: float) -> str:

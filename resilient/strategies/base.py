@@ -132,12 +132,12 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
     """
     modules, left = dict[int, nn.Module](), [model]
     while left:
-        one = left.pop()
-        if id(one) not in modules:
-            modules[id(one)] = one
-            left += [inner for inner in one._modules.values() if inner is not None]  # noqa: SLF001
-    found = chain.from_iterable(one._buffers.values() for one in modules.values())  # noqa: SLF001
-    return [*{id(one): one for one in found if one is not None}.values()]
+        module = left.pop()
+        if id(module) not in modules:
+            modules[id(module)] = module
+            left += [inner for inner in module._modules.values() if inner is not None]  # noqa: SLF001
+    found = chain.from_iterable(module._buffers.values() for module in modules.values())  # noqa: SLF001
+    return [*{id(buffer): buffer for buffer in found if buffer is not None}.values()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,11 +194,11 @@ class JointScaler(torch.amp.GradScaler):
         found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
         device = torch.device(self._device)
         worst = torch.zeros((), device=device)
-        for one in found.values():
-            worst = torch.maximum(worst, one.to(device))
+        for value in found.values():
+            worst = torch.maximum(worst, value.to(device))
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        for one in found.values():
-            one.copy_(worst)
+        for value in found.values():
+            value.copy_(worst)
         if not found:  # a rank without any gradient decides as the other ranks do
             found[device] = worst
 

@@ -95,7 +95,9 @@ class DdpStrategy:
         # Otherwise DDP keeps its first layout.
         if self.static_graph or not self.find_unused_parameters:
             wrapped.fix_buckets()
-        numbers = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        numbers = sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        )
         layout = f"{self.compression.hook} {self.bucket_cap_mb} {numbers}"
         wrapped.parts = compress(wrapped, self.compression, layout)
         return wrapped

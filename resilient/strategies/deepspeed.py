@@ -88,7 +88,7 @@ class DeepSpeedStrategy:
     @property
     def _clips_by_itself(self) -> bool:
         """Whether the engine is a thin one, which reports no norm of its clipping."""
-        half = any(self.config.get(one, {}).get("enabled") for one in ("bf16", "fp16"))
+        half = any(self.config.get(section, {}).get("enabled") for section in ("bf16", "fp16"))
         return stage_in(self.config) == 0 and not half
 
     def _in_model_dtype(self, _: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
@@ -180,7 +180,9 @@ def refusing_config() -> Iterator[None]:
     try:
         yield
     except invalid as error:
-        told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        told = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        ]
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(told)}") from error
     except refused as error:
         raise ConfigError(f"the config of DeepSpeed: {error}") from error
@@ -217,7 +219,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {name: _cast(one, dtype) for name, one in value.items()}
+        return {name: _cast(item, dtype) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_cast(one, dtype) for one in value)
+        return type(value)(_cast(item, dtype) for item in value)
     return value

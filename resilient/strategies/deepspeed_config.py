@@ -398,5 +398,5 @@ def _left_auto(config: Any, path: str = "") -> Iterator[str]:
     if config == "auto":
         yield path
     elif isinstance(config, dict):
-        for name, one in config.items():
-            yield from _left_auto(one, f"{path}.{name}" if path else str(name))
+        for name, value in config.items():
+            yield from _left_auto(value, f"{path}.{name}" if path else str(name))

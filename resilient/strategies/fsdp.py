@@ -105,12 +105,12 @@ class FsdpStrategy:
     def _prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Set the prefetching; ``modules`` are in the order of the forward pass."""
         if self.options.forward_prefetch:
-            for one, following in pairwise(cast("Sequence[FSDPModule]", modules)):
-                one.set_modules_to_forward_prefetch([following])
+            for module, following in pairwise(cast("Sequence[FSDPModule]", modules)):
+                module.set_modules_to_forward_prefetch([following])
         if self.options.backward_prefetch == "no_prefetch":
-            for one in cast("Sequence[FSDPModule]", modules):
+            for module in cast("Sequence[FSDPModule]", modules):
                 # The module itself is already gathered; an empty list would mean torch's default.
-                one.set_modules_to_backward_prefetch([one])
+                module.set_modules_to_backward_prefetch([module])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the sharded model and its stepper."""
@@ -170,11 +170,15 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
         ConfigError: Modules were requested but there are none.
     """
     classes = _classes_in(model, options)
-    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     taken: set[int] = set()
     units = []
     for module in reversed(list(model.modules())):  # inner modules come after outer ones
-        own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
+        own = {
+            id(parameter): parameter.numel()
+            for parameter in module.parameters()
+            if id(parameter) not in taken
+        }
         by_class = type(module).__name__ in classes
         by_size = 0 < options.min_num_params <= sum(own.values())
         # Lists of modules are never called, so their parameters would never be gathered.
@@ -206,14 +210,16 @@ def _classes_in(model: nn.Module, options: FsdpOptions) -> set[str]:
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
     """Return whether no parameter of ``module`` is tied outside: sharding would untie it."""
-    inside = Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
-    return all(uses[one] == count for one, count in inside.items())
+    inside = Counter(
+        id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)
+    )
+    return all(uses[count_inside] == count for count_inside, count in inside.items())
 
 
 def refuse_scalars(model: nn.Module) -> None:
     """Raise if a parameter is a scalar: FSDP cuts the first dimension."""
-    for name, one in model.named_parameters():
-        if one.dim() == 0:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
             raise ConfigError(
                 f"parameter `{name}` is a scalar, which cannot be sharded",
                 hint="give it the shape (1,), or train with parallelism='ddp'",
@@ -224,6 +230,8 @@ def _require_sharded(model: nn.Module) -> None:
     """Raise if a parameter is not sharded: never train plain replicas unnoticed."""
     from torch.distributed.tensor import DTensor
 
-    plain = [name for name, one in model.named_parameters() if not isinstance(one, DTensor)]
+    plain = [
+        name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)
+    ]
     if plain:
         raise ConfigError(f"{len(plain)} parameters were not sharded, {plain[0]} among them")

@@ -90,7 +90,7 @@ class Fsdp1Strategy:
         return model
 
     def _wrap(self, model: nn.Module, units: Sequence[nn.Module]) -> FullyShardedDataParallel:
-        options, chosen = self.options, {id(one) for one in units}
+        options, chosen = self.options, {id(unit) for unit in units}
         mesh = data_mesh(self.device, options)
         if mesh.shape[-1] == 1:
             raise ConfigError(
@@ -103,7 +103,7 @@ class Fsdp1Strategy:
                 device_mesh=mesh,
                 sharding_strategy=_STRATEGIES[mesh.ndim, options.reshard_after_forward],
                 cpu_offload=self.offload(),
-                auto_wrap_policy=CustomPolicy(lambda one: id(one) in chosen),
+                auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen),
                 backward_prefetch=_PREFETCH[options.backward_prefetch],
                 forward_prefetch=options.forward_prefetch,
                 mixed_precision=self._precision(),
@@ -135,8 +135,12 @@ class Fsdp1Strategy:
         """
         detour = cast("ForwardRedirect", find_redirect(model))
         wrapper = cast("FullyShardedDataParallel", detour.wrapper)
-        own = {id(one) for one in model.parameters()}
-        if any(id(one) not in own for group in optimizer.param_groups for one in group["params"]):
+        own = {id(parameter) for parameter in model.parameters()}
+        if any(
+            id(parameter) not in own
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
             raise ConfigError(
                 "the optimizer holds parameters that FSDP1 has made flat since it was built",
                 hint="leave it to the trainer, make it in create_optimizer, or write "
@@ -213,7 +217,7 @@ class FlatUpdates:
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         squares = get_total_norm(gradients, foreach=True).to(self._device, torch.float64) ** 2
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt().float()
@@ -234,9 +238,11 @@ def _refuse_frozen_parts(model: nn.Module, units: Collection[nn.Module]) -> None
     """Raise if a vector would mix trained and frozen parameters."""
     taken: set[int] = set()
     for unit in [*units, model]:
-        own = {n: one for n, one in unit.named_parameters() if id(one) not in taken}
-        taken |= {id(one) for one in own.values()}
-        frozen = [name for name, one in own.items() if not one.requires_grad]
+        own = {
+            n: parameter for n, parameter in unit.named_parameters() if id(parameter) not in taken
+        }
+        taken |= {id(value) for value in own.values()}
+        frozen = [name for name, value in own.items() if not value.requires_grad]
         if frozen and len(frozen) < len(own):
             raise ConfigError(
                 f"`use_orig_params`=False: `{frozen[0]}` is frozen and would lie in one vector "

@@ -238,9 +238,9 @@ def _reshard(name: str, value: Any) -> dict[str, Any]:
 
 def _layers(name: str, value: Any) -> dict[str, Any]:
     names = value.split(",") if isinstance(value, str) else value or ()
-    if not all(isinstance(one, str) for one in names):
+    if not all(isinstance(text, str) for text in names):
         raise _refused(name, value, "use names of classes")
-    return {"layer_classes": tuple(one.strip() for one in names if one.strip())}
+    return {"layer_classes": tuple(text.strip() for text in names if text.strip())}
 
 
 def _policy(name: str, value: Any) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
     is_one = isinstance(value, str)
     if is_one:
         value = {"param_dtype": value, "reduce_dtype": value, "output_dtype": None}
-    known = [f"{one}_dtype" for one in Dtypes._fields]
+    known = [f"{field}_dtype" for field in Dtypes._fields]
     dtypes: dict[str, str | None] = {}
     for key, dtype in dict(value or {}).items():
         if key not in known:

@@ -50,7 +50,7 @@ class Compression:
     @property
     def remembers(self) -> bool:
         """Whether sent gradients depend on earlier gradients."""
-        return self.is_low_rank and any(self.options.get(one, True) for one in _KEEPS)
+        return self.is_low_rank and any(self.options.get(option, True) for option in _KEEPS)
 
 
 def check_compression(compression: Compression) -> None:
@@ -71,7 +71,7 @@ def check_compression(compression: Compression) -> None:
             "`ddp_comm_state_option` and `ddp_comm_wrapper` out, or write power_sgd"
         )
     start = compression.options.get("start_powerSGD_iter", 1000)
-    if any(compression.options.get(one, True) for one in _KEEPS) and start < 2:  # noqa: PLR2004
+    if any(compression.options.get(option, True) for option in _KEEPS) and start < 2:  # noqa: PLR2004
         raise ConfigError(
             f"`start_powerSGD_iter`={start!r} is not accepted: torch wants at least 2 with "
             "error feedback or warm start"

@@ -60,7 +60,9 @@ class ForwardRedirect:
     @property
     def numbers(self) -> int:
         """Number of trained elements of the module."""
-        return sum({one.number: one.numbers for one in self.named if one.is_trained}.values())
+        return sum(
+            {entry.number: entry.numbers for entry in self.named if entry.is_trained}.values()
+        )
 
     def _enter(self, *_: object) -> None:
         self._is_inside = True
@@ -86,8 +88,8 @@ def named_in(model: nn.Module) -> list[Named]:
     if detour is not None:
         return list(detour.named)
     return [
-        Named(name, id(one), one.numel(), one.requires_grad, ref(one))
-        for name, one in model.named_parameters(remove_duplicate=False)
+        Named(name, id(parameter), parameter.numel(), parameter.requires_grad, ref(parameter))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
     ]
 
 

@@ -58,7 +58,7 @@ def is_schedule(value: Any) -> bool:
 
 def is_list_of_names(value: Any) -> bool:
     """Return whether a value is a list of names."""
-    return isinstance(value, list | tuple) and all(isinstance(one, str) and one for one in value)
+    return isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
 
 
 def pipeline_size(config: Mapping[str, Any] | None) -> int:

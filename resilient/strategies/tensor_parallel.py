@@ -50,10 +50,10 @@ class Replicated(ParallelStyle):
 
 def _spread(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
     return tuple(
-        DTensor.from_local(one, mesh, [Replicate()], run_check=False)
-        if isinstance(one, torch.Tensor) and not isinstance(one, DTensor)
-        else one
-        for one in inputs
+        DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+        else value
+        for value in inputs
     )
 
 
@@ -105,7 +105,7 @@ class TensorParallelStrategy:
         Raises:
             ConfigError: The plan names no module, or a parameter cannot be cut.
         """
-        if any(isinstance(one, DTensor) for one in model.parameters()):
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             return model
         whole_plan(model, self.plan)
         broadcast([*model.parameters(), *model.buffers()])
@@ -161,7 +161,7 @@ def cut_layers(
     """
     inside = tuple(f"{name}." if name else "" for name in held)
     styles = whole_plan(model, plan)
-    here = {name: one for name, one in styles.items() if f"{name}.".startswith(inside)}
+    here = {name: style for name, style in styles.items() if f"{name}.".startswith(inside)}
     parallelize_module(model, mesh, here)
 
 
@@ -172,8 +172,8 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
         ConfigError: A name or style is unknown, or a parameter cannot be cut.
     """
     modules = dict(model.named_modules())
-    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
-    tied = [name for name, one in model.named_parameters() if uses[id(one)] > 1]
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    tied = [name for name, parameter in model.named_parameters() if uses[id(parameter)] > 1]
     if tied:
         raise ConfigError(f"parameter `{tied[0]}` is tied to another: cut apart it would not be")
     styles: dict[str, ParallelStyle] = {}
@@ -187,7 +187,7 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
             )
         styles |= {name: STYLES[style]() for name in found}
     for name, module in modules.items():
-        own = [one for one, _ in module.named_parameters(recurse=False)]
+        own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
         if own and any(True for _ in module.children()):
             raise ConfigError(
                 f"`{name}.{own[0]}` lies beside modules, where it cannot be replicated",

@@ -431,7 +431,7 @@ def _find(
         if isinstance(node, _Folder):
             is_settled &= _find(node, unsettled, settled)
         elif node.content != node.durable:
-            if all(node is not one for one in unsettled):
+            if all(node is not file_node for file_node in unsettled):
                 unsettled.append(node)
             is_settled = False
     if is_settled:
@@ -563,10 +563,10 @@ def _choices(
     if math.prod(map(len, fates)) <= limit:
         yield from product(*fates)
         return
-    yield tuple(one[0] for one in fates)
+    yield tuple(outcome[0] for outcome in fates)
     for _ in range(limit - 2):
-        yield tuple(draw.choice(one) for one in fates)
-    yield tuple(one[-1] for one in fates)
+        yield tuple(draw.choice(outcome) for outcome in fates)
+    yield tuple(outcome[-1] for outcome in fates)
 
 
 class ThreadScheduler:

@@ -82,7 +82,7 @@ class ObjectServer:
         self.uploads: dict[int, tuple[str, dict[int, bytes]]] = {}
         self.requests = 0
         self.trace: list[tuple[str, str]] = []
-        self._plan = {one.at + more: one for one in mishaps for more in range(one.lasting)}
+        self._plan = {fault.at + more: fault for fault in mishaps for more in range(fault.lasting)}
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._begun = 0
         self._lock = threading.RLock()

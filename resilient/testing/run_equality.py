@@ -60,15 +60,15 @@ def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[
     """
     proved = read(store, resolve(store, ref))
     names = [
-        one.name
-        for one in proved.manifest.parts
-        if one.name not in NOT_COMPARED and (with_own or one.scope != "rank")
+        part.name
+        for part in proved.manifest.parts
+        if part.name not in NOT_COMPARED and (with_own or part.scope != "rank")
     ]
     held = {name: AnyState() for name in names}
-    parts = {name: Part(one) for name, one in held.items()}
+    parts = {name: Part(value) for name, value in held.items()}
     load(proved.manifest, proved.files, parts, 0)
     step = proved.manifest.checkpoint.step
-    return {"step": step} | {name: one.state for name, one in held.items()}
+    return {"step": step} | {name: value.state for name, value in held.items()}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(one in said for one in _SAYINGS)
+    return isinstance(error, RuntimeError) and any(message in said for message in _SAYINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,13 @@ class AutoBatchSize:
         """Return whether a rank failed, and the parameters with a gradient on any. Collective."""
         if self.ranks == 1:
             return failed, []
-        flags = [failed, *(one.grad is not None for one in parameters)]
+        flags = [failed, *(parameter.grad is not None for parameter in parameters)]
         shown = torch.tensor(flags, dtype=torch.int32, device=self.device)
         dist.all_reduce(shown, dist.ReduceOp.MAX)
         any_failed, *trained = shown.tolist()
-        return bool(any_failed), [one for one, has in zip(parameters, trained, strict=True) if has]
+        return bool(any_failed), [
+            parameter for parameter, has in zip(parameters, trained, strict=True) if has
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,13 @@ class _Before:
 
     @staticmethod
     def of(run: TrainingRun, model: nn.Module) -> _Before:
-        buffers = [one.clone() for one in model.buffers()]
+        buffers = [buffer.clone() for buffer in model.buffers()]
         random = RandomState().state_dict()
         return _Before(random, buffers, run.cursor.samples, run.meters.mark(), run.counter.mark())
 
     def bring_back(self, run: TrainingRun, model: nn.Module) -> None:
-        for one, old in zip(model.buffers(), self.buffers, strict=True):
-            one.copy_(old)
+        for buffer, old in zip(model.buffers(), self.buffers, strict=True):
+            buffer.copy_(old)
         run.optimizer.zero_grad(set_to_none=True)
         run.cursor.samples = self.samples
         run.watch.forget()
@@ -137,10 +139,10 @@ def average_gradients(parameters: Sequence[nn.Parameter], ranks: int) -> None:
     """Average gradients over ranks; a missing gradient counts as zero. Collective."""
     bucket: list[torch.Tensor] = []
     size = 0
-    for one in parameters:
-        if one.grad is None:
-            one.grad = torch.zeros_like(one)
-        gradient = one.grad
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = parameter.grad
         if bucket and (size + gradient.nbytes > _BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
             _average(bucket, ranks)
             bucket, size = [], 0
@@ -151,13 +153,13 @@ def average_gradients(parameters: Sequence[nn.Parameter], ranks: int) -> None:
 
 
 def _average(gradients: list[torch.Tensor], ranks: int) -> None:
-    flat = torch.cat([one.reshape(-1) for one in gradients])
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     # Divide first, as DDP does, so that sums stay in the range of low precision.
     flat.div_(ranks)
     dist.all_reduce(flat)
-    parts = torch.split(flat, [one.numel() for one in gradients])
-    for one, part in zip(gradients, parts, strict=True):
-        one.copy_(part.view_as(one))
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def fitting_for(

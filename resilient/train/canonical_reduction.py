@@ -138,7 +138,7 @@ def told(session: Session, problem: str) -> None:
 def _by_digest(shown: Sequence[str]) -> list[list[int]]:
     """Return the ranks in groups of equal digests."""
     return [
-        [rank for rank, other in enumerate(shown) if other == one] for one in dict.fromkeys(shown)
+        [rank for rank, other in enumerate(shown) if other == text] for text in dict.fromkeys(shown)
     ]
 
 
@@ -264,7 +264,7 @@ def _first_batch(trainer: Trainer, run: TrainingRun) -> Any:
 
 
 def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
-    before = {name: checksum_of(one) for name, one in tensors_of(run.model)}
+    before = {name: checksum_of(tensor) for name, tensor in tensors_of(run.model)}
     unchanged = ImmutabilityCheck.of(run.model)
     samples, count = trainer.get_batch_samples(iter([batch]), 1, trainer.session.device)
     seed_worker((seed, trainer.state.global_step, 0))
@@ -272,12 +272,14 @@ def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
         loss = trainer.step_loss(run.model, trainer._prepare_inputs(_copied(inputs)), count)  # noqa: SLF001 - the field's name
         trainer.precision.backward(loss)
     unchanged.require_same(run.model)
-    changed = [name for name, one in tensors_of(run.model) if checksum_of(one) != before[name]]
+    changed = [
+        name for name, tensor in tensors_of(run.model) if checksum_of(tensor) != before[name]
+    ]
     refuse_changed(run.model, changed)
-    gradients = [one.grad for one in run.parameters if one.grad is not None]
+    gradients = [parameter.grad for parameter in run.parameters if parameter.grad is not None]
     digest = digest_of([loss, *gradients])
-    for one in run.parameters:
-        one.grad = None
+    for parameter in run.parameters:
+        parameter.grad = None
     return digest
 
 

@@ -48,7 +48,7 @@ class ArgumentsChanged(Event):
 
     def message(self) -> str:
         """Format each argument with both values and the consequence, one per line."""
-        shown = (f"\n  {one.shown(name)}" for name, one in self.changes.items())
+        shown = (f"\n  {change.shown(name)}" for name, change in self.changes.items())
         return f"arguments differ from the checkpoint's:{''.join(shown)}"
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-def fast_asdict(one: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return these fields by name, in this order; the values share nothing with ``one``.
+def fast_asdict(item: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return these fields by name, in this order; the values share nothing with ``item``.
 
     Args:
-        one: Any object.
+        item: Any object.
         names: At least two names.
     """
-    found = dict(zip(names, _getter(names)(one), strict=True))
+    found = dict(zip(names, _getter(names)(item), strict=True))
     if not _PLAIN.issuperset(map(type, found.values())):
         for name, value in found.items():
             if type(value) not in _PLAIN:
@@ -48,9 +48,9 @@ class CachedAsdict:
         self._found: dict[str, Any] = {}
         self._inside: list[tuple[int, str]] = []
 
-    def of(self, one: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    def of(self, item: Any, names: tuple[str, ...]) -> dict[str, Any]:
         """Return these fields by name, like ``fast_asdict``."""
-        values = _getter(names)(one)
+        values = _getter(names)(item)
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
             self._found = dict(zip(names, values, strict=True))

@@ -104,7 +104,12 @@ class Accelerator:
                 hint="return it from `prediction_step`: the trainer gathers that, each sample once",
             )
         ranks = self.num_processes
-        return nested(lambda one: gather_rows(one if one.dim() else one[None], ranks), tensor)
+        return nested(
+            lambda tensor_of_rank: gather_rows(
+                tensor_of_rank if tensor_of_rank.dim() else tensor_of_rank[None], ranks
+            ),
+            tensor,
+        )
 
     def gather_for_metrics(self, input_data: Any) -> Any:
         """Gather like :meth:`gather`; only the last training round may repeat samples as padding.
@@ -298,8 +303,10 @@ def refuse_uncalled_overrides(kind: type) -> None:
     Raises:
         ConfigError: Names the method and the alternative.
     """
-    own = [vars(one) for one in kind.__mro__ if not one.__module__.startswith("resilient.")]
-    found = next((name for name in NOT_CALLED if any(name in one for one in own)), None)
+    own = [vars(cls) for cls in kind.__mro__ if not cls.__module__.startswith("resilient.")]
+    found = next(
+        (name for name in NOT_CALLED if any(name in attributes for attributes in own)), None
+    )
     if found is not None:
         raise ConfigError(
             f"`{kind.__name__}.{found}` would never be called: Transformers' Trainer calls a "

@@ -83,16 +83,16 @@ def rows_of(
         losses: One loss for each step among the entries.
     """
     rows, read = [], iter(losses)
-    for one in entries:
-        if isinstance(one, str):
-            rows.append(one)
+    for entry in entries:
+        if isinstance(entry, str):
+            rows.append(entry)
             continue
-        if isinstance(one, SkipRecord):
-            rows.append(row_of("skip", *one))
-            place = LedgerPosition(place.step, one.epoch, one.stop)
+        if isinstance(entry, SkipRecord):
+            rows.append(row_of("skip", *entry))
+            place = LedgerPosition(place.step, entry.epoch, entry.stop)
             continue
-        rows.append(step_row(place, one[:-1], next(read)))
-        place = LedgerPosition(one.last, one.epoch, one.stop)
+        rows.append(step_row(place, entry[:-1], next(read)))
+        place = LedgerPosition(entry.last, entry.epoch, entry.stop)
     return rows, place
 
 
@@ -132,7 +132,7 @@ class PendingSegment:
         new = entries[self._entries :]
         rows, self._place = rows_of(self._place, new, losses[self._losses :])
         self._entries += len(new)
-        self._losses += sum(isinstance(one, StepRecord) for one in new)
+        self._losses += sum(isinstance(record, StepRecord) for record in new)
         *_, self._link = (self._link, *extend_chain(self._link, checkpoint.generation, rows))
         self._rows += rows
         records = tuple(self._rows)
@@ -316,13 +316,13 @@ class Ledger:
     def _fold(self) -> None:
         """Merge records of several steps, so that a run that never saves needs no more memory."""
         read, folded, losses = iter(self._losses), list[Entry](), list[float]()
-        for one in _runs(self._entries):
-            if isinstance(one, (SkipRecord, str)):
-                folded.append(one)
+        for run in _runs(self._entries):
+            if isinstance(run, (SkipRecord, str)):
+                folded.append(run)
                 continue
-            folded.append(_sum_of(one))
-            weighed = sum(next(read) * part.steps for part in one)
-            losses.append(weighed / sum(part.steps for part in one))
+            folded.append(_sum_of(run))
+            weighed = sum(next(read) * part.steps for part in run)
+            losses.append(weighed / sum(part.steps for part in run))
         self._entries, self._losses = folded, losses
 
 
@@ -345,9 +345,9 @@ def _runs(entries: Iterable[Entry]) -> Iterable[list[StepRecord] | SkipRecord | 
     """Yield rows unchanged, and groups of up to ``FOLDED`` steps of one kind."""
     for kind, some in groupby(entries, _kind):
         if kind is None:
-            yield from (one for one in some if not isinstance(one, StepRecord))
+            yield from (record for record in some if not isinstance(record, StepRecord))
             continue
-        steps = [one for one in some if isinstance(one, StepRecord)]
+        steps = [record for record in some if isinstance(record, StepRecord)]
         for first in range(0, len(steps), FOLDED):
             yield steps[first : first + FOLDED]
 
@@ -363,10 +363,10 @@ def _sum_of(steps: list[StepRecord]) -> StepRecord:
         first.epoch,
         first.start,
         last.stop,
-        sum(one.rounds for one in steps),
+        sum(step.rounds for step in steps),
         first.batch,
         first.seats,
         first.ranks,
-        sum(one.updates for one in steps),
-        sum(one.steps for one in steps),
+        sum(step.updates for step in steps),
+        sum(step.steps for step in steps),
     )

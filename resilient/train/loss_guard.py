@@ -90,7 +90,7 @@ class BrokenLossEpisodes:
         figures = {"loss": loss}
         if not self._expects_infinite:
             figures["grad_norm"] = grad_norm
-        broken = next((name for name, one in figures.items() if not math.isfinite(one)), "")
+        broken = next((name for name, figure in figures.items() if not math.isfinite(figure)), "")
         limit = spike_limit(self._recent, self._deviations)
         if broken:
             found = LossDivergenceDetected(kind_of(figures[broken]), broken, step)
@@ -111,7 +111,9 @@ class BrokenLossEpisodes:
     def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
         """Return the events for the losses of all steps up to ``last_step``."""
         first = last_step - len(losses) + 1
-        broken = [(step, one) for step, one in enumerate(losses, first) if not math.isfinite(one)]
+        broken = [
+            (step, loss) for step, loss in enumerate(losses, first) if not math.isfinite(loss)
+        ]
         if not losses:
             return []
         is_new = bool(broken) and self._is_new("nan")
@@ -136,7 +138,7 @@ def spike_limit(recent: Iterable[float], deviations: float) -> float:
     if len(recent) < LOSSES_TO_LEARN:
         return math.inf
     median = statistics.median(recent)
-    deviation = _SIGMA * statistics.median(abs(one - median) for one in recent)
+    deviation = _SIGMA * statistics.median(abs(loss - median) for loss in recent)
     return median + deviations * max(deviation, _LEAST_SHARE * abs(median))
 
 

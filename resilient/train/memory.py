@@ -64,7 +64,9 @@ class MemoryMeter:
         _forget_peak(self._module)
         self._before = self._now()
         if stage == "init":
-            self._made |= {f"before_init_mem_{one}": size for one, size in self._before.items()}
+            self._made |= {
+                f"before_init_mem_{device}": size for device, size in self._before.items()
+            }
 
     def stop(self, stage: str) -> dict[str, float]:
         """End a stage and return its figures; those of ``init`` come with the next stage's."""
@@ -75,9 +77,9 @@ class MemoryMeter:
         empty_cache(self._device, collect=True)
         figures = dict(self._made)
         self._made = {}
-        for one, now in self._now().items():
-            figures[f"{stage}_mem_{one}_alloc_delta"] = now - self._before[one]
-            figures[f"{stage}_mem_{one}_peaked_delta"] = max(0, peaks[one] - now)
+        for device, now in self._now().items():
+            figures[f"{stage}_mem_{device}_alloc_delta"] = now - self._before[device]
+            figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - now)
         if stage == "init":
             self._made, figures = figures, {}
         return figures

@@ -145,7 +145,7 @@ class Meters:
         found = [
             begun[id(losses)].read() if id(losses) in begun else next(totals) for losses in steps
         ]
-        return [one / self._ranks for one in found]
+        return [total / self._ranks for total in found]
 
     def _add_up(self, steps: list[list[Any]]) -> list[float]:
         many = self._sums(steps)
@@ -159,7 +159,7 @@ class Meters:
         sums, device = [sum(losses) for losses in steps], self._logged.device
         if self._is_number:
             return torch.tensor(sums).double()
-        return torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
+        return torch.stack([torch.as_tensor(value, device=device).double() for value in sums])
 
     def take(self) -> dict[str, float]:
         """Return the means since the last log and reset them. Collective."""
@@ -276,7 +276,7 @@ class UsageCounter:
             high, low = divmod(flos, 1 << _HALF_BITS)
             counts = torch.tensor([tokens, high, low], device=self.device)
             dist.all_reduce(counts)
-            tokens, high, low = (one // self.copies for one in counts.tolist())
+            tokens, high, low = (count // self.copies for count in counts.tolist())
             flos = (high << _HALF_BITS) + low
         self.state.num_input_tokens_seen += tokens
         self.state.total_flos += flos

@@ -218,7 +218,7 @@ class StopCoordinator:
         keys = [f"{self._scope}/met/{rank}" for rank in range(self._world.size)]
         self._board.post(keys[self._world.rank], str(value).encode())
         shown = self._board.wait(keys, max(0.0, self.left_seconds))
-        return max(int(one) for one in shown) if shown else value
+        return max(int(answer) for answer in shown) if shown else value
 
     def go(self, why: str) -> None:
         """Exit at once as preempted; other processes do the remaining work."""
@@ -260,7 +260,7 @@ class StopCoordinator:
             shown = None
             while shown is None and not self._closed:
                 shown = board.wait(keys, _POLL_SECONDS)
-            turns = [json.loads(one) for one in shown or [b"[0, 0]"]]
+            turns = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
             self._agree(max((step, batch) for step, batch in turns))
 
     def _wait_closed(self, wanted: Callable[[], bool]) -> bool:

@@ -117,7 +117,9 @@ class TrainingRun:
     _batches: Iterator[Any] | None = None
 
     def __post_init__(self) -> None:
-        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
+        self.parameters = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
 
     @property
     def trained_numbers(self) -> int:
@@ -125,7 +127,9 @@ class TrainingRun:
         detour = find_redirect(self.model)
         if detour is not None:
             return detour.numbers
-        return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
+        return sum(
+            getattr(parameter, "ds_numel", parameter.numel()) for parameter in self.parameters
+        )
 
     def started(self, state: TrainerState, ranks: int) -> TrainingStarted:
         """Return the event for the start or continuation of the loop on ``ranks`` ranks."""
@@ -371,8 +375,8 @@ def pass_through(
         counted: Number of labels of the whole step, if they are counted.
     """
     assert run.pipeline is not None  # noqa: S101 - for mypy
-    batches = [trainer._prepare_inputs(one) for one in samples]  # noqa: SLF001 - the field's name
-    runs = [partial(_loss, trainer, one, counted) for one in batches]
+    batches = [trainer._prepare_inputs(sample) for sample in samples]  # noqa: SLF001 - the field's name
+    runs = [partial(_loss, trainer, batch, counted) for batch in batches]
     losses = run.pipeline.passes(runs, batches)
     for nth, (inputs, loss) in enumerate(zip(samples, losses, strict=True), 1):
         run.add_loss(loss)

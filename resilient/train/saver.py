@@ -185,10 +185,10 @@ def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
     def compares_options(config: Mapping[str, Any]) -> bool:
         # Options that follow from arguments are already reported as arguments.
         changed = changes_between(config, args.to_dict()).values()
-        return all(one.rule.kind == FREE for one in changed)
+        return all(change.rule.kind == FREE for change in changed)
 
     def lost(held: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(one for one in held if whose_part(one) not in known))
+        return tuple(sorted(name for name in held if whose_part(name) not in known))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),
@@ -419,8 +419,8 @@ class CheckpointSaver:
     def note_broken_loss(self, broke: Sequence[Event], *, is_broken: bool) -> None:
         """Report broken losses; while the loss is broken, keep the last checkpoint before it."""
         self.best.note_broken_loss(self._saved, begins=bool(broke), is_broken=is_broken)
-        for one in broke if self._is_coordinator else ():
-            self.emit(one, step=self.step)
+        for reason in broke if self._is_coordinator else ():
+            self.emit(reason, step=self.step)
 
     def found_best(self) -> None:
         """Record this step's model as the best, if a checkpoint already holds it."""
@@ -573,7 +573,7 @@ class BestCheckpoint:
     @property
     def kept(self) -> list[CheckpointId]:
         """Checkpoints that garbage collection must keep."""
-        return [one for one in (self.checkpoint, self.sound) if one]
+        return [checkpoint for checkpoint in (self.checkpoint, self.sound) if checkpoint]
 
     def note_broken_loss(
         self, saved: CheckpointId | None, *, begins: bool, is_broken: bool

@@ -125,9 +125,9 @@ class Seq2SeqTrainer(Trainer):
                 f"`predict_with_generate` needs a model with `generate` and batches with names: "
                 f"`{type(self.model).__name__}` and `{type(inputs).__name__}` are not"
             )
-        used = {name: one for name, one in inputs.items() if name not in self.label_names}
+        used = {name: value for name, value in inputs.items() if name not in self.label_names}
         if find_labels(inputs, self.label_names) is not None:
-            used = {name: one for name, one in used.items() if name not in _DECODERS}
+            used = {name: value for name, value in used.items() if name not in _DECODERS}
         # Ranks that hold parts of one model must run as many decoding steps as the slowest rank.
         together = {"synced_gpus": True} if self.session.computes_together else {}
         tokens: torch.Tensor = generate(**used, **{**together, **options})

@@ -139,7 +139,7 @@ def _entries(trees: Callable[[], list[Any]]) -> list[Entry]:
         found = unflatten(trees(), _no_tensor)
     except (ValueError, RecursionError) as error:
         raise _damaged(str(error)) from error
-    if not all(type(one) is dict for one in found):
+    if not all(type(entry) is dict for entry in found):
         raise _damaged("not each of its entries is an object")
     return found  # type: ignore[no-any-return]
 
@@ -158,8 +158,8 @@ def _damaged(why: str) -> IntegrityError:
 def _copies(entries: list[Entry]) -> list[Entry]:
     # The history is most of a long run's state, and `deepcopy` is slow.
     return [
-        dict(one) if _PLAIN.issuperset(map(type, one.values())) else deepcopy(one)
-        for one in entries
+        dict(entry) if _PLAIN.issuperset(map(type, entry.values())) else deepcopy(entry)
+        for entry in entries
     ]
 
 
@@ -220,7 +220,7 @@ class TrainerState:
         Raises:
             TypeError: A field cannot have the given value; no field was changed.
         """
-        known = {one.name for one in fields(self)} - set(_OWN)
+        known = {attribute.name for attribute in fields(self)} - set(_OWN)
         taken = {name: state_dict[name] for name in known & set(state_dict)}
         _require_kinds(taken)
         for name, value in taken.items():
@@ -249,7 +249,7 @@ class TrainerState:
 
         try:
             loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
-            known = {one.name for one in fields(cls)}
+            known = {attribute.name for attribute in fields(cls)}
             taken = {name: value for name, value in loaded.items() if name in known}
             _require_kinds(taken)
         except (ValueError, RecursionError, TypeError, AttributeError) as error:
@@ -262,7 +262,9 @@ class TrainerState:
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the evaluations at the current step, by name."""
-        latest = takewhile(lambda one: one.get("step") == self.global_step, self.history.newest())
+        latest = takewhile(
+            lambda entry: entry.get("step") == self.global_step, self.history.newest()
+        )
         return {
             name: value
             for entry in reversed([*latest])
@@ -300,7 +302,7 @@ class TrainerState:
 @cache
 def _brief(kind: Any) -> tuple[str, ...]:
     """Return the names of all fields except the history, which may be long."""
-    return tuple(one.name for one in fields(kind) if one.name != "log_history")
+    return tuple(attribute.name for attribute in fields(kind) if attribute.name != "log_history")
 
 
 def _require_kinds(taken: Mapping[str, Any]) -> None:
@@ -317,7 +319,7 @@ def _is_kind(default: Any, value: Any, *, may_be_none: bool) -> bool:
     if isinstance(default, int | float) or (may_be_none and value is not None):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, list):
-        is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+        is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
         return is_list or isinstance(value, JsonRows)
     return isinstance(value, dict) if isinstance(default, dict) else True
 
@@ -374,6 +376,6 @@ class TrainerControl:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the known flags."""
-        for one in fields(self):
-            if one.name in state_dict:
-                setattr(self, one.name, bool(state_dict[one.name]))
+        for attribute in fields(self):
+            if attribute.name in state_dict:
+                setattr(self, attribute.name, bool(state_dict[attribute.name]))

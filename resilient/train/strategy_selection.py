@@ -208,8 +208,10 @@ def _deepspeed(
 def hidden_size_of(model: nn.Module) -> int:
     """Return a model's hidden size from its config; 0 if unknown."""
     config: Any = getattr(model, "config", None)
-    for one in (config, getattr(config, "text_config", None)):
-        size = getattr(one, "hidden_size", None) or max(getattr(one, "hidden_sizes", None) or [0])
+    for candidate in (config, getattr(config, "text_config", None)):
+        size = getattr(candidate, "hidden_size", None) or max(
+            getattr(candidate, "hidden_sizes", None) or [0]
+        )
         if size:
             return int(size)
     return 0
@@ -242,7 +244,7 @@ class ParallelismChosen(Event):
     def message(self) -> str:
         """Format the choice and its reasons, one per line."""
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"parallelism auto: {shown}" + "".join(f"\n  {one}" for one in self.reasons)
+        return f"parallelism auto: {shown}" + "".join(f"\n  {reason}" for reason in self.reasons)
 
 
 def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Module) -> None:
@@ -264,17 +266,17 @@ def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Modu
 def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
     """Return the properties of the model and its training that decide."""
     parameters = list(model.parameters())
-    trained = [one for one in parameters if one.requires_grad]
-    numbers = sum(one.numel() for one in parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    numbers = sum(parameter.numel() for parameter in parameters)
     kept = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
-    state = sum(one.nbytes for one in parameters)
-    state += sum(one.nbytes + int(kept * one.numel()) for one in trained)
+    state = sum(parameter.nbytes for parameter in parameters)
+    state += sum(parameter.nbytes + int(kept * parameter.numel()) for parameter in trained)
     layers = layers_of(model, layer_classes(args))
     return ModelFacts(
         numbers,
         state / max(1, numbers),
-        max((one.element_size() for one in parameters), default=4),
-        max((sum(p.numel() for p in one.parameters()) for one in layers), default=numbers),
+        max((parameter.element_size() for parameter in parameters), default=4),
+        max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=numbers),
         len(layers),
         _between_bytes(args, model),
         bool(getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)),

@@ -413,7 +413,9 @@ class Trainer(TrainerEvaluation):
 
     def get_num_trainable_parameters(self) -> int:
         """Return the number of trained values; for a sharded model, those of this rank."""
-        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        return sum(
+            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
+        )
 
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group.
@@ -436,7 +438,7 @@ class Trainer(TrainerEvaluation):
         if self.optimizer is None:
             raise ValueError("there is no optimizer before training")
         for group in self.optimizer.param_groups:
-            if any(one is param for one in group["params"]):
+            if any(parameter is param for parameter in group["params"]):
                 return group
         return [group["params"] for group in self.optimizer.param_groups]
 

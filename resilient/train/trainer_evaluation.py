@@ -91,8 +91,8 @@ class TrainerEvaluation(TrainerHooks):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
             metrics: dict[str, Any] = {}
-            for name, one in dataset.items():
-                of = one if eval_dataset is not None else name
+            for name, value in dataset.items():
+                of = value if eval_dataset is not None else name
                 metrics |= self.evaluate(of, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
@@ -258,7 +258,7 @@ class TrainerEvaluation(TrainerHooks):
         """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
         told = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
         taken = inspect.signature(self.evaluation_step).parameters
-        given: dict[str, Any] = {name: one for name, one in told.items() if name in taken}
+        given: dict[str, Any] = {name: value for name, value in told.items() if name in taken}
         step: Callable[..., Any] = partial(self.evaluation_step, **given)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
         model: nn.Module = pipeline_of(self.model) or self.model

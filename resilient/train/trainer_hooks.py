@@ -263,7 +263,7 @@ class TrainerHooks:
         dataset, unused = prune_dataset(dataset, taken, name)
         self._tell_unused(unused)
         steps = ("compute_loss", "training_step", "prediction_step", "evaluation_step")
-        if any(getattr(type(self), one) is not getattr(TrainerHooks, one) for one in steps):
+        if any(getattr(type(self), step) is not getattr(TrainerHooks, step) for step in steps):
             return dataset, collate
         return dataset, PruningCollator(collate, taken, name, self._tell_unused)
 
@@ -311,9 +311,9 @@ class TrainerHooks:
         """Return a tensor on the device; an override is also called for containers of tensors."""
         if isinstance(data, Mapping):
             kind: Any = type(data)
-            return kind({name: self._prepare_input(one) for name, one in data.items()})
+            return kind({name: self._prepare_input(value) for name, value in data.items()})
         if isinstance(data, (tuple, list)):
-            return type(data)(self._prepare_input(one) for one in data)
+            return type(data)(self._prepare_input(item) for item in data)
         return to_device(data, self.session.device, ahead=copies_ahead(self.args))
 
     @property
@@ -496,7 +496,7 @@ class TrainerHooks:
         for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
             taken = inspect.signature(method).parameters
             if "num_items_in_batch" in taken or any(
-                one.kind is one.VAR_KEYWORD for one in taken.values()
+                value.kind is value.VAR_KEYWORD for value in taken.values()
             ):
                 continue
             raise ConfigError(
@@ -654,7 +654,7 @@ class TrainerHooks:
         """Save the states of a given optimizer and scheduler before the first training."""
         if self._given_states is None:
             optimizer, scheduler = (
-                None if one is None else deepcopy(one.state_dict()) for one in self._given
+                None if given is None else deepcopy(given.state_dict()) for given in self._given
             )
             self._given_states = (optimizer, scheduler)
 
@@ -665,9 +665,9 @@ class TrainerHooks:
         first training.
         """
         self.optimizer, self.lr_scheduler = self._given
-        for one, state in zip(self._given, self._given_states or (), strict=False):
-            if one is not None:
-                one.load_state_dict(deepcopy(state))
+        for given, state in zip(self._given, self._given_states or (), strict=False):
+            if given is not None:
+                given.load_state_dict(deepcopy(state))
 
     def _take_optimizers(
         self,

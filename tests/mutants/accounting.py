@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "the seconds of all machines are one another's",
         "resilient/goodput/event_log.py",
-        'found[one.text("boot")].append',
-        'found["one"].append',
+        'found[record.text("boot")].append',
+        'found["record"].append',
         STEADY,
     ),
     Mutant(
@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "what a failure took to end counts as training",
         "resilient/goodput/attempts.py",
-        '*(one.at_ms - one.milliseconds("stop_seconds") for one in failed)',
-        "*(one.at_ms for one in failed)",
+        '*(record.at_ms - record.milliseconds("stop_seconds") for record in failed)',
+        "*(record.at_ms for record in failed)",
         f"{ACCOUNT} -k known_run",
     ),
     Mutant(
@@ -126,15 +126,15 @@ MUTANTS = [
     Mutant(
         "clocks are believed",
         "resilient/goodput/event_log.py",
-        "one if abs(one) > TOLERANCE_MS else 0",
-        "one if abs(one) > 1 << 60 else 0",
+        "median if abs(median) > TOLERANCE_MS else 0",
+        "median if abs(median) > 1 << 60 else 0",
         f"{ACCOUNT} -k clock",
     ),
     Mutant(
         "what a life gave up by itself counts as useful",
         "resilient/goodput/attempts.py",
-        "        if one.event == WENT_BACK:\n",
-        "        if one.event == WENT_BACK and not points:\n",
+        "        if record.event == WENT_BACK:\n",
+        "        if record.event == WENT_BACK and not points:\n",
         f"{ACCOUNT} -k went_back",
     ),
     Mutant(

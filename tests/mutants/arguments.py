@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "names are advised that are refused",
         f"{_HOME}/validation.py",
-        "for one in known if one not in refusing)",
-        "for one in known)",
+        "for item in known if item not in refusing)",
+        "for item in known)",
         f"{_TESTS}/test_argument_values.py",
     ),
     Mutant(

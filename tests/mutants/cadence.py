@@ -41,8 +41,8 @@ MUTANTS = [
     Mutant(
         "the fastest rank says how long steps are",
         "resilient/train/callbacks/save_schedule.py",
-        "step_seconds = max(one.step_seconds for one in shown)",
-        "step_seconds = min(one.step_seconds for one in shown)",
+        "step_seconds = max(measurements.step_seconds for measurements in shown)",
+        "step_seconds = min(measurements.step_seconds for measurements in shown)",
         f"{CADENCE} -k slow",
     ),
     Mutant(

@@ -30,8 +30,8 @@ MUTANTS = [
     Mutant(
         "a gradient that is missing here adds nothing",
         "resilient/strategies/canonical/tree_reduce.py",
-        "        one.add_(0.0) if one is not None and other is None else one\n",
-        "        one\n",
+        "        left.add_(0.0) if left is not None and right is None else left\n",
+        "        left\n",
         SUMS,
     ),
     Mutant(
@@ -79,14 +79,14 @@ MUTANTS = [
     Mutant(
         "the bits of parameters are not compared",
         "resilient/train/canonical_reduction.py",
-        "for name, one in tensors_of(run.model) if checksum_of(one) != before[name]",
-        "for name, one in run.model.named_buffers() if checksum_of(one) != before[name]",
+        ("for name, tensor in tensors_of(run.model) if checksum_of(tensor) != before[name]"),
+        ("for name, tensor in run.model.named_buffers() if checksum_of(tensor) != before[name]"),
         ONE,
     ),
     Mutant(
         "the rehearsal leaves its gradients",
         "resilient/train/canonical_reduction.py",
-        "    for one in run.parameters:\n        one.grad = None\n",
+        ("    for parameter in run.parameters:\n        parameter.grad = None\n"),
         "",
         ONE,
     ),

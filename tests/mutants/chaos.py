@@ -27,8 +27,8 @@ MUTANTS = [
     Mutant(
         "a second order disturbs the way out",
         f"{FOLDER}/runner.py",
-        "            signal.signal(one, lambda *_: None)\n",
-        "            signal.signal(one, obey)\n",
+        "            signal.signal(item, lambda *_: None)\n",
+        "            signal.signal(item, obey)\n",
         ORDERS,
     ),
     Mutant(
@@ -111,22 +111,22 @@ MUTANTS = [
     Mutant(
         "what was committed may be lost",
         f"{FOLDER}/verdict.py",
-        "if one.after is None or one.before is None or one.after < one.before",
-        "if one.before is None",
+        ("if result.after is None or result.before is None or result.after < result.before"),
+        "if result.before is None",
         BREAKS,
     ),
     Mutant(
         "any exit code is right",
         f"{FOLDER}/verdict.py",
-        "    is_wrong = one.code is not None and one.code not in one.codes\n",
-        "    is_wrong = one.code is not None and not one.codes\n",
+        "    is_wrong = result.code is not None and result.code not in result.codes\n",
+        "    is_wrong = result.code is not None and not result.codes\n",
         BREAKS,
     ),
     Mutant(
         "damage need not be found",
         f"{FOLDER}/verdict.py",
-        "for one in tested if not one.is_found]",
-        "for one in tested if not one.what]",
+        "for result in tested if not result.is_found]",
+        "for result in tested if not result.what]",
         BREAKS,
     ),
     Mutant(
@@ -139,8 +139,8 @@ MUTANTS = [
     Mutant(
         "orphans may train on",
         f"{FOLDER}/verdict.py",
-        "for one in tested if one.orphans]",
-        "for one in tested if not one.what]",
+        ("for result in tested\n        if result.orphans\n    ]"),
+        "for result in tested if not result.what]",
         BREAKS,
     ),
     Mutant(
@@ -195,8 +195,8 @@ MUTANTS = [
     Mutant(
         "a life is held against what others saved after it",
         f"{FOLDER}/verdict.py",
-        "        for due in (one.due or one.after,)\n",
-        "        for due in (one.after,)\n",
+        "        for due in (result.due or result.after,)\n",
+        "        for due in (result.after,)\n",
         f"{HOSTS} -k what_there_was_then",
     ),
     Mutant(
@@ -230,8 +230,8 @@ MUTANTS = [
     Mutant(
         "what was told on a second host is not heard",
         f"{FOLDER}/job.py",
-        '[one / "rank-0.jsonl" for one in folders]',
-        '[one / "rank-0.jsonl" for one in folders[:1]]',
+        '[folder / "rank-0.jsonl" for folder in folders]',
+        '[folder / "rank-0.jsonl" for folder in folders[:1]]',
         f"{HOSTS} -k heard_in_order",
     ),
     Mutant(

@@ -118,7 +118,7 @@ MUTANTS = [
     Mutant(
         "what is in the trash is told as if it had never been",
         "resilient/checkpoint/refs.py",
-        "    if one is None:\n        return NothingToResume(",
+        ("    if checkpoint is None:\n        return NothingToResume("),
         "    if True:\n        return NothingToResume(",
         "tests/cli/test_trash_told.py -k names_what",
     ),

@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "rows that are zero on purpose are a hole",
         "resilient/diff/foreign_verify.py",
-        "if self._cuts_a_row(first + one)]",
+        "if self._cuts_a_row(first + place)]",
         "]",
         PAGES,
     ),
@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(
         "pieces that leave a hole are read as whole",
         "resilient/diff/tensor_reader.py",
-        "        if not covers(tensor.shape, [one.region for one in tensor.pieces]):",
+        ("        if not covers(tensor.shape, [piece.region for piece in tensor.pieces]):"),
         "        if False:",
         f"{ELEMENTS} -k index_claims",
     ),
@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "numbers become names whatever their shapes",
         "resilient/diff/tensor_names.py",
-        "    return len(met) * 2 > len(pairs) and all(one == other for one, other in met)",
+        ("    return len(met) * 2 > len(pairs) and all(left == right for left, right in met)"),
         "    return True",
         f"{PAIRING} -k without_an_order",
     ),
@@ -134,15 +134,15 @@ MUTANTS = [
     Mutant(
         "any tensor of the same shape is a second name",
         "resilient/diff/compare.py",
-        "    return any(_are_equal(side, alone, one) for one in alike[:_TWINS_MAX])",
+        ("    return any(_are_equal(side, alone, tensor) for tensor in alike[:_TWINS_MAX])"),
         "    return bool(alike)",
         f"{COMPARISON} -k second_name",
     ),
     Mutant(
         "what cannot be read counts as equal",
         "resilient/diff/model.py",
-        "            or any(one.is_equal is not True for one in self.tensors)",
-        "            or any(one.is_equal is False for one in self.tensors)",
+        "            or any(tensor.is_equal is not True for tensor in self.tensors)",
+        "            or any(tensor.is_equal is False for tensor in self.tensors)",
         f"{HOSTILE} -k shown_without_end",
     ),
     Mutant(

@@ -83,8 +83,14 @@ MUTANTS = [
     Mutant(
         "a rotation sweeps the save that other ranks have begun",
         "resilient/checkpoint/repository_scan.py",
-        "(newest and one < newest and MANIFEST not in names and",
-        "(newest and one != newest and MANIFEST not in names and",
+        (
+            "(\n"
+            "                newest\n"
+            "                and checkpoint < newest\n"
+            "                and MANIFEST not in names\n"
+            "                and"
+        ),
+        "(newest and checkpoint != newest and MANIFEST not in names and",
         DISK,
     ),
     Mutant(

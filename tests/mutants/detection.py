@@ -46,14 +46,17 @@ MUTANTS = [
     Mutant(
         "a rank that waits for others is blamed",
         "resilient/elastic/hang_detection.py",
-        "    behind = [one for one in training if one.signs.step == fewest]\n",
+        (
+            "    behind = [rank_vitals for rank_vitals in training if "
+            "rank_vitals.signs.step == fewest]\n"
+        ),
         "    behind = training\n",
         RULES,
     ),
     Mutant(
         "one late rank is enough although the one behind has time",
         "resilient/elastic/hang_detection.py",
-        "all(late[one.rank] is not None for one in behind)",
+        "all(late[rank_vitals.rank] is not None for rank_vitals in behind)",
         "True",
         RULES,
     ),
@@ -95,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a stopped rank stays stopped when it is asked for its stack",
         "resilient/elastic/stack_dump.py",
-        "        _send(one.pid, signal.SIGCONT)\n",
+        "        _send(value.pid, signal.SIGCONT)\n",
         "        pass\n",
         STACKS,
     ),
@@ -144,28 +147,36 @@ MUTANTS = [
     Mutant(
         "ranks that all start slowly hang",
         "resilient/elastic/hang_detection.py",
-        "if not reaches or min(reaches) == max(reaches) or any",
-        "if not reaches or any",
+        "        or min(reaches) == max(reaches)\n",
+        "",
         EDGES,
     ),
     Mutant(
         "a rank without signs is blamed although steps are done without it",
         "resilient/elastic/hang_detection.py",
-        " or any(one.step >= 0 for one in seen):",
-        ":",
+        "        or any(rank_vitals.step >= 0 for rank_vitals in seen)\n",
+        "",
         EDGES,
     ),
     Mutant(
         "a start has no patience after a sign",
         "resilient/elastic/hang_detection.py",
-        "max([began_seconds, *(one.quiet_since(began_seconds) for one in seen)])",
+        (
+            "max(\n"
+            "        [began_seconds, *(rank_vitals.quiet_since(began_seconds) for "
+            "rank_vitals in seen)]\n"
+            "    )"
+        ),
         "began_seconds",
         EDGES,
     ),
     Mutant(
         "who still trains is not waited for at the end",
         "resilient/elastic/hang_detection.py",
-        ("if not heard or any(one.reach is StartupStage.TRAINING for one in heard):"),
+        (
+            "if not heard or any(rank_vitals.reach is StartupStage.TRAINING for "
+            "rank_vitals in heard):"
+        ),
         "if not heard:",
         EDGES,
     ),
@@ -228,14 +239,14 @@ MUTANTS = [
     Mutant(
         "one slow step makes a straggler",
         "resilient/elastic/health_monitor.py",
-        "rank: statistics.median(one.own_seconds)",
-        "rank: max(one.own_seconds)",
+        "rank: statistics.median(progress.own_seconds)",
+        "rank: max(progress.own_seconds)",
         CAUSES,
     ),
     Mutant(
         "failures of long ago count",
         "resilient/elastic/restart_policy.py",
-        "if not window_seconds or at_seconds - one < window_seconds",
+        "if not window_seconds or at_seconds - time < window_seconds",
         "if True",
         HISTORY,
     ),

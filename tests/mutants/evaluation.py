@@ -192,8 +192,8 @@ MUTANTS = [
     Mutant(
         "the metrics of an older step are taken for those of this one",
         "resilient/train/state.py",
-        'one.get("step") == self.global_step',
-        'one.get("step") is not None',
+        'entry.get("step") == self.global_step',
+        'entry.get("step") is not None',
         HISTORY,
     ),
     Mutant(

@@ -14,8 +14,8 @@ MUTANTS = [
     Mutant(
         "slices of safetensors begin where their file does",
         "resilient/layouts/dcp.py",
-        "Region(shape_of(offsets), one.shape)",
-        "Region(tuple(0 for _ in offsets), one.shape)",
+        "Region(shape_of(offsets), tensor.shape)",
+        "Region(tuple(0 for _ in offsets), tensor.shape)",
         f"{SAFE} -k slices",
     ),
     Mutant(
@@ -28,8 +28,8 @@ MUTANTS = [
     Mutant(
         "a module inside a dictionary has no weights",
         "resilient/layouts/single_file.py",
-        "for key, one in named.items() if is_module(one)]",
-        "for key, one in named.items() if False]",
+        "for key, value in named.items() if is_module(value)]",
+        "for key, value in named.items() if False]",
         f"{SAFE} -k inside",
     ),
     Mutant(
@@ -63,28 +63,28 @@ MUTANTS = [
     Mutant(
         "a repair is silent of random states that are lost",
         "resilient/layout_repair/donors.py",
-        '            case.refused["."] = _LOST.format(one.what)',
+        '            case.refused["."] = _LOST.format(problem.what)',
         "            pass",
         LOST,
     ),
     Mutant(
         "moments of more weights of a shape than there are pass",
         "resilient/layouts/consistency.py",
-        "if held[one.shape] > counts[one.shape]]:",
-        "if not counts[one.shape]]:",
+        "if held[value.shape] > counts[value.shape]]:",
+        "if not counts[value.shape]]:",
         f"{FITTING} -k first_step",
     ),
     Mutant(
         "both moments of a parameter may have any shape",
         "resilient/layouts/consistency.py",
-        "        if other.shape != one.shape:",
+        "        if other.shape != moment.shape:",
         "        if False:",
         f"{FITTING} -k first_step",
     ),
     Mutant(
         "a state under the name of a weight may have any shape",
         "resilient/layouts/consistency.py",
-        "            if shape != one.shape:",
+        "            if shape != value.shape:",
         "            if False:",
         f"{FITTING} -k under_a_name",
     ),

@@ -178,22 +178,22 @@ MUTANTS = [
     Mutant(
         "a float is spelled as the int that it equals",
         "resilient/state_dict/planner.py",
-        "    if one is other or kind is not type(other):\n        return one is other\n",
-        "    if one is other:\n        return True\n",
+        ("    if left is right or kind is not type(right):\n        return left is right\n"),
+        ("    if left is right:\n        return True\n"),
         SPELLED,
     ),
     Mutant(
         "a flag in a list of numbers is one",
         "resilient/state_dict/planner.py",
-        "if _INTS.issuperset(map(type, one)) and _INTS.issuperset(map(type, other)):",
-        "if _INTS.issuperset(map(type, one)):",
+        "if _INTS.issuperset(map(type, left)) and _INTS.issuperset(map(type, right)):",
+        "if _INTS.issuperset(map(type, left)):",
         SPELLED,
     ),
     Mutant(
         "the order of keys is not compared",
         "resilient/state_dict/planner.py",
-        "[*one] == [*other] and all",
-        "set(one) == set(other) and all",
+        "[*left] == [*right] and all",
+        "set(left) == set(right) and all",
         SPELLED,
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(
         "a parameter of a class of its own is given as it is",
         "resilient/state_dict/capture_cache.py",
-        "if isinstance(one, torch.nn.Parameter) and not _is_known(one):",
+        "if isinstance(parameter, torch.nn.Parameter) and not _is_known(parameter):",
         "if False:",
         ASKING,
     ),
@@ -262,8 +262,8 @@ MUTANTS = [
     Mutant(
         "a buffer is stored that a module does not store",
         "resilient/state_dict/capture_cache.py",
-        "if one is not None and name not in passing:",
-        "if one is not None:",
+        "if buffer is not None and name not in passing:",
+        "if buffer is not None:",
         ASKING,
     ),
     Mutant(

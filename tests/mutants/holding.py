@@ -24,21 +24,21 @@ MUTANTS = [
     Mutant(
         "a step lands that one rank holds",
         SEAT,
-        "set.intersection(*(set(one) for one in held))",
-        "set.union(*(set(one) for one in held))",
+        "set.intersection(*(set(steps_of_rank) for steps_of_rank in held))",
+        "set.union(*(set(steps_of_rank) for steps_of_rank in held))",
         CHOICE,
     ),
     Mutant(
         "only the newest step is looked at",
         SEAT,
-        "    for one in steps:\n",
-        "    for one in steps[:1]:\n",
+        "    for step in steps:\n",
+        "    for step in steps[:1]:\n",
         CHOICE,
     ),
     Mutant(
         "a step lands that is older than what is committed",
         SEAT,
-        " and (not there or there[0] < one)",
+        " and (not there or there[0] < step)",
         "",
         CHOICE,
     ),
@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         "a keeper whose agent was killed does not wait for ranks that hold",
         "resilient/checkpoint/daemon/server.py",
-        "            self._holding() or self._busy",
+        ("            self._holding()\n            or self._busy"),
         "            self._busy",
         f"{HELD} -k agent_was_killed",
     ),
@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "a step lands on top of a save that failed",
         SEAT,
-        "held[0][one.folder] in roots and ",
+        "held[0][step.folder] in roots and ",
         "",
         CHOICE,
     ),
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "a copy that is made again counts changes from its first time",
         "resilient/state_dict/staging.py",
-        "            one.renew()",
+        "            copy.renew()",
         "            pass",
         AGAIN,
     ),
@@ -274,7 +274,7 @@ MUTANTS = [
     Mutant(
         "a message is believed that does not prove itself",
         SLATE,
-        "    if _proof(message, (hashlib.sha256(one).digest() for one in notes)) != proof:\n",
+        ("    if _proof(message, (hashlib.sha256(note).digest() for note in notes)) != proof:\n"),
         "    if not proof:\n",
         SLATES,
     ),

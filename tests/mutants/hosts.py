@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         "a host is accused that does not serve the rendezvous",
         "resilient/elastic/rendezvous/roster.py",
-        "[one for one in there if found[server] & found[one]]",
+        "[agent for agent in there if found[server] & found[agent]]",
         "list(there)",
         MEMBERS,
     ),
@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "whoever is connected to the rendezvous serves it",
         "resilient/elastic/rendezvous/roster.py",
-        "bool(is_listening) and one",
-        "one",
+        "bool(is_listening) and listener",
+        "listener",
         PARTING,
     ),
     Mutant(

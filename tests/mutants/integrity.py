@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "what a killed save left is damage to verify",
         "resilient/checkpoint/verify.py",
-        "if manifest is not None and set(own) <= set(folders[one]):",
+        "if manifest is not None and set(own) <= set(folders[folder]):",
         "if manifest is not None:",
         "tests/cli/test_ckpt.py -k killed_save_left",
     ),
@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant(
         "an empty axis hides the others",
         "resilient/format/document.py",
-        '        elements = math.prod(max(one, 1) for one in tensor["shape"])\n',
+        '        elements = math.prod(max(extent, 1) for extent in tensor["shape"])\n',
         '        elements = math.prod(tensor["shape"])\n',
         BOUNDS,
     ),
@@ -190,7 +190,7 @@ MUTANTS = [
     Mutant(
         "deep looks at no region",
         "resilient/checkpoint/verify.py",
-        "            if one.file == entry.name and digest_bytes(held) != one.digest:\n",
+        ("            if region.file == entry.name and digest_bytes(held) != region.digest:\n"),
         "            if False:\n",
         DEEP,
     ),

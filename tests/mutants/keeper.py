@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "a new life does not hear what the keeper holds",
         "resilient/checkpoint/daemon/client.py",
-        'for key, one in answer["held"].items()}',
-        "for key, one in ()}",
+        'for key, value in answer["held"].items()}',
+        "for key, value in ()}",
         f"{MEMORY} -k restore_from_memory",
     ),
     Mutant(

@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "the latest is the newest, whatever a tracker names",
         "resilient/layouts/detect.py",
-        "enumerate(run) if one.name in latest), 0)",
+        "enumerate(run) if checkpoint.name in latest), 0)",
         "enumerate(run) if not latest), 0)",
         RUNS,
     ),
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "a file whose state of CUDA is broken is left out whole",
         "resilient/layout_repair/donors.py",
-        "all(one.loses == OF_DEVICES or ",
+        "all(problem.loses == OF_DEVICES or ",
         "all(",
         f"{CUDA} -k keeps_what_is_whole",
     ),
@@ -135,7 +135,10 @@ MUTANTS = [
     Mutant(
         "updates that fp16 skipped count as lost",
         "resilient/layouts/deepspeed.py",
-        '    return max((one or 0 for one in _said(engine, "skipped_steps").values()), default=0)',
+        (
+            "    return max((value or 0 for value in _said(engine, "
+            '"skipped_steps").values()), default=0)'
+        ),
         '    return 0 * len(_said(engine, "skipped_steps"))',
         f"{ENGINES} -k fp16",
     ),
@@ -184,8 +187,8 @@ MUTANTS = [
     Mutant(
         "a schedule of accelerate that is gone is not missed",
         "resilient/layouts/accelerate.py",
-        'isinstance(one, dict) and "initial_lr" in one for one',
-        'isinstance(one, dict) and "initial" in one for one',
+        'isinstance(group, dict) and "initial_lr" in group for group',
+        'isinstance(group, dict) and "initial" in group for group',
         f"{TOOLS} -k stop_at_is_told",
     ),
     Mutant(
@@ -198,8 +201,8 @@ MUTANTS = [
     Mutant(
         "parameters that a universal checkpoint lacks are not counted",
         "resilient/layouts/deepspeed_universal.py",
-        "    lost = [one for one in shapes if one not in pieces]",
-        "    lost = [one for one in shapes if one in ()]",
+        "    lost = [shape for shape in shapes if shape not in pieces]",
+        "    lost = [shape for shape in shapes if shape in ()]",
         f"{SLICES} -k deepspeed_would_miss",
     ),
     Mutant(
@@ -212,14 +215,14 @@ MUTANTS = [
     Mutant(
         "loaders of torchtitan without a place are not missed",
         "resilient/layouts/torchtitan.py",
-        "    gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]",
-        "    gaps = [str(one) for one in range(0) if one not in ranks][:_GAPS_MAX]",
+        ("    gaps = [str(rank) for rank in range(last) if rank not in ranks][:_GAPS_MAX]"),
+        "    gaps = [str(rank) for rank in range(0) if rank not in ranks][:_GAPS_MAX]",
         f"{SLICES} -k torchtitan_would",
     ),
     Mutant(
         "any tuple may be a key",
         "resilient/layouts/pickle_reader.py",
-        "if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):",
+        "if len(key) > DEPTH_MAX or not all(_is_plain(element) for element in key):",
         "if len(key) > DEPTH_MAX:",
         f"{PICKLES} -k tuple_of_tuples",
     ),
@@ -296,22 +299,22 @@ MUTANTS = [
     Mutant(
         "a tensor may be in two shards",
         "resilient/layouts/weights.py",
-        "        if other is not one and other.files != one.files:",
-        "        if other is not one and other.files == one.files:",
+        "        if other is not tensor and other.files != tensor.files:",
+        "        if other is not tensor and other.files == tensor.files:",
         f"{SHARDS} -k two_shards",
     ),
     Mutant(
         "an index may lack what its shards have",
         "resilient/layouts/weights.py",
-        "    lacking = [one.name for one in tensors if one.name not in mapped]",
-        "    lacking = [one.name for one in tensors if one.name in ()]",
+        "    lacking = [tensor.name for tensor in tensors if tensor.name not in mapped]",
+        "    lacking = [tensor.name for tensor in tensors if tensor.name in ()]",
         f"{SHARDS} -k says_else",
     ),
     Mutant(
         "the rates of an optimizer are not held against its schedule",
         "resilient/layouts/consistency.py",
-        "        if not math.isclose(one, other, rel_tol=_RATES_APART, abs_tol=1e-30):",
-        "        if math.isnan(one - other):",
+        "        if not math.isclose(left, right, rel_tol=_RATES_APART, abs_tol=1e-30):",
+        "        if math.isnan(left - right):",
         f"{AGREEING} -k contradicts_itself",
     ),
     Mutant(

@@ -76,14 +76,14 @@ MUTANTS = [
     Mutant(
         "groups that were told different things are taken for one",
         "resilient/state_dict/optimizer.py",
-        " or not all(is_same(one, options[0]) for one in options)",
+        " or not all(is_same(option, options[0]) for option in options)",
         "",
         GROUPS,
     ),
     Mutant(
         "rates of groups that differed are taken for one",
         "resilient/train/schedules/factory.py",
-        "    if any(one != values[0] for one in values):\n",
+        "    if any(value != values[0] for value in values):\n",
         "    if False:\n",
         GROUPS,
     ),
@@ -127,7 +127,10 @@ MUTANTS = [
             ("limit_all_gathers", "                limit_all_gathers=options.limit_all_gathers,\n"),
             (
                 "auto_wrap_policy",
-                "                auto_wrap_policy=CustomPolicy(lambda one: id(one) in chosen),\n",
+                (
+                    "                "
+                    "auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen),\n"
+                ),
             ),
         )
     ),
@@ -218,15 +221,15 @@ MUTANTS = [
     Mutant(
         "a schedule keeps what it has of groups in the order of others",
         PARTS,
-        "    kept = [places[one] for one in own] if set(own) == set(places) else list",
-        "    kept = list",
+        "[places[members] for members in own] if set(own) == set(places) else list",
+        "list",
         FOLDERS,
     ),
     Mutant(
         "a tied tensor is known by one name only",
         PARTS,
-        "    state = {ours.get(name, name): dict(one) for name",
-        "    state = {name: dict(one) for name",
+        "    state = {ours.get(name, name): dict(value) for name",
+        "    state = {name: dict(value) for name",
         FOLDERS,
     ),
     Mutant(
@@ -281,7 +284,7 @@ MUTANTS = [
     Mutant(
         "what all ranks found is forgotten",
         "resilient/strategies/base.py",
-        "            one.copy_(worst)\n",
+        "            value.copy_(worst)\n",
         "            pass\n",
         TP_FP16,
     ),

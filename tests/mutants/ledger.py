@@ -13,7 +13,7 @@ _PUT = """    if job.segment is not None:
         put_segment(desk.store, job.segment, desk.token)
 """
 _REST = """    key = desk.signing.key
-    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    files = {name: digest for report in shown for name, digest in report["signed"].items()}
     commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
 """
 
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "where a life began is not asked",
         "resilient/checkpoint/ledger_audit.py",
-        "parent is not None and parent != one:",
+        "parent is not None and parent != left:",
         "parent is not None and False:",
         f"{AUDIT} -k tampering",
     ),
@@ -91,7 +91,7 @@ MUTANTS = [
     Mutant(
         "an epoch that ends early is passed over",
         "resilient/checkpoint/ledger_audit.py",
-        "        if one.size and self.place.samples != one.size:\n",
+        "        if coverage.size and self.place.samples != coverage.size:\n",
         "        if False:\n",
         f"{TRAINED} -k without_saying",
     ),

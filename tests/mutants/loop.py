@@ -156,8 +156,8 @@ MUTANTS = [
     Mutant(
         "an optimizer in a part does not wait",
         "resilient/checkpointer.py",
-        ("for one in map(unwrap, self._given.values()) if"),
-        "for one in self._given.values() if",
+        ("for optimizer in map(unwrap, self._given.values())\n            if"),
+        "for optimizer in self._given.values() if",
         f"{MISUSE} -k waits_for",
     ),
     Mutant(

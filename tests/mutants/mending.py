@@ -36,14 +36,14 @@ MUTANTS = [
     Mutant(
         "a name twice in a header is dropped whatever it says",
         "resilient/layout_repair/file_repair.py",
-        "        or any(one != found[key] for key in doubles for one in doubles[key])\n",
+        ("        or any(copy != found[key] for key in doubles for copy in doubles[key])\n"),
         "",
         f"{FILES} -k lose_doubles",
     ),
     Mutant(
         "an index is made of slices that are damaged",
         "resilient/layout_repair/index_repair.py",
-        "        if not scan.has_all or not all(one.is_whole for one in scan.members):\n",
+        ("        if not scan.has_all or not all(member.is_whole for member in scan.members):\n"),
         "        if not scan.has_all:\n",
         f"{RUNS} -k damaged_or_another",
     ),
@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "a history has steps that were not made yet",
         "resilient/layout_repair/trainer_state_repair.py",
-        '    return [one for one in held if (whole(one.get("step")) or 0) <= step]\n',
+        ('    return [entry for entry in held if (whole(entry.get("step")) or 0) <= step]\n'),
         "    return held\n",
         f"{RUNS} -k later_step",
     ),
@@ -113,7 +113,7 @@ MUTANTS = [
     Mutant(
         "the summary of a training is in the state of its last save",
         "resilient/layout_repair/training_logs.py",
-        'if one["step"] < step or _SUMMARY not in one]',
+        'if entry["step"] < step or _SUMMARY not in entry]',
         "]",
         f"{HISTORIES} -k summary",
     ),
@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "a folder is named for the step of which a file got into it",
         "resilient/layout_repair/index_repair.py",
-        "    if any(one.url.rstrip",
-        "    if False and any(one.url.rstrip",
+        "    if any(donor.url.rstrip",
+        "    if False and any(donor.url.rstrip",
         f"{RUNS} -k file_of_another_step",
     ),
     Mutant(

@@ -13,8 +13,8 @@ MUTANTS = [
     Mutant(
         "a life that is not gone on with counts as a restart",
         f"{FOLDER}/collector.py",
-        '    if one.text("action") == "Restart":\n',
-        '    if one.text("action"):\n',
+        '    if record.text("action") == "Restart":\n',
+        '    if record.text("action"):\n',
         f"{FIGURES} -k preemptions_apart",
     ),
     Mutant(
@@ -28,7 +28,7 @@ MUTANTS = [
         "saves of older launches count again",
         f"{FOLDER}/collector.py",
         "    if is_new:\n        _count_what",
-        "    if one:\n        _count_what",
+        ("    if record:\n        _count_what"),
         f"{FIGURES} -k since_the_agent",
     ),
     Mutant(

@@ -40,8 +40,8 @@ MUTANTS = [
     Mutant(
         "lives go by their names and not by their beginnings",
         "resilient/elastic/worker_logs.py",
-        "key=lambda one: (begun[one], one)",
-        "key=lambda one: one",
+        "key=lambda entry: (begun[entry], entry)",
+        "key=lambda entry: entry",
         RULES,
     ),
     Mutant(

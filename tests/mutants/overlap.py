@@ -97,8 +97,11 @@ MUTANTS = [
         "a change counts that is counted at once",
         "resilient/state_dict/host_copy.py",
         "            self._missing -= 1\n",
-        "            self._missing -= 1\n            if not one.changed():\n"
-        "                self._work.remove(one)\n",
+        (
+            "            self._missing -= 1\n"
+            "            if not batch.changed():\n"
+            "                self._work.remove(batch)\n"
+        ),
         "tests/unit/state_dict/test_known_again.py -k counted_after",
     ),
     Mutant(
@@ -118,7 +121,7 @@ MUTANTS = [
     Mutant(
         "memory that stands for other numbers is taken for the same",
         "resilient/state_dict/flatten.py",
-        "    if (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg()):\n",
+        "    if (left.is_conj(), left.is_neg()) != (right.is_conj(), right.is_neg()):\n",
         "    if False:\n",
         "tests/unit/state_dict/test_naming.py",
     ),

@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(
         "a rank knows of its own rests alone",
         "resilient/checkpoint/save/persist.py",
-        'max(float(one["rested_seconds"]) for one in shown)',
+        'max(float(report["rested_seconds"]) for report in shown)',
         'float(shown[0]["rested_seconds"])',
         KEEPER_PACE,
     ),

@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "two tensors have cells of their own",
         "resilient/diff/tensor_stats.py",
-        "one.bars.coarser(widest) for one in found",
-        "one.bars for one in found",
+        "stats.bars.coarser(widest) for stats in found",
+        "stats.bars for stats in found",
         f"{HISTOGRAMS} -k share_their_cells",
     ),
     Mutant(

@@ -56,15 +56,15 @@ MUTANTS = [
     Mutant(
         "damaged parity counts as whole",
         "resilient/checkpoint/restore/reconstruct.py",
-        "    hit = sum(number in damaged.get(one, ()) for one in group.shares)",
-        "    hit = sum(number in damaged.get(one, ()) for one in group.files)",
+        "    hit = sum(number in damaged.get(share, ()) for share in group.shares)",
+        "    hit = sum(number in damaged.get(share, ()) for share in group.files)",
         REPAIR,
     ),
     Mutant(
         "losses are counted by file and not by chunk",
         "resilient/checkpoint/restore/reconstruct.py",
-        "    hit = sum(number in damaged.get(one, ()) for one in group.shares)",
-        "    hit = sum(bool(damaged.get(one, ())) for one in group.shares)",
+        "    hit = sum(number in damaged.get(share, ()) for share in group.shares)",
+        "    hit = sum(bool(damaged.get(share, ())) for share in group.shares)",
         REPAIR,
     ),
     Mutant(
@@ -91,8 +91,8 @@ MUTANTS = [
     Mutant(
         "the manifest is put before the files that it names",
         "resilient/checkpoint/repair.py",
-        "key=lambda one: one.file == MANIFEST)",
-        "key=lambda one: one.file != MANIFEST)",
+        "key=lambda repair: repair.file == MANIFEST)",
+        "key=lambda repair: repair.file != MANIFEST)",
         SWEEP,
     ),
     Mutant(
@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant(
         "lost parity holds rotations",
         "resilient/checkpoint/repository_scan.py",
-        "        if one.name not in needed:\n            continue\n",
+        ("        if file.name not in needed:\n            continue\n"),
         "",
         REPAIR,
     ),
@@ -140,14 +140,17 @@ MUTANTS = [
     Mutant(
         "a group with holes is relied on",
         "resilient/checkpoint/save/dedup.py",
-        "        groups = [one for one in groups if is_there(store, one.shares, bounds.lengths)]\n",
+        (
+            "        groups = [group for group in groups if is_there(store, "
+            "group.shares, bounds.lengths)]\n"
+        ),
         "",
         REFER,
     ),
     Mutant(
         "what nothing protects is referred to",
         "resilient/checkpoint/save/dedup.py",
-        "[one for one in matches if one.place.file in safe]",
+        "[match for match in matches if match.place.file in safe]",
         "matches",
         REFER,
     ),

@@ -20,22 +20,37 @@ MUTANTS = [
     Mutant(
         "rotation deletes what others refer to",
         "resilient/checkpoint/repository_scan.py",
-        "for one, name in self.stale() if not self.needed.holds(one, name)]",
-        "for one, name in self.stale()]",
+        (
+            "for checkpoint, name in self.stale()\n"
+            "            if not self.needed.holds(checkpoint, name)\n"
+            "        ]"
+        ),
+        "for checkpoint, name in self.stale()]",
         SWEEP,
     ),
     Mutant(
         "rotation deletes what others refer to, seen by any history",
         "resilient/checkpoint/repository_scan.py",
-        "for one, name in self.stale() if not self.needed.holds(one, name)]",
-        "for one, name in self.stale()]",
+        (
+            "for checkpoint, name in self.stale()\n"
+            "            if not self.needed.holds(checkpoint, name)\n"
+            "        ]"
+        ),
+        "for checkpoint, name in self.stale()]",
         MACHINE,
     ),
     Mutant(
         "only the line of descent keeps what it refers to",
         ROTATION,
-        "if MANIFEST in names and (found.into or one not in found.plan.doomed) and one > oldest",
-        "if one.generation > 1 and (found.into or one not in found.plan.doomed) and one > oldest",
+        (
+            "if MANIFEST in names\n"
+            "        and (found.into or checkpoint not in found.plan.doomed)\n"
+            "        and checkpoint > oldest"
+        ),
+        (
+            "if checkpoint.generation > 1 and (found.into or checkpoint not in "
+            "found.plan.doomed) and checkpoint > oldest"
+        ),
         ROTATE,
     ),
     Mutant(
@@ -71,22 +86,22 @@ MUTANTS = [
     Mutant(
         "references run in chains",
         MODULE,
-        "replace(one, file=manifest.key(one.file))",
-        'replace(one, file=manifest.checkpoint.key(one.file.rpartition("/")[2]))',
+        "replace(region, file=manifest.key(region.file))",
+        'replace(region, file=manifest.checkpoint.key(region.file.rpartition("/")[2]))',
         REFER,
     ),
     Mutant(
         "bits are not compared",
         MODULE,
-        "if place is not None and place.digest == one.digest:",
+        "if place is not None and place.digest == region.digest:",
         "if place is not None:",
         REFER,
     ),
     Mutant(
         "dtypes are not compared",
         MODULE,
-        "return tensor.name, tensor.dtype, tensor.shape, one.region",
-        'return tensor.name, "", tensor.shape, one.region',
+        "return tensor.name, tensor.dtype, tensor.shape, region.region",
+        'return tensor.name, "", tensor.shape, region.region',
         REFER,
     ),
     Mutant(
@@ -106,36 +121,40 @@ MUTANTS = [
     Mutant(
         "a file that is gone is referred to",
         MODULE,
-        "for one in matches if one.place.file in there]",
-        "for one in matches]",
+        "for match in matches if match.place.file in there]",
+        "for match in matches]",
         REFER,
     ),
     Mutant(
         "a dead file is kept for the sake of a small part",
         MODULE,
-        "if one.file in worth and one.place.file in worth]",
-        "if one.file in worth]",
+        "if match.file in worth and match.place.file in worth]",
+        "if match.file in worth]",
         REFER,
     ),
     Mutant(
         "a checkpoint refers to any number of folders",
         MODULE,
-        "kept = [one for one in matches if origin_of(one.place.file) in few]",
+        "kept = [match for match in matches if origin_of(match.place.file) in few]",
         "kept = matches",
         REFER,
     ),
     Mutant(
         "one region that changed makes all of a file new",
         MODULE,
-        "        one.start in changed[file.name]\n",
+        "        region.start in changed[file.name]\n",
         "        changed[file.name]\n",
         REFER,
     ),
     Mutant(
         "a random state that nobody drew from makes each rank read the manifest of all",
         MODULE,
-        "        for one in tensor.regions\n        if one.size_bytes >= REFER_BYTES_MIN\n    )\n",
-        "        for one in tensor.regions\n    )\n",
+        (
+            "        for region in tensor.regions\n"
+            "        if region.size_bytes >= REFER_BYTES_MIN\n"
+            "    )\n"
+        ),
+        ("        for region in tensor.regions\n    )\n"),
         SCALE,
     ),
     Mutant(
@@ -155,21 +174,21 @@ MUTANTS = [
     Mutant(
         "a shared file is read whole",
         "resilient/format/partial_read.py",
-        "        if tensor.name in boxes or origin_of(one.file)",
+        "        if tensor.name in boxes or origin_of(region.file)",
         "        if tensor.name in boxes",
         REFER,
     ),
     Mutant(
         "what is trained is digested only to see that it changed",
         "resilient/checkpoint/save/dedup.py",
-        "        if one.digest or one.start in changed:",
-        "        if one.digest:",
+        "        if region.digest or region.start in changed:",
+        "        if region.digest:",
         REFER,
     ),
     Mutant(
         "a document is taken apart",
         MODULE,
-        "    documents = {one.document for one in parts}",
+        "    documents = {part.document for part in parts}",
         "    documents = set[str]()",
         REFER,
     ),

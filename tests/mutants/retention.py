@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(
         "within is counted from the newest of all, also one that was left",
         "resilient/checkpoint/retention.py",
-        "(moments[one] for one in known.line if one in moments)",
+        "(moments[checkpoint] for checkpoint in known.line if checkpoint in moments)",
         "iter(sorted(moments.values(), reverse=True))",
         f"{PLANNING} -k within",
     ),
@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "the newest is kept only if a policy says so",
         "resilient/checkpoint/retention.py",
-        'yield from ((one, "the newest") for one in known.everything[:1])',
+        'yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])',
         "pass",
         PLANNING,
     ),
@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "a damaged best keeps its place",
         "resilient/checkpoint/retention.py",
-        "if not known.contents[one].problem]",
+        ("if not known.contents[checkpoint].problem\n    ]"),
         "]",
         PLANNING,
     ),
@@ -102,8 +102,8 @@ MUTANTS = [
     Mutant(
         "the oldest of an hour is kept",
         "resilient/checkpoint/retention.py",
-        "key=lambda one: (moments[one], one), reverse=True)",
-        "key=lambda one: (moments[one], one))",
+        ("key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True\n        )"),
+        "key=lambda checkpoint: (moments[checkpoint], checkpoint))",
         PLANNING,
     ),
     Mutant(
@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "the newest goes first",
         "resilient/checkpoint/retention.py",
-        "for one in reversed(everything) if one not in reasons)",
-        "for one in everything if one not in reasons)",
+        ("for checkpoint in reversed(everything) if checkpoint not in reasons\n        )"),
+        "for checkpoint in everything if checkpoint not in reasons)",
         PLANNING,
     ),
     Mutant(
@@ -172,7 +172,14 @@ MUTANTS = [
     Mutant(
         "leftovers of a crashed rotation stay",
         "resilient/checkpoint/repository_scan.py",
-        "or (newest and one < newest and MANIFEST not in names and one not in self.trash)",
+        (
+            "or (\n"
+            "                newest\n"
+            "                and checkpoint < newest\n"
+            "                and MANIFEST not in names\n"
+            "                and checkpoint not in self.trash\n"
+            "            )"
+        ),
         "",
         SWEEP,
     ),
@@ -200,8 +207,8 @@ MUTANTS = [
     Mutant(
         "each rank looks only for room for itself",
         "resilient/checkpoint/save/persist.py",
-        'sum(one["needs"] for one in here)',
-        'max(one["needs"] for one in here)',
+        'sum(report["needs"] for report in here)',
+        'max(report["needs"] for report in here)',
         ROOM,
     ),
     Mutant(
@@ -265,7 +272,7 @@ MUTANTS = [
     Mutant(
         "a rotation frees what is in the trash before its time is over",
         "resilient/checkpoint/repository_scan.py",
-        " and one not in self.trash)",
+        (" and checkpoint not in self.trash\n            )"),
         ")",
         f"{TRASH} -k not_before",
     ),
@@ -321,8 +328,8 @@ MUTANTS = [
     Mutant(
         "what is in the trash is told as passed over",
         "resilient/checkpoint/catalog.py",
-        "        if MANIFEST not in newer[one] and one not in trash\n",
-        "        if MANIFEST not in newer[one]\n",
+        "        if MANIFEST not in newer[checkpoint] and checkpoint not in trash\n",
+        "        if MANIFEST not in newer[checkpoint]\n",
         f"{TRASH} -k lost_manifest",
     ),
     Mutant(

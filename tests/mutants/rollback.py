@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "a segment ends before what was left out",
         "resilient/train/ledger.py",
-        ("            place = LedgerPosition(place.step, one.epoch, one.stop)\n"),
+        ("            place = LedgerPosition(place.step, entry.epoch, entry.stop)\n"),
         "",
         f"{LEDGER} -k segment_may_end",
     ),

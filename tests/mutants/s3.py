@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "the options are part of the configuration that is saved",
         "resilient/train/arguments/arguments.py",
-        """one.name not in hidden and not one.metadata.get("is_secret")""",
-        "one.name not in hidden",
+        'field.name not in hidden and not field.metadata.get("is_secret")',
+        "field.name not in hidden",
         "tests/unit/train/arguments/test_argument_values.py",
     ),
     Mutant(
@@ -128,8 +128,8 @@ MUTANTS = [
     Mutant(
         "parts that no checksum was held against are joined",
         "resilient/storage/s3_transfer.py",
-        "        if is_summed and not all(one.checksum for one in parts):\n",
-        "        if is_summed and not any(one.checksum for one in parts):\n",
+        "        if is_summed and not all(part.checksum for part in parts):\n",
+        "        if is_summed and not any(part.checksum for part in parts):\n",
         _SUMS + " -k begun_anew",
     ),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant(
         "the sweep takes uploads of others",
         "resilient/storage/s3_multipart.py",
-        " and is_ours(one.key.removeprefix(prefix))",
+        " and is_ours(upload.key.removeprefix(prefix))",
         "",
         _CONTRACT + " -k older_life",
     ),

@@ -61,8 +61,8 @@ MUTANTS = [
     Mutant(
         "an index is not asked where it leads",
         SCANNING,
-        "    for one in sorted(filter(leads_out, files))",
-        "    for one in sorted(filter(str.isspace, files))",
+        "    for file in sorted(filter(leads_out, files))",
+        "    for file in sorted(filter(str.isspace, files))",
         TESTS,
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant(
         "what a zip claims of its size is not added up",
         SCANNING,
-        "    unpacked = sum(one.file_size for one in members)\n",
+        "    unpacked = sum(member.file_size for member in members)\n",
         "    unpacked = size_bytes\n",
         TESTS,
     ),

@@ -263,7 +263,7 @@ MUTANTS = [
     Mutant(
         "padding is stored as if it were state",
         "resilient/state_dict/deepspeed.py",
-        "    return start, min(length, one.ds_numel - start)\n",
+        "    return start, min(length, parameter.ds_numel - start)\n",
         "    return start, length\n",
         RESHARD,
     ),

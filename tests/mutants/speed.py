@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "a range that came short is believed",
         "resilient/checkpoint/restore/read.py",
-        "    if came < len(one.room):\n        raise",
+        ("    if came < len(span.room):\n        raise"),
         "    if False:\n        raise",
         "tests/gang/test_reading_in_part.py",
     ),

@@ -94,14 +94,20 @@ MUTANTS = [
     Mutant(
         "rotation keeps one too few",
         "resilient/checkpoint/retention.py",
-        "if one not in placed and len(placed) >= retention.keep_last:",
-        "if one not in placed and len(placed) >= max(retention.keep_last - 1, 1):",
+        "if checkpoint not in placed and len(placed) >= retention.keep_last:",
+        ("if checkpoint not in placed and len(placed) >= max(retention.keep_last - 1, 1):"),
         SWEEP,
     ),
     Mutant(
         "rotation sweeps every folder without a manifest, saves in flight too",
         "resilient/checkpoint/repository_scan.py",
-        "(newest and one < newest and MANIFEST not in names and",
+        (
+            "(\n"
+            "                newest\n"
+            "                and checkpoint < newest\n"
+            "                and MANIFEST not in names\n"
+            "                and"
+        ),
         "(newest and MANIFEST not in names and",
         VAULT,
     ),
@@ -203,8 +209,8 @@ MUTANTS = [
     Mutant(
         "a rank's failure is not told to its peers",
         "resilient/distributed/coordination.py",
-        '        if "failure" in one:\n            return',
-        '        if "failure" in one and rank == 0:\n            return',
+        ('        if "failure" in answer:\n            return'),
+        ('        if "failure" in answer and rank == 0:\n            return'),
         "tests/gang",
     ),
     Mutant(
@@ -217,8 +223,11 @@ MUTANTS = [
     Mutant(
         "an optimizer's state is matched by position",
         "resilient/state_dict/optimizer.py",
-        'numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()',
-        'name: _put_together(one) for name, one in enumerate(state_dict["state"].values())',
+        (
+            "numbers.get(name, name): _put_together(value)\n"
+            '            for name, value in state_dict["state"].items()'
+        ),
+        ('name: _put_together(value) for name, value in enumerate(state_dict["state"].values())'),
         "tests/unit/state_dict",
     ),
     Mutant(

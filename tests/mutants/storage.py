@@ -29,15 +29,19 @@ MUTANTS = [
     Mutant(
         "the folders are not synced",
         "resilient/storage/local.py",
-        "            with suppress(FileNotFoundError):\n                self._sync(lambda one=one: self._files.sync_folder(one), key)  # type: ignore[misc]\n",
+        (
+            "            with suppress(FileNotFoundError):\n"
+            "                self._sync(lambda path=parent: "
+            "self._files.sync_folder(path), key)  # type: ignore[misc]\n"
+        ),
         "            pass\n",
         "tests/crash/test_power_loss.py",
     ),
     Mutant(
         "only the file's own folder is synced",
         "resilient/storage/local.py",
-        "        for one in (folder, *folder.parents):\n",
-        "        for one in (folder,):\n",
+        "        for parent in (folder, *folder.parents):\n",
+        "        for parent in (folder,):\n",
         "tests/crash/test_power_loss.py",
     ),
     Mutant(

@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         "weights that are tied are cut apart",
         "resilient/strategies/tensor_parallel.py",
-        "if uses[id(one)] > 1]",
-        "if uses[id(one)] > 2]",
+        "if uses[id(parameter)] > 1]",
+        "if uses[id(parameter)] > 2]",
         MESHES,
     ),
     Mutant(

@@ -13,7 +13,7 @@ REMEDIES = "tests/unit/layouts/test_remedies.py"
 STREAMS = "cli/resilient_cli/output.py"
 FULL = "tests/cli/test_full_output.py"
 FOLDER = "resilient/storage/folder.py"
-GROUPS = "        problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
+GROUPS = "        problems += check_optimizer(archive.name, state, archive, is_begun=is_begun)\n"
 
 MUTANTS = [
     Mutant(
@@ -26,7 +26,7 @@ MUTANTS = [
     Mutant(
         "a weight of another shape is one with a wrong name",
         "resilient/layouts/consistency.py",
-        "        if one.shape != shapes[wanted] or",
+        "        if layer_tensor.shape != shapes[wanted] or",
         "        if False or",
         f"{LAYERS} -k another_shape",
     ),
@@ -40,7 +40,10 @@ MUTANTS = [
     Mutant(
         "the groups of an optimizer of Lightning are not looked at",
         "resilient/layouts/lightning.py",
-        "            problems += check_optimizer(archive.name, one, archive, is_begun=is_begun)\n",
+        (
+            "            problems += check_optimizer(archive.name, optimizer_state, "
+            "archive, is_begun=is_begun)\n"
+        ),
         "            problems += []\n",
         f"{OPTIMIZERS} -k of_lightning",
     ),
@@ -82,7 +85,7 @@ MUTANTS = [
     Mutant(
         "a configuration that is as wrong is taken from another step",
         "resilient/layout_repair/index_repair.py",
-        "            if any(one.place == name for one in problems):\n",
+        "            if any(problem.place == name for problem in problems):\n",
         "            if False:\n",
         f"{DOCUMENTS} -k as_wrong",
     ),

@@ -113,8 +113,8 @@ MUTANTS = [
     Mutant(
         "only what the last class overrides is looked at",
         "resilient/train/hf_compat.py",
-        'for one in kind.__mro__ if not one.__module__.startswith("resilient.")]',
-        "for one in (kind,)]",
+        'for cls in kind.__mro__ if not cls.__module__.startswith("resilient.")]',
+        "for cls in (kind,)]",
         f"{OVERRIDDEN} -k nothing_would_call",
     ),
     Mutant(

@@ -231,8 +231,8 @@ MUTANTS = [
     Mutant(
         "what a sweep took before the manifest came is brought again only where others refer to",
         PROMOTE,
-        "if one.name in cargo.names]\n",
-        "if one.name in cargo.names and one.origin]\n",
+        "if file.name in cargo.names]\n",
+        "if file.name in cargo.names and file.origin]\n",
         TIERS,
     ),
     Mutant(
@@ -267,14 +267,14 @@ MUTANTS = [
     Mutant(
         "one damaged checkpoint holds up all that are promoted after it",
         PROMOTER,
-        "                self._damaged[one] = error\n",
-        "                self._damaged[one] = error\n                break\n",
+        "                self._damaged[checkpoint] = error\n",
+        ("                self._damaged[checkpoint] = error\n                break\n"),
         TIERS,
     ),
     Mutant(
         "one damaged checkpoint has a promotion begin with each save",
         PROMOTER,
-        "if any(one not in self._damaged for one in owed):",
+        "if any(candidate not in self._damaged for candidate in owed):",
         "if owed:",
         TIERS,
     ),
@@ -295,8 +295,8 @@ MUTANTS = [
     Mutant(
         "a host that brings nothing is waited for without end",
         "resilient/distributed/coordination.py",
-        "beats.get(one) == before.get(one)]",
-        "one not in beats]",
+        "beats.get(rank) == before.get(rank)]",
+        "rank not in beats]",
         "tests/contract/test_comms.py -k rests_there",
     ),
     Mutant(

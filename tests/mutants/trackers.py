@@ -10,8 +10,8 @@ MUTANTS = [
     Mutant(
         "models of a line of lives that was abandoned are uploaded",
         "resilient/train/hf_interop/saved_models.py",
-        "for one in known.candidates if",
-        "for one in (*known.candidates, *known.abandoned) if",
+        "for candidate in known.candidates if",
+        "for candidate in (*known.candidates, *known.abandoned) if",
         f"{MODELS} -k abandoned",
     ),
     Mutant(
@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(
         "what is being saved is sent before its turn",
         "resilient/train/trackers/reporting.py",
-        "before is None or one.step < before",
+        "before is None or item.step < before",
         "True",
         f"{MODELS} -k slow",
     ),

@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant(
         "a callback that was added is in no trial",
         "resilient/train/search/study.py",
-        "            another.add_callback(copy.deepcopy(one))\n",
+        "            another.add_callback(copy.deepcopy(callback))\n",
         "            pass\n",
         f"{TRIALS} -k added_or_removed",
     ),
@@ -107,8 +107,8 @@ MUTANTS = [
     Mutant(
         "a trial that was under way is given up",
         "resilient/train/search/optuna.py",
-        "            if one.state == running:\n",
-        "            if one.state is None:\n",
+        "            if trial.state == running:\n",
+        "            if trial.state is None:\n",
         f"{SEARCH} -k killed",
     ),
     Mutant(
@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "what an override of a step reads is pruned",
         "resilient/train/trainer_hooks.py",
-        "if any(getattr(type(self), one) is not getattr(TrainerHooks, one) for one in steps):",
-        "if any(getattr(type(self), one) is None for one in steps):",
+        ("if any(getattr(type(self), step) is not getattr(TrainerHooks, step) for step in steps):"),
+        "if any(getattr(type(self), step) is None for step in steps):",
         "tests/unit/train/test_columns_pruned.py -k override_reads",
     ),
     Mutant(
@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(
         "the second callback of a class takes the state of the first",
         "resilient/train/callbacks/base.py",
-        'named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = one',
-        "named[name] = one",
+        'named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback',
+        "named[name] = callback",
         f"{CALLBACKS} -k of_one_class",
     ),
     Mutant(
@@ -226,8 +226,8 @@ MUTANTS = [
     Mutant(
         "a callback that was removed goes on listening",
         "resilient/train/callbacks/base.py",
-        "                self.callbacks.remove(one)\n                self._find_listeners()\n",
-        "                self.callbacks.remove(one)\n",
+        ("                self.callbacks.remove(known)\n                self._find_listeners()\n"),
+        "                self.callbacks.remove(known)\n",
         CALLBACKS,
     ),
     Mutant(

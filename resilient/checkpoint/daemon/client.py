@@ -69,16 +69,19 @@ def first_if_all(boards: list[Any]) -> Any:
 def choose_route(shown: list[Any]) -> dict[str, Any]:
     """Return the first reason against a hand-over, and whether any rank must stream files."""
     reasons = [
-        f"rank {rank}: {one['why_not']}" if len(shown) > 1 else one["why_not"]
-        for rank, one in enumerate(shown)
-        if one["why_not"]
+        f"rank {rank}: {report['why_not']}" if len(shown) > 1 else report["why_not"]
+        for rank, report in enumerate(shown)
+        if report["why_not"]
     ]
-    return {"why_not": next(iter(reasons), ""), "streams": any(one["streams"] for one in shown)}
+    return {
+        "why_not": next(iter(reasons), ""),
+        "streams": any(report["streams"] for report in shown),
+    }
 
 
 def is_any_gone(shown: list[Any]) -> bool:
     """Return whether any rank has lost its daemon."""
-    return any(one["gone"] for one in shown)
+    return any(report["gone"] for report in shown)
 
 
 _GONE_SECONDS = 2.0
@@ -487,7 +490,7 @@ class DaemonSaveExecutor:
         if isinstance(answer, RankFailure):
             self._lose(answer.message)
             return desk.store
-        held = {key: StagedFileRecord.from_json(one) for key, one in answer["held"].items()}
+        held = {key: StagedFileRecord.from_json(value) for key, value in answer["held"].items()}
         return MemoryCachedStore(
             desk.store, held, lambda key: desk.emit(events.MemoryCopyRejected(key))
         )

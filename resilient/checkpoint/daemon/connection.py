@@ -440,8 +440,8 @@ def tell_once(path: str, verb: str, **message: Any) -> None:
 
 
 def _leave_to_parent() -> None:
-    for one in tuple(_CONVERSATIONS):
-        one.leave_to_parent()
+    for conversation in tuple(_CONVERSATIONS):
+        conversation.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

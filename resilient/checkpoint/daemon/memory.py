@@ -164,7 +164,7 @@ class LeasedBuffers:
             sizes: Bytes by name.
         """
         lengths = {name: len(self._held.get(name, b"")) for name in sizes}
-        fits = self.share.has_room(sum(max(_rounded(sizes[one]), lengths[one]) for one in sizes))
+        fits = self.share.has_room(sum(max(_rounded(sizes[size]), lengths[size]) for size in sizes))
         self._release([name for name in self._held if not fits or name not in sizes])
         return fits
 
@@ -177,7 +177,7 @@ class LeasedBuffers:
         if not files:
             return {}
         slot_bytes = _rounded(max(file.size_bytes for file in files))
-        others_bytes = sum(len(one) for name, one in self._held.items() if _SLOT not in name)
+        others_bytes = sum(len(value) for name, value in self._held.items() if _SLOT not in name)
         count = (self.share.size_bytes - others_bytes) // slot_bytes
         if count < 1:
             raise self.share.refuse((slot_bytes + others_bytes) * self.share.ranks)

@@ -119,7 +119,7 @@ def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
     """
     if asked["version"] != PROTOCOL_VERSION:
         raise UsageError(f"version {asked['version']} and this keeper's {PROTOCOL_VERSION}")
-    rank, size, local_rank = (int(one) for one in asked["world"])
+    rank, size, local_rank = (int(number) for number in asked["world"])
     near_url = str(asked["near_url"])
     return SessionInfo(
         url=str(asked["url"]),
@@ -145,10 +145,10 @@ def tiers_to_json(desk: CheckpointContext) -> dict[str, Any]:
     Crash: nothing changes.
     """
     peers = desk.store.peers if isinstance(desk.store, TieredStore) else ()
-    known = [one for one in peers if isinstance(one, PeerStore)]
+    known = [peer for peer in peers if isinstance(peer, PeerStore)]
     return {
         "groups": desk.places.groups,
-        "peers": [[one.url, one.address.to_json()] for one in known],
+        "peers": [[peer.url, peer.address.to_json()] for peer in known],
     }
 
 
@@ -255,12 +255,12 @@ def encode_job(job: SaveJob, rank: int, slots: Iterable[str] = ()) -> dict[str, 
         "streamed": [[file.name, file.size_bytes] for file in job.streamed],
         "slots": list(slots),
         "receipt": Receipt(rank, (), tensors, job.parts).to_json(),
-        "keep": [one.folder for one in job.keep],
+        "keep": [checkpoint.folder for checkpoint in job.keep],
         "is_first": job.is_first,
         "topic": job.topic,
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds(),
-        "bases": [one.to_json() for one in job.bases],
+        "bases": [base.to_json() for base in job.bases],
         "copies_bytes_max": job.copies_bytes_max,
         "segment": encode_segment(job.segment).decode() if job.segment else None,
         "token": job.token,
@@ -307,12 +307,12 @@ def _job(
     stream = _stream(value["slots"], memory_of, streamed, within_seconds)
     by_file: dict[str, list[TensorEntry]] = defaultdict(list)
     for tensor in receipt.tensors:
-        for one in tensor.regions:
+        for region in tensor.regions:
             _require(
-                0 <= one.start <= one.start + one.size_bytes <= sizes[one.file],
+                0 <= region.start <= region.start + region.size_bytes <= sizes[region.file],
                 f"`{tensor.name}` leaves its file",
             )
-            by_file[one.file].append(tensor)
+            by_file[region.file].append(tensor)
     job = SaveJob(
         about=decode(str(value["about"]).encode(), checkpoint.manifest_key),
         files=tuple(
@@ -325,7 +325,7 @@ def _job(
         topic=str(value["topic"]),
         began_seconds=float(value["began_seconds"]),
         stall_seconds=partial(float, float(value["stall_seconds"])),
-        bases=tuple(DedupBase.from_json(one) for one in value["bases"]),
+        bases=tuple(DedupBase.from_json(base) for base in value["bases"]),
         has_rival=True,
         segment=_segment(value["segment"], checkpoint),
         copies_bytes_max=_bound(value.get("copies_bytes_max")),

@@ -91,7 +91,7 @@ class SaverDaemon:
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         self._hurry("")
         with ExitStack() as marks:
-            for url in {one.url for one in self._holding()}:
+            for url in {session.url for session in self._holding()}:
                 # The next agent's daemon must wait for these saves too.
                 marks.enter_context(self._room.saving(url))
             while self._is_at_work():
@@ -103,7 +103,9 @@ class SaverDaemon:
     def _is_at_work(self) -> bool:
         # The order counts: a step that is no longer cached is in a save by then.
         return bool(
-            self._holding() or self._busy("") or any(one.is_promoting for one in self._seats)
+            self._holding()
+            or self._busy("")
+            or any(session.is_promoting for session in self._seats)
         )
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class SaverDaemon:
 
     def _seated(self, seat: RankSession, in_place_of: RankSession | None = None) -> RankSession:
         with self._lock:
-            self._seats = [one for one in self._seats if one is not in_place_of]
+            self._seats = [session for session in self._seats if session is not in_place_of]
             self._seats.append(seat)
         return seat
 
@@ -166,7 +168,7 @@ class SaverDaemon:
         return {"is_busy": self._is_busy_for_a_slice(seat)}
 
     def _recall(self, seat: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
+        return {"held": {key: value.to_json() for key, value in self._held(seat.url).items()}}
 
     def _missing(self, _: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
@@ -189,8 +191,8 @@ class SaverDaemon:
         self._hurry(guest.url)
         while (older := self._holding_before(guest)) or self._is_saving(guest.url):
             if self._clock.monotonic_seconds() > deadline_seconds:
-                for one in older:
-                    one.give_up()
+                for session in older:
+                    session.give_up()
                 return True
             self._clock.sleep(_TICK_SECONDS)
         return False
@@ -200,13 +202,17 @@ class SaverDaemon:
 
     def _holding_before(self, guest: RankSession) -> list[StepCacheSession]:
         """Return the sessions of older attempts whose ranks still cache steps."""
-        return [one for one in self._holding() if one.url == guest.url and one.scope != guest.scope]
+        return [
+            session
+            for session in self._holding()
+            if session.url == guest.url and session.scope != guest.scope
+        ]
 
     def _holding(self) -> list[StepCacheSession]:
         """Return the sessions whose ranks are connected and may cache a step."""
         with self._lock:
-            seats = [one for one in self._seats if isinstance(one, StepCacheSession)]
-        return [one for one in seats if one.is_holding]
+            seats = [session for session in self._seats if isinstance(session, StepCacheSession)]
+        return [session for session in seats if session.is_holding]
 
     def _settled(self, holding: StepCacheSession) -> bool:
         """Wait until all ranks of an attempt have left and none of their saves is in flight here.
@@ -217,38 +223,43 @@ class SaverDaemon:
         deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
         while True:
             with self._lock:
-                saving = [one for one in self._seats if one.scope == holding.scope]
-            saving = [one for one in saving if not isinstance(one, StepCacheSession)]
-            if any(one.is_busy for one in saving):
+                saving = [session for session in self._seats if session.scope == holding.scope]
+            saving = [session for session in saving if not isinstance(session, StepCacheSession)]
+            if any(session.is_busy for session in saving):
                 deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
-            elif all(one.is_left for one in saving):
+            elif all(session.is_left for session in saving):
                 return True
             elif self._clock.monotonic_seconds() > deadline_seconds:
                 return False
             self._clock.sleep(_TICK_SECONDS)
 
     def _busy(self, url: str) -> int:
-        return sum(one.is_busy for one in self._saving_to(url))
+        return sum(session.is_busy for session in self._saving_to(url))
 
     def _hurry(self, url: str) -> None:
-        for one in self._saving_to(url):
-            one.pacer.hurry()
+        for session in self._saving_to(url):
+            session.pacer.hurry()
 
     def _saving_to(self, url: str) -> list[RankSession]:
         with self._lock:
-            return [one for one in self._seats if not url or one.url == url]
+            return [session for session in self._seats if not url or session.url == url]
 
     def _held(self, url: str) -> dict[str, Any]:
         with self._lock:
             return {
-                key: held for one in self._seats if one.url == url for key, held in one.held.items()
+                key: held
+                for session in self._seats
+                if session.url == url
+                for key, held in session.held.items()
             }
 
     def _vacate(self) -> None:
         """Release the memory of past attempts, because a new one begins to stage."""
         with self._lock:
-            past = [one for one in self._seats if one.is_left and not one.is_busy]
-            self._seats = [one for one in self._seats if one not in past or one.is_promoting]
+            past = [session for session in self._seats if session.is_left and not session.is_busy]
+            self._seats = [
+                session for session in self._seats if session not in past or session.is_promoting
+            ]
         for seat in past:
             seat.forget()
 

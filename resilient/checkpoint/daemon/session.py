@@ -314,7 +314,7 @@ def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuff
     """Return a job whose copies fit into the rest of the rank's share, unless it has a limit."""
     if job.copies_bytes_max is not None:
         return job
-    used_bytes = sum(one.size_bytes for one in segments.values())
+    used_bytes = sum(segment.size_bytes for segment in segments.values())
     return replace(job, copies_bytes_max=share.spare_bytes(used_bytes))
 
 
@@ -402,7 +402,7 @@ class StepCacheSession(RankSession):
     def _read(self) -> dict[int, StoredStep]:
         """Return the steps that the slots hold whole; their writer is gone."""
         found = {slot: read_step_slot(partial(self._slate, slot)) for slot in range(SLOTS)}
-        return {slot: one for slot, one in found.items() if one is not None}
+        return {slot: value for slot, value in found.items() if value is not None}
 
     def _slate(self, slot: int, name: str) -> memoryview:
         segment = self._segments.get(slate_name(slot, name))
@@ -411,12 +411,14 @@ class StepCacheSession(RankSession):
     def _choose(self) -> int | None:
         """Return the slot of the step to commit, which all ranks hold, or None. Collective."""
         guest, comms = self._at_work()
-        shown = {one.checkpoint.folder: one.after for one in self._whole.values()}
+        shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(
             comms, _TOPIC, shown, lambda held: choose_step(guest.store, held), LAND_SECONDS
         )
         found = [
-            slot for slot, one in self._whole.items() if one.checkpoint.folder == ruling["folder"]
+            slot
+            for slot, value in self._whole.items()
+            if value.checkpoint.folder == ruling["folder"]
         ]
         return found[0] if found else None
 
@@ -432,7 +434,7 @@ class StepCacheSession(RankSession):
     def _keep_only(self, slot: int) -> None:
         """Release all other memory; the files get their names in a save."""
         prefix = f"{slot}/"
-        for name in [one for one in self._segments if not one.startswith(prefix)]:
+        for name in [segment for segment in self._segments if not segment.startswith(prefix)]:
             self._room.give_back(self._segments.pop(name))
         self._segments = {
             name.removeprefix(prefix): segment for name, segment in self._segments.items()
@@ -449,7 +451,7 @@ class StepCacheSession(RankSession):
         """Emit from the coordinator that the cached step is lost, if a failure is the reason."""
         guest, held = self._guest, list(self._whole.values())
         if isinstance(why, RankFailure) and held and guest and guest.world.is_coordinator:
-            newest = max(held, key=lambda one: one.checkpoint)
+            newest = max(held, key=lambda step: step.checkpoint)
             emit = emitter_of(guest, newest.context)
             emit(CachedStepLost(newest.checkpoint.folder, why.message))
 
@@ -467,11 +469,11 @@ def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
         store: Repository.
         held: For each rank, by folder of the step, the checkpoint that its ledger continues.
     """
-    common = set.intersection(*(set(one) for one in held))
+    common = set.intersection(*(set(steps_of_rank) for steps_of_rank in held))
     steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)
     there = committed(store) if steps else []
-    roots = {"", *(one.folder for one in there)}
-    for one in steps:
-        if held[0][one.folder] in roots and (not there or there[0] < one):
-            return {"folder": one.folder}
+    roots = {"", *(checkpoint.folder for checkpoint in there)}
+    for step in steps:
+        if held[0][step.folder] in roots and (not there or there[0] < step):
+            return {"folder": step.folder}
     return {"folder": ""}

@@ -160,8 +160,8 @@ class PlainConfigCache:
         """Return the values that are not plain; ``note`` covers all others."""
         if not self._knows(fields):
             self._names, values = [*fields], [*fields.values()]
-            is_text = [type(one) is str for one in values]
-            is_other = [type(one) in _PLAIN for one in values]
+            is_text = [type(value) is str for value in values]
+            is_other = [type(value) in _PLAIN for value in values]
             self._texts = (is_text, [*compress(values, is_text)])
             self._others = (is_other, [*compress(values, is_other)])
             self._loose = [
@@ -169,7 +169,7 @@ class PlainConfigCache:
                 for name, *is_plain in zip(fields, is_text, is_other, strict=True)
                 if not any(is_plain)
             ]
-            plain = {name: one for name, one in fields.items() if name not in self._loose}
+            plain = {name: field for name, field in fields.items() if name not in self._loose}
             self.note = (object(), lambda _: _text(plain).encode())
         return {name: fields[name] for name in self._loose}
 
@@ -189,22 +189,22 @@ def note_of_layout(tensors: Iterable[TensorEntry]) -> bytes:
     return f"[{','.join(map(_tensor, tensors))}]".encode()
 
 
-def _tensor(one: TensorEntry) -> str:
+def _tensor(entry: TensorEntry) -> str:
     regions = ",".join(
         f'{{"region":{{"offsets":{[*at.region.offsets]},"lengths":{[*at.region.lengths]}}},'
         f'"file":{_quoted(at.file)},"start":{at.start},"size_bytes":{at.size_bytes},'
         f'"digest":{_quoted(at.digest)}}}'
-        for at in one.regions
+        for at in entry.regions
     )
     return (
-        f'{{"name":{_quoted(one.name)},"part":{_quoted(one.part)},"dtype":{_quoted(one.dtype)},'
-        f'"shape":{[*one.shape]},"regions":[{regions}]}}'
+        f'{{"name":{_quoted(entry.name)},"part":{_quoted(entry.part)},"dtype":{_quoted(entry.dtype)},'
+        f'"shape":{[*entry.shape]},"regions":[{regions}]}}'
     )
 
 
 def note_of_bases(bases: Iterable[DedupBase]) -> bytes:
     """Return the dedup bases as a note."""
-    return _text([one.to_json() for one in bases]).encode()
+    return _text([base.to_json() for base in bases]).encode()
 
 
 def message_of(
@@ -238,10 +238,10 @@ def message_of(
             "software": dict(about.software),
             "data": dict(about.data),
             "metrics": dict(about.metrics),
-            "protects": [one.folder for one in about.protects],
+            "protects": [protected.folder for protected in about.protects],
         },
-        "files": [[one.name, len(one.data), *spots[one.name]] for one in job.files],
-        "parts": [[one.name, one.scope, one.document] for one in job.parts],
+        "files": [[file.name, len(file.data), *spots[file.name]] for file in job.files],
+        "parts": [[part.name, part.scope, part.document] for part in job.parts],
         "is_first": job.is_first,
         "token": job.token,
         "began_seconds": job.began_seconds,
@@ -377,7 +377,7 @@ class StepSlot:
         """
         self.invalidate()
         loose = self._plain.loose(job.about.config)
-        wanted: dict[str, _Note] = {one.name: (one.tensors, note_of_layout) for one in job.files}
+        wanted: dict[str, _Note] = {file.name: (file.tensors, note_of_layout) for file in job.files}
         wanted |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
         spots = self._notes.put(wanted)
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
@@ -535,8 +535,8 @@ def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
     proof = said_at(_WORD_BYTES, _HEAD_BYTES)
     message = said_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
     said = json.loads(message)
-    notes = [note_at(one.start, one.start + one.size_bytes) for one in spots_of(said)]
-    if _proof(message, (hashlib.sha256(one).digest() for one in notes)) != proof:
+    notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in spots_of(said)]
+    if _proof(message, (hashlib.sha256(note).digest() for note in notes)) != proof:
         raise IntegrityError("something else is said")
     return whole_of(said, notes, lambda size_bytes: row_at(0, size_bytes))
 

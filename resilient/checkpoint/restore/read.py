@@ -89,9 +89,9 @@ def read_ranges(
         for entry, chunks in files.items()
     }
     ranges = [
-        one for entry in files for run in laid[entry] for one in _cut(entry, run, best.part_bytes)
+        part for entry in files for run in laid[entry] for part in _cut(entry, run, best.part_bytes)
     ]
-    map_parallel(lambda one: _read(store, manifest, one), ranges, best.in_flight)
+    map_parallel(lambda span: _read(store, manifest, span), ranges, best.in_flight)
     return {entry.name: _extents(laid[entry]) for entry in files}
 
 
@@ -148,8 +148,8 @@ def _heads(manifest: Manifest) -> dict[str, int]:
     """Return the offset of the first tensor by file name, in bytes."""
     heads: dict[str, int] = {}
     for tensor in manifest.tensors:
-        for one in tensor.regions:
-            heads[one.file] = min(heads.get(one.file, one.start), one.start)
+        for region in tensor.regions:
+            heads[region.file] = min(heads.get(region.file, region.start), region.start)
     return heads
 
 
@@ -164,7 +164,7 @@ def _lay_out(
         stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
         inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
         laid.append(
-            _filled_up([one for one in inside if one.stop <= stop], start, stop, head_bytes)
+            _filled_up([place for place in inside if place.stop <= stop], start, stop, head_bytes)
         )
     return laid
 
@@ -184,7 +184,9 @@ def _filled_up(
 
 def _extents(laid: Sequence[Sequence[ReadTarget]]) -> PartialFile:
     places = [place for run in laid for place in run]
-    return PartialFile(tuple(one.start for one in places), tuple(one.memory for one in places))
+    return PartialFile(
+        tuple(place.start for place in places), tuple(place.memory for place in places)
+    )
 
 
 def _cut(entry: FileEntry, run: Sequence[ReadTarget], range_bytes: int) -> Iterator[_Range]:
@@ -199,15 +201,15 @@ def _step(range_bytes: int) -> int:
     return max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
 
 
-def _read(store: Store, manifest: Manifest, one: _Range) -> None:
-    key, prove = manifest.key(one.entry.name), _Proving(manifest, one)
+def _read(store: Store, manifest: Manifest, span: _Range) -> None:
+    key, prove = manifest.key(span.entry.name), _Proving(manifest, span)
     with missing_is_damage(store, manifest, key):
-        came = fetch_into(store, key, one.start, one.room, prove)
-        if came < len(one.room):
+        came = fetch_into(store, key, span.start, span.room, prove)
+        if came < len(span.room):
             # Read again, as after a failed verification: the response may have been cut on the way.
-            came = fetch_into(store, key, one.start, one.room, prove)
-    if came < len(one.room):
-        raise _damaged(manifest, one, came, len(one.room))
+            came = fetch_into(store, key, span.start, span.room, prove)
+    if came < len(span.room):
+        raise _damaged(manifest, span, came, len(span.room))
 
 
 class _Proving:
@@ -216,9 +218,9 @@ class _Proving:
     The bytes are digested while they are in the processor's cache, so small pieces are faster.
     """
 
-    def __init__(self, manifest: Manifest, one: _Range) -> None:
+    def __init__(self, manifest: Manifest, span: _Range) -> None:
         self._manifest = manifest
-        self._one = one
+        self._one = span
         self._at = 0
         self._running = RunningDigest()
 
@@ -233,21 +235,23 @@ class _Proving:
 
     def _go_on(self, stop: int) -> None:
         """Digest bytes up to ``stop``, or up to the end of the current chunk."""
-        one, first = self._one, self._at // CHUNK_BYTES * CHUNK_BYTES
-        last = min(first + CHUNK_BYTES, len(one.room))
+        span, first = self._one, self._at // CHUNK_BYTES * CHUNK_BYTES
+        last = min(first + CHUNK_BYTES, len(span.room))
         here = min(stop, last)
-        self._running.add(one.room.cut(self._at, here))
+        self._running.add(span.room.cut(self._at, here))
         self._at = here
         if here < last:
             return
-        if self._running.take() != one.entry.chunks[(one.start + first) // CHUNK_BYTES]:
-            raise _damaged(self._manifest, one, first, last)
+        if self._running.take() != span.entry.chunks[(span.start + first) // CHUNK_BYTES]:
+            raise _damaged(self._manifest, span, first, last)
 
 
-def _damaged(manifest: Manifest, one: _Range, first: int, last: int) -> IntegrityError:
-    span = (one.start + first, one.start + last)
-    where = f"between bytes {span[0]} and {span[1]} of {one.entry.size_bytes}"
-    return damaged(manifest, one.entry, where, names_in(manifest.tensors, one.entry.name, [span]))
+def _damaged(manifest: Manifest, checkpoint: _Range, first: int, last: int) -> IntegrityError:
+    span = (checkpoint.start + first, checkpoint.start + last)
+    where = f"between bytes {span[0]} and {span[1]} of {checkpoint.entry.size_bytes}"
+    return damaged(
+        manifest, checkpoint.entry, where, names_in(manifest.tensors, checkpoint.entry.name, [span])
+    )
 
 
 SMALL_BYTES = 8 << 20
@@ -393,8 +397,8 @@ def _read_all(
     store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], places: PlacesByFile
 ) -> dict[str, Content]:
     files = [entry for entry in manifest.files if entry.name in wanted]
-    large = {one: wanted[one.name] for one in files if not _is_small(one, wanted[one.name])}
-    small = {one.name: _read_file(store, manifest, one) for one in files if one not in large}
+    large = {file: wanted[file.name] for file in files if not _is_small(file, wanted[file.name])}
+    small = {file.name: _read_file(store, manifest, file) for file in files if file not in large}
     return {**small, **read_ranges(store, manifest, large, places)}
 
 
@@ -415,7 +419,9 @@ def _mended(
         damaged: Key of a file that failed verification in the direct read.
     """
     entries = [entry for entry in manifest.files if entry.name in wanted]
-    found = {one.name: reconstruct([store], manifest, one, wanted[one.name]) for one in entries}
+    found = {
+        entry.name: reconstruct([store], manifest, entry, wanted[entry.name]) for entry in entries
+    }
     names = [
         name
         for name, mended in found.items()
@@ -456,16 +462,16 @@ def _whole(manifest: Manifest, parts: Collection[str] | None) -> dict[str, Colle
     """Return all chunks of every file that holds wanted bytes."""
     tensors = _tensors(manifest, parts)
     files = _documents(manifest, parts)
-    files |= {region.file for one in tensors for region in one.regions}
-    return {one.name: range(len(one.chunks)) for one in manifest.files if one.name in files}
+    files |= {region.file for tensor in tensors for region in tensor.regions}
+    return {file.name: range(len(file.chunks)) for file in manifest.files if file.name in files}
 
 
 def _documents(manifest: Manifest, parts: Collection[str] | None) -> set[str]:
-    return {one.document for one in manifest.parts if parts is None or one.name in parts}
+    return {part.document for part in manifest.parts if parts is None or part.name in parts}
 
 
 def _tensors(manifest: Manifest, parts: Collection[str] | None) -> list[TensorEntry]:
-    return [one for one in manifest.tensors if parts is None or one.part in parts]
+    return [tensor for tensor in manifest.tensors if parts is None or tensor.part in parts]
 
 
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:

@@ -55,7 +55,7 @@ def can_reconstruct(manifest: Manifest, name: str, damaged: Mapping[str, Collect
 
 
 def _is_enough(group: ParityGroup, damaged: Mapping[str, Collection[int]], number: int) -> bool:
-    hit = sum(number in damaged.get(one, ()) for one in group.shares)
+    hit = sum(number in damaged.get(share, ()) for share in group.shares)
     return hit <= len(group.parity)
 
 

@@ -131,19 +131,19 @@ class RegionFingerprints:
         """Return the start offsets of the changed regions of ``file``; remember all regions."""
         data, found = memoryview(file.data), set()
         for tensor in file.tensors:
-            for one in tensor.regions:
-                glimpse = digest_bytes(_few(data, one))
-                if self._seen.get((tensor.name, one.region), glimpse) != glimpse:
-                    found.add(one.start)
-                self._seen[tensor.name, one.region] = glimpse
+            for region in tensor.regions:
+                glimpse = digest_bytes(_few(data, region))
+                if self._seen.get((tensor.name, region.region), glimpse) != glimpse:
+                    found.add(region.start)
+                self._seen[tensor.name, region.region] = glimpse
         return found
 
 
-def _few(data: memoryview, one: StoredRegion) -> bytes:
+def _few(data: memoryview, region: StoredRegion) -> bytes:
     """Return bytes from the start, the middle and the end of a region."""
-    last = max(one.size_bytes - _GLIMPSE_BYTES, 0)
-    places = (one.start + offset for offset in (0, last // 2, last))
-    length = min(one.size_bytes, _GLIMPSE_BYTES)
+    last = max(region.size_bytes - _GLIMPSE_BYTES, 0)
+    places = (region.start + offset for offset in (0, last // 2, last))
+    length = min(region.size_bytes, _GLIMPSE_BYTES)
     return b"".join(data[start : start + length] for start in places)
 
 
@@ -159,11 +159,11 @@ def digested(
     """
     data = memoryview(file.data)
 
-    def proved(one: StoredRegion) -> StoredRegion:
-        if one.digest or one.start in changed:
-            return one
-        content = data[one.start : one.start + one.size_bytes]
-        return replace(one, digest=digest_slowly(content, told))
+    def proved(region: StoredRegion) -> StoredRegion:
+        if region.digest or region.start in changed:
+            return region
+        content = data[region.start : region.start + region.size_bytes]
+        return replace(region, digest=digest_slowly(content, told))
 
     return replace(
         file,
@@ -314,21 +314,21 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
             more remaining bytes is written whole.
         told: Callback with the length of each digested piece; it may block.
     """
-    documents = {one.document for one in parts}
+    documents = {part.document for part in parts}
     seen = glimpses or RegionFingerprints()
-    changed = {one.name: seen.changed(one) for one in files if one.name not in documents}
+    changed = {file.name: seen.changed(file) for file in files if file.name not in documents}
     # The store is not asked if nothing can be referenced, which is the common case.
     found = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
     if found is None:
         return DedupResult(tuple(files), parity=parity)
     manifest, base = found
     files = [
-        digested(one, changed[one.name], told) if one.name in changed else one for one in files
+        digested(file, changed[file.name], told) if file.name in changed else file for file in files
     ]
     places = _places(manifest, base, checkpoint)
-    matches = [one for file in files if file.name in changed for one in _matches(file, places)]
-    entries = {manifest.key(one.name): one for one in manifest.files}
-    lengths = {key: one.size_bytes for key, one in entries.items()}
+    matches = [match for file in files if file.name in changed for match in _matches(file, places)]
+    entries = {manifest.key(file.name): file for file in manifest.files}
+    lengths = {key: entry.size_bytes for key, entry in entries.items()}
     lengths |= {file.name: file.size_bytes for file in files}
     tensors = {file.name: len(file.tensors) for file in files}
     bounds = DedupThresholds(SHARE_MIN, lengths, tensors, copies_bytes_max)
@@ -336,11 +336,11 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     groups: tuple[ParityGroup, ...] = ()
     if parity:
         matches, groups = _protected(store, manifest, matches, bounds)
-    origins = dict.fromkeys(one.place.file for one in matches)
+    origins = dict.fromkeys(match.place.file for match in matches)
     origins |= dict.fromkeys(name for group in groups for name in group.shares)
     return DedupResult(
         tuple(thin for file in files for thin in _rest(file, matches)),
-        tuple(replace(one.tensor, regions=(one.place,)) for one in matches),
+        tuple(replace(match.tensor, regions=(match.place,)) for match in matches),
         tuple(replace(entries[key], name=key) for key in origins),
         parity,
         groups,
@@ -358,14 +358,16 @@ def _protected(
     groups = groups_of_origin(manifest)
     while True:
         wanted = Counter[str]()
-        for one in matches:
-            wanted[one.place.file] += one.place.size_bytes
+        for match in matches:
+            wanted[match.place.file] += match.place.size_bytes
         groups = [
-            one for one in groups if is_worth_referencing(one, wanted, bounds.lengths, SHARE_MIN)
+            group
+            for group in groups
+            if is_worth_referencing(group, wanted, bounds.lengths, SHARE_MIN)
         ]
-        groups = [one for one in groups if is_there(store, one.shares, bounds.lengths)]
+        groups = [group for group in groups if is_there(store, group.shares, bounds.lengths)]
         safe = {name for group in groups for name in group.files}
-        fewer = _bounded([one for one in matches if one.place.file in safe], bounds)
+        fewer = _bounded([match for match in matches if match.place.file in safe], bounds)
         if len(fewer) == len(matches):
             return matches, tuple(groups)
         matches = fewer
@@ -378,12 +380,12 @@ def _is_new(files: Sequence[StagedFile], changed: Mapping[str, set[int]]) -> boo
     read a manifest of all ranks.
     """
     return all(
-        one.start in changed[file.name]
+        region.start in changed[file.name]
         for file in files
         if file.name in changed
         for tensor in file.tensors
-        for one in tensor.regions
-        if one.size_bytes >= REFER_BYTES_MIN
+        for region in tensor.regions
+        if region.size_bytes >= REFER_BYTES_MIN
     )
 
 
@@ -410,48 +412,48 @@ def _places(
     for file, start, stop in base.proved or ():
         proved[file].append((start, stop))
     return {
-        _what(tensor, one): replace(one, file=manifest.key(one.file))
+        _what(tensor, region): replace(region, file=manifest.key(region.file))
         for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.size_bytes >= REFER_BYTES_MIN
-        and (origin_of(one.file) or manifest.checkpoint) < checkpoint
+        for region in tensor.regions
+        if region.size_bytes >= REFER_BYTES_MIN
+        and (origin_of(region.file) or manifest.checkpoint) < checkpoint
         and (
             base.proved is None
             or any(
-                start <= one.start and one.start + one.size_bytes <= stop
-                for start, stop in proved[one.file]
+                start <= region.start and region.start + region.size_bytes <= stop
+                for start, stop in proved[region.file]
             )
         )
     }
 
 
-def _what(tensor: TensorEntry, one: StoredRegion) -> _What:
-    return tensor.name, tensor.dtype, tensor.shape, one.region
+def _what(tensor: TensorEntry, region: StoredRegion) -> _What:
+    return tensor.name, tensor.dtype, tensor.shape, region.region
 
 
 def _matches(file: StagedFile, places: Mapping[_What, StoredRegion]) -> Iterator[_Match]:
     for tensor in file.tensors:
-        for one in tensor.regions:
-            place = places.get(_what(tensor, one))
-            if place is not None and place.digest == one.digest:
-                yield _Match(file.name, one.start, tensor, place)
+        for region in tensor.regions:
+            place = places.get(_what(tensor, region))
+            if place is not None and place.digest == region.digest:
+                yield _Match(file.name, region.start, tensor, place)
 
 
 def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
     """Drop matches that are not worth a reference, or leave too much to copy, until bounds hold."""
     folders = Counter[CheckpointId | None]()
-    for one in matches:
-        folders[origin_of(one.place.file)] += one.place.size_bytes
+    for match in matches:
+        folders[origin_of(match.place.file)] += match.place.size_bytes
     few = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
-    kept = [one for one in matches if origin_of(one.place.file) in few]
+    kept = [match for match in matches if origin_of(match.place.file) in few]
     while True:
         share, count = Counter[str](), Counter[str]()
-        for one in kept:
-            for name in (one.file, one.place.file):
-                share[name] += one.place.size_bytes
+        for match in kept:
+            for name in (match.file, match.place.file):
+                share[name] += match.place.size_bytes
                 count[name] += 1
         worth = {name for name, size in share.items() if bounds.allow(name, size, count[name])}
-        fewer = [one for one in kept if one.file in worth and one.place.file in worth]
+        fewer = [match for match in kept if match.file in worth and match.place.file in worth]
         if len(fewer) == len(kept):
             return kept
         kept = fewer
@@ -459,14 +461,14 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
 
 def _there(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop matches in files that are missing or have another length."""
-    files = {one.place.file for one in matches}
+    files = {match.place.file for match in matches}
     there = {key for key in files if is_there(store, [key], lengths)}
-    return [one for one in matches if one.place.file in there]
+    return [match for match in matches if match.place.file in there]
 
 
 def _rest(file: StagedFile, matches: Sequence[_Match]) -> Iterator[StagedFile | ReducedFile]:
     """Yield what must be written of a staged file: all, a part, or nothing."""
-    starts = {one.start for one in matches if one.file == file.name}
+    starts = {match.start for match in matches if match.file == file.name}
     if not starts:
         yield file
     elif len(starts) < len(file.tensors):

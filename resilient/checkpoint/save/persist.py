@@ -115,8 +115,10 @@ def require_space(
         ranks = range(len(shown))
         for group in desk.places.groups or (tuple(ranks),):
             here = [shown[rank] for rank in group]
-            free = min((one["free"] for one in here if one["free"] is not None), default=None)
-            needs = with_margin(sum(one["needs"] for one in here))
+            free = min(
+                (report["free"] for report in here if report["free"] is not None), default=None
+            )
+            needs = with_margin(sum(report["needs"] for report in here))
             if free is not None and needs > free:
                 whose = f" of ranks {', '.join(map(str, group))}" if desk.places.groups else ""
                 raise _full(desk, checkpoint, needs, free, whose)
@@ -194,15 +196,15 @@ def collect_garbage_after_commit(
 
 def _tell(desk: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
-        kept = {one.folder: list(reasons) for one, reasons in plan.kept.items()}
+        kept = {candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()}
         desk.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
-    for one, reason in plan.damaged.items():
-        desk.emit_once(events.BestCheckpointDamaged(one.folder, reason))
+    for candidate, reason in plan.damaged.items():
+        desk.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
     for held in (plan.held, plan.unsure):
         if held:
             desk.emit_once(events.RetentionDeferred(checkpoint.folder, held))
-    for one in plan.doomed:
-        desk.emit_once(events.CheckpointDeleted(one.folder))
+    for candidate in plan.doomed:
+        desk.emit_once(events.CheckpointDeleted(candidate.folder))
 
 
 SMALL_BYTES = 8 << 20
@@ -276,7 +278,9 @@ def _at_once(store: Store, files: Sequence[FileContent], copies_bytes_max: int |
     at_once = files_at_once(store, max(sizes))
     if any(isinstance(file, StreamedFile) for file in files):
         at_once = min(at_once, _STREAMED_AT_ONCE_MAX)
-    copied_bytes = max((one.size_bytes for one in files if isinstance(one, ReducedFile)), default=0)
+    copied_bytes = max(
+        (file.size_bytes for file in files if isinstance(file, ReducedFile)), default=0
+    )
     if copied_bytes and copies_bytes_max is not None:
         at_once = min(at_once, copies_bytes_max // copied_bytes)
     return max(at_once, 1)
@@ -289,14 +293,16 @@ def _prove(
 
     Computes only the digests that are not known yet.
     """
-    places = [one for tensor in tensors for one in tensor.regions if not one.digest]
-    spans = [(one.start, one.start + one.size_bytes) for one in places]
+    places = [region for tensor in tensors for region in tensor.regions if not region.digest]
+    spans = [(place.start, place.start + place.size_bytes) for place in places]
     proof, digests = digest_with(data, spans, told)
     found = dict(zip(places, digests, strict=True))
     return proof, [
         replace(
             tensor,
-            regions=tuple(replace(one, digest=one.digest or found[one]) for one in tensor.regions),
+            regions=tuple(
+                replace(region, digest=region.digest or found[region]) for region in tensor.regions
+            ),
         )
         for tensor in tensors
     ]
@@ -489,24 +495,24 @@ def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str
         Bytes of all files that the checkpoint needs and of those written for it; seconds paused;
         and the plan for the durable tier.
     """
-    folders = sorted({str(one["checkpoint"]) for one in shown})
+    folders = sorted({str(report["checkpoint"]) for report in shown})
     if folders != [job.about.checkpoint.folder]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
-    receipts = [Receipt.from_json(one["receipt"]) for one in shown]
+    receipts = [Receipt.from_json(report["receipt"]) for report in shown]
     manifest = gather_receipts(job.about, receipts)
     if job.has_rival:
         require_files(desk.store, manifest)
     if job.segment is not None:
         put_segment(desk.store, job.segment, desk.token)
     key = desk.signing.key
-    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    files = {name: digest for report in shown for name, digest in report["signed"].items()}
     commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
     promoter = desk.promoter
     orders = promoter.plan(desk, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
     return {
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
-        "rested_seconds": max(float(one["rested_seconds"]) for one in shown),
+        "rested_seconds": max(float(report["rested_seconds"]) for report in shown),
         "orders": orders.to_json(),
     }
 

@@ -75,7 +75,7 @@ def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """
     verb, key = asked["verb"], str(asked["key"])
     if verb == "list" and is_key(key.removesuffix("/")):
-        found = [[one.key, one.size_bytes] for one in near.list(key) if _may_be_read(one.key)]
+        found = [[info.key, info.size_bytes] for info in near.list(key) if _may_be_read(info.key)]
         return {"entries": found}, b""
     if not _may_be_read(key):
         raise KeyNotFound(f"`{key:.80}` is not served", key="")

@@ -117,7 +117,11 @@ class TieredStore:
         Returns:
             Whether there is another copy.
         """
-        holders = [one for one in self._sources(key) if self._counts(one, key) and _holds(one, key)]
+        holders = [
+            source
+            for source in self._sources(key)
+            if self._counts(source, key) and _holds(source, key)
+        ]
         if not holders or not (len(holders) > 1 or _holds(self.durable, key)):
             return False
         with self._lock:
@@ -149,9 +153,9 @@ class TieredStore:
         Raises:
             StoreUnavailable: A host does not answer.
         """
-        for one in self.peers:
+        for peer in self.peers:
             with suppress(KeyNotFound):
-                one.stat(generation_key(1))
+                peer.stat(generation_key(1))
 
     def settle(self) -> None:
         """Make all visible objects of both tiers durable."""
@@ -166,7 +170,7 @@ class TieredStore:
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Remove the leftovers of unfinished writes in both tiers."""
-        tiers = [one for one in (self.durable, self.near) if isinstance(one, Sweepable)]
+        tiers = [tier for tier in (self.durable, self.near) if isinstance(tier, Sweepable)]
         return tuple(
             key for tier in tiers for key in tier.sweep(is_ours, older_than_seconds, clock)
         )
@@ -208,8 +212,8 @@ class TieredStore:
     def _sources(self, key: str) -> Sequence[Store]:
         """Return the near repositories that may have ``key``, the likeliest first."""
         holder = self._holders.get(key)
-        order = [self.near, *sorted(self.peers, key=lambda one: one is not holder)]
-        return [one for one in order if (one.url, key) not in self._doubted]
+        order = [self.near, *sorted(self.peers, key=lambda peer: peer is not holder)]
+        return [source for source in order if (source.url, key) not in self._doubted]
 
     def _counts(self, source: Store, key: str) -> bool:
         """Return whether a near copy of ``key`` counts: its place knows the writing generation."""
@@ -305,7 +309,7 @@ def adopt_manifests(tiers: TieredStore) -> None:
     if not tiers.peers:
         return
     folders = folders_of(tiers.near)
-    whole = {one for one, names in folders.items() if MANIFEST in names}
+    whole = {candidate for candidate, names in folders.items() if MANIFEST in names}
     for checkpoint in sorted(folders.keys() - whole - trash_of(folders).keys()):
         with suppress(KeyNotFound):
             tiers.near.put(checkpoint.manifest_key, tiers.get(checkpoint.manifest_key))

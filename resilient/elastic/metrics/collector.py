@@ -75,7 +75,7 @@ class EventFileTail:
                 ranks[int(number)] = path
         agent = self._folder / AGENT_FILE
         found = [agent] if agent.exists() else []
-        return [*found, *(ranks[one] for one in sorted(ranks)[:FILES_MAX])]
+        return [*found, *(ranks[rank] for rank in sorted(ranks)[:FILES_MAX])]
 
     def _read(self, path: Path) -> list[EventRecord]:
         offset = self._offsets.get(path, 0)
@@ -90,10 +90,10 @@ class EventFileTail:
         self._offsets[path] = offset + whole
         lines = data[:whole].decode("utf-8", errors="replace").splitlines()
         found = (parse_line(line, path.name) for line in lines)
-        return [one for one in found if one is not None]
+        return [record for record in found if record is not None]
 
 
-_CAUSES = frozenset(one.value for one in (*Cause, *OutcomeKind))
+_CAUSES = frozenset(cause.value for cause in (*Cause, *OutcomeKind))
 _OTHER = "other"
 _ASKED = frozenset(
     {OutcomeKind.STOPPED.value, OutcomeKind.PREEMPTED.value, OutcomeKind.KILLED.value}
@@ -109,51 +109,51 @@ _COUNTED = {
 }
 
 
-def record_agent_event(one: EventRecord, board: MetricsRegistry) -> None:
+def record_agent_event(record: EventRecord, board: MetricsRegistry) -> None:
     """Record an event of the agent of this process."""
-    if one.event in _COUNTED:
-        board.add(_COUNTED[one.event])
-    elif one.event == "WorkerGroupStarted":
+    if record.event in _COUNTED:
+        board.add(_COUNTED[record.event])
+    elif record.event == "WorkerGroupStarted":
         board.add(registry.LIVES)
-        board.put(registry.WORLD_SIZE, one.number("world_size"))
-        board.put(registry.LOCAL_WORLD_SIZE, one.number("local_world_size"))
-        board.put(registry.NODES, one.number("nodes"))
-    elif one.event == "RestartDecisionMade":
-        _hear_reaction(one, board)
-    elif one.event == "AttemptEnded":
+        board.put(registry.WORLD_SIZE, record.number("world_size"))
+        board.put(registry.LOCAL_WORLD_SIZE, record.number("local_world_size"))
+        board.put(registry.NODES, record.number("nodes"))
+    elif record.event == "RestartDecisionMade":
+        _hear_reaction(record, board)
+    elif record.event == "AttemptEnded":
         # The ranks are gone before the next look. Ranks that end together did the same steps.
-        if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
-            board.put(registry.STEP, one.number("step"))
-    elif one.event in ("RunEnded", "RunAborted"):
-        board.put(registry.EXIT_CODE, one.number("exit_code"))
+        if record.text("ended") in _TOGETHER and record.number("step", -1) >= 0:
+            board.put(registry.STEP, record.number("step"))
+    elif record.event in ("RunEnded", "RunAborted"):
+        board.put(registry.EXIT_CODE, record.number("exit_code"))
 
 
-def hear_rank(one: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None:
+def hear_rank(record: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None:
     """Record an event of a rank.
 
     Args:
-        one: The event.
+        record: The event.
         board: Registry for the values.
         is_new: Whether the event is newer than this agent; counters start with the agent.
     """
-    if one.event == "GenerationClaimed":
-        board.put(registry.GENERATION, one.number("generation"))
+    if record.event == "GenerationClaimed":
+        board.put(registry.GENERATION, record.number("generation"))
         # A run without a parent checkpoint starts over and ignores older checkpoints.
-        if not one.text("parent"):
+        if not record.text("parent"):
             for metric in (
                 registry.CHECKPOINT_STEP,
                 registry.CHECKPOINT_TIME,
                 registry.CHECKPOINT_BYTES,
             ):
                 board.drop(metric)
-    elif one.event in ("CheckpointCommitted", "CheckpointRestored"):
-        found = parse_checkpoint(one.text("checkpoint"))
-        board.put(registry.CHECKPOINT_STEP, found.step if found else one.number("step"))
-    if one.event == "CheckpointCommitted":
-        board.put(registry.CHECKPOINT_TIME, one.at_ms / 1000)
-        board.put(registry.CHECKPOINT_BYTES, one.number("size_bytes"))
+    elif record.event in ("CheckpointCommitted", "CheckpointRestored"):
+        found = parse_checkpoint(record.text("checkpoint"))
+        board.put(registry.CHECKPOINT_STEP, found.step if found else record.number("step"))
+    if record.event == "CheckpointCommitted":
+        board.put(registry.CHECKPOINT_TIME, record.at_ms / 1000)
+        board.put(registry.CHECKPOINT_BYTES, record.number("size_bytes"))
     if is_new:
-        _count_what_ranks_tell(one, board)
+        _count_what_ranks_tell(record, board)
 
 
 def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
@@ -166,9 +166,9 @@ def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
     """
     board.put(registry.AGENT_INFO, 1, version)
     board.put(registry.AGENT_START, now_seconds)
-    for one in registry.ALL:
-        if one.kind == "counter" and not one.label:
-            board.add(one, 0)
+    for metric in registry.ALL:
+        if metric.kind == "counter" and not metric.label:
+            board.add(metric, 0)
     for cause in (Cause.EXIT, Cause.SIGNAL, Cause.OOM_KILL, Cause.HANG):
         board.add(registry.FAILURES, 0, cause.value)
         board.add(registry.RESTARTS, 0, cause.value)
@@ -176,34 +176,34 @@ def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
         board.add(registry.LOSSES_BROKEN, 0, kind)
 
 
-def _hear_reaction(one: EventRecord, board: MetricsRegistry) -> None:
-    ended = one.text("ended")
-    cause = one.text("cause") or ended
+def _hear_reaction(record: EventRecord, board: MetricsRegistry) -> None:
+    ended = record.text("ended")
+    cause = record.text("cause") or ended
     cause = cause if cause in _CAUSES else _OTHER
-    if one.text("action") == "Restart":
+    if record.text("action") == "Restart":
         board.add(registry.RESTARTS, 1, cause)
     if ended == OutcomeKind.FAILED.value:
         board.add(registry.FAILURES, 1, cause)
     if ended in _ASKED:
         board.add(registry.PREEMPTIONS)
-    board.put(registry.RESTARTS_LEFT, one.number("restarts_left"))
+    board.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
 
 
-def _count_what_ranks_tell(one: EventRecord, board: MetricsRegistry) -> None:
-    if one.event == "CheckpointCommitted":
-        _count_save(one, board)
-    elif one.event == "SaveAborted":
+def _count_what_ranks_tell(record: EventRecord, board: MetricsRegistry) -> None:
+    if record.event == "CheckpointCommitted":
+        _count_save(record, board)
+    elif record.event == "SaveAborted":
         board.add(registry.SAVES_ABORTED)
-    elif one.event == "LossDivergenceDetected" and one.text("kind") in _BROKEN:
-        board.add(registry.LOSSES_BROKEN, 1, one.text("kind"))
+    elif record.event == "LossDivergenceDetected" and record.text("kind") in _BROKEN:
+        board.add(registry.LOSSES_BROKEN, 1, record.text("kind"))
 
 
-def _count_save(one: EventRecord, board: MetricsRegistry) -> None:
+def _count_save(record: EventRecord, board: MetricsRegistry) -> None:
     board.add(registry.CHECKPOINTS)
-    written = one.number("written_bytes", -1)
-    board.add(registry.CHECKPOINT_WRITTEN, written if written >= 0 else one.number("size_bytes"))
-    board.add(registry.COMMIT, one.milliseconds("commit_seconds") / 1000)
-    board.add(registry.STALL, one.milliseconds("stall_seconds") / 1000)
+    written = record.number("written_bytes", -1)
+    board.add(registry.CHECKPOINT_WRITTEN, written if written >= 0 else record.number("size_bytes"))
+    board.add(registry.COMMIT, record.milliseconds("commit_seconds") / 1000)
+    board.add(registry.STALL, record.milliseconds("stall_seconds") / 1000)
 
 
 RANKS_MAX = 256
@@ -369,18 +369,18 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     """
     kept: list[EventRecord] = []
     since: dict[tuple[str, ...], tuple[int, int]] = {}
-    for one in sorted(records, key=lambda told: told.at_ms):
-        if one.event not in _OFTEN:
+    for record in sorted(records, key=lambda told: told.at_ms):
+        if record.event not in _OFTEN:
             since.clear()
-            kept.append(one)
+            kept.append(record)
             continue
-        key = (one.event, one.source, one.agent, one.text("phase"))
-        began_ms, nth = since.get(key, (one.at_ms - apart_ms, 0))
-        if one.at_ms - began_ms < apart_ms:
-            kept[nth] = _both(kept[nth], one)
+        key = (record.event, record.source, record.agent, record.text("phase"))
+        began_ms, nth = since.get(key, (record.at_ms - apart_ms, 0))
+        if record.at_ms - began_ms < apart_ms:
+            kept[nth] = _both(kept[nth], record)
         else:
-            since[key] = (one.at_ms, len(kept))
-            kept.append(one)
+            since[key] = (record.at_ms, len(kept))
+            kept.append(record)
     return kept
 
 
@@ -393,11 +393,13 @@ def _both(first: EventRecord, last: EventRecord) -> EventRecord:
     return replace(last, fields=fields)
 
 
-def _slim(one: EventRecord) -> EventRecord:
+def _slim(record: EventRecord) -> EventRecord:
     """Return a record without the fields that only a report shows."""
-    if one.event != "MetricsLogged":
-        return one
-    return replace(one, fields={name: one.fields[name] for name in _KEPT if name in one.fields})
+    if record.event != "MetricsLogged":
+        return record
+    return replace(
+        record, fields={name: record.fields[name] for name in _KEPT if name in record.fields}
+    )
 
 
 _LOOK_SECONDS = 1.0
@@ -543,11 +545,11 @@ class Metrics:
         self._following = self._following or self._find()
         if self._following is None:
             return
-        told = sorted(self._following.read(), key=lambda one: one.at_ms)
+        told = sorted(self._following.read(), key=lambda record: record.at_ms)
         # Events of this agent are already recorded; other agents write to the same file.
-        told = [one for one in told if one.agent != self._agent or not one.agent]
-        for one in told:
-            hear_rank(one, self._board, is_new=one.at_ms >= 1000 * self._began_seconds)
+        told = [record for record in told if record.agent != self._agent or not record.agent]
+        for record in told:
+            hear_rank(record, self._board, is_new=record.at_ms >= 1000 * self._began_seconds)
         self._spending.take(told)
 
     def _find(self) -> EventFileTail | None:

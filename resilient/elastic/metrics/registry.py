@@ -68,18 +68,18 @@ class Sample:
 
 def render(samples: Iterable[Sample]) -> str:
     """Return samples in the text format, grouped by metric."""
-    by_name = sorted(samples, key=lambda one: (one.metric.name, one.label, one.suffix))
+    by_name = sorted(samples, key=lambda sample: (sample.metric.name, sample.label, sample.suffix))
     lines = []
-    for metric, found in groupby(by_name, key=lambda one: one.metric):
+    for metric, found in groupby(by_name, key=lambda sample: sample.metric):
         lines.append(f"# HELP {metric.name} {_escape(metric.meaning)}")
         lines.append(f"# TYPE {metric.name} {metric.kind}")
         lines += map(_line, found)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(one: Sample) -> str:
-    label = f'{{{one.metric.label}="{_quote(one.label)}"}}' if one.metric.label else ""
-    return f"{one.metric.name}{one.suffix}{label} {_number(one.value)}"
+def _line(sample: Sample) -> str:
+    label = f'{{{sample.metric.label}="{_quote(sample.label)}"}}' if sample.metric.label else ""
+    return f"{sample.metric.name}{sample.suffix}{label} {_number(sample.value)}"
 
 
 def _number(value: float) -> str:
@@ -193,7 +193,7 @@ METRICS_ERRORS = Metric(
     "resilient_metrics_errors_total", _COUNTER, "Times that figures could not be had."
 )
 
-ALL = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
+ALL = tuple(candidate for candidate in list(globals().values()) if isinstance(candidate, Metric))
 """All metrics, in the order of the table in docs/metrics.md."""
 
 LABELS_MAX = 512
@@ -224,7 +224,7 @@ class MetricsRegistry:
     def drop(self, metric: Metric) -> None:
         """Remove all values of a metric whose value is no longer known."""
         with self._lock:
-            for key in [one for one in self._samples if one[0] == metric]:
+            for key in [sample for sample in self._samples if sample[0] == metric]:
                 del self._samples[key]
 
     def value(self, metric: Metric, label: str = "") -> float | None:
@@ -245,7 +245,7 @@ class MetricsRegistry:
 
     def _set(self, metric: Metric, value: float, label: str, suffix: str) -> None:
         key = (metric, label, suffix)
-        known = sum(1 for one in self._samples if one[0] == metric) if label else 0
+        known = sum(1 for sample in self._samples if sample[0] == metric) if label else 0
         if key in self._samples or known < LABELS_MAX:
             self._samples[key] = Sample(metric, value, label, suffix)
 

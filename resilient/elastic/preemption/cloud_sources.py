@@ -204,10 +204,10 @@ class AzureSource:
         if not isinstance(events, list):
             raise SourceGarbled(f"there is no list of events: {answer.text[:60]!r}")
         self._is_on = True
-        mine = [one for one in events if isinstance(one, dict) and self._is_mine(one)]
-        self._heard = [str(one["EventId"]) for one in mine if one.get("EventId")]
-        notices = [_notice(one) for one in mine]
-        return min(notices, key=lambda one: one.at_seconds or 0.0, default=None)
+        mine = [event for event in events if isinstance(event, dict) and self._is_mine(event)]
+        self._heard = [str(event["EventId"]) for event in mine if event.get("EventId")]
+        notices = [_notice(event) for event in mine]
+        return min(notices, key=lambda notice: notice.at_seconds or 0.0, default=None)
 
     def acknowledge(self) -> None:
         """Acknowledge the events to Azure if the option is on.
@@ -217,7 +217,7 @@ class AzureSource:
         """
         if not self._acknowledges or not self._heard:
             return
-        body = json.dumps({"StartRequests": [{"EventId": one} for one in self._heard]}).encode()
+        body = json.dumps({"StartRequests": [{"EventId": event} for event in self._heard]}).encode()
         answer = http_get(
             MetadataRequest(self._endpoint + _EVENTS, "POST", _AZURE_HEADERS, body, self._seconds)
         )

@@ -73,9 +73,9 @@ def names_of_sources(text: str) -> list[str]:
         ConfigError: As :func:`choose_sources`.
     """
     sources = choose_sources(text, os.environ, SystemClock())
-    for one in sources:
-        one.close()
-    return [one.name for one in sources]
+    for source in sources:
+        source.close()
+    return [source.name for source in sources]
 
 
 def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:

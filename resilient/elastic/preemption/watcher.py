@@ -75,14 +75,14 @@ class Watcher:
         self._lock = threading.Lock()
         self._heard: list[NoticeSource] = []
         self._threads = [
-            threading.Thread(target=self._watch, args=(one,), name="notice", daemon=True)
-            for one in sources
+            threading.Thread(target=self._watch, args=(source,), name="notice", daemon=True)
+            for source in sources
         ]
 
     def start(self) -> None:
         """Start polling."""
         if self._sources:
-            self._emit(events.NoticeSourcesStarted(tuple(one.name for one in self._sources)))
+            self._emit(events.NoticeSourcesStarted(tuple(source.name for source in self._sources)))
         for thread in self._threads:
             thread.start()
 

@@ -416,7 +416,7 @@ class RoundStore:
         """Raise if a member left the round, by torch's state of the last second."""
         self._handler.num_nodes_waiting()
         state = _state_of(self._handler)
-        gone = [str(one.addr) for one in self.members if one not in state.participants]
+        gone = [str(member.addr) for member in self.members if member not in state.participants]
         if gone or state.round != self.round:
             who = ", ".join(gone) or "all of them"
             raise MemberSilent(f"of those who met for a life some are gone before it began: {who}")
@@ -447,6 +447,6 @@ def end_waits_with_members(handler: RendezvousHandler) -> RendezvousHandler:
     """
     store_of_round = getattr(handler, "_get_store", None)
     if store_of_round is not None and hasattr(handler, "_state_holder"):
-        one: Any = handler
-        one._get_store = lambda: RoundStore(store_of_round(), handler)  # noqa: SLF001 - see above
+        current: Any = handler
+        current._get_store = lambda: RoundStore(store_of_round(), handler)  # noqa: SLF001 - see above
     return handler

@@ -89,7 +89,7 @@ class PeerHangExchange:
         self._store = store
         self._key = f"resilient/standing/{attempt}"
         self._node = node
-        self._others = [one for one in range(nodes) if one != node]
+        self._others = [number for number in range(nodes) if number != node]
         self._written: list[int] = []
         self._clock = clock
         self._emit = emit
@@ -198,9 +198,9 @@ class PeerHangExchange:
         """
         heard = self._heard
         self._written += [
-            one
-            for one in self._others
-            if one not in self._written and store.check([f"{self._key}/{one}"])
+            other
+            for other in self._others
+            if other not in self._written and store.check([f"{self._key}/{other}"])
         ]
         keys = [f"{self._key}/{node}" for node in self._written]
         texts = store.multi_get(keys) if keys else []

@@ -47,7 +47,9 @@ def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
     """
     answers = _asked(_answers, addresses, otherwise=lambda _: False)
     found = sorted(answers)
-    return [one for one in found if answers[one]], [one for one in found if not answers[one]]
+    return [agent for agent in found if answers[agent]], [
+        agent for agent in found if not answers[agent]
+    ]
 
 
 def _asked(
@@ -89,7 +91,7 @@ def _answers(address: str) -> bool:
 
 def addresses_of(hosts: Iterable[str]) -> dict[str, set[str]]:
     """Return the addresses of hosts; a host that does not resolve maps to its name."""
-    return _asked(_resolved, hosts, otherwise=lambda one: {one} - {""})
+    return _asked(_resolved, hosts, otherwise=lambda host: {host} - {""})
 
 
 def _resolved(host: str) -> set[str]:
@@ -123,22 +125,22 @@ def is_served_here(handler: Any) -> bool:
     torch does not report which of several agents on a host came first and serves the store.
     """
     port = getattr(getattr(handler, "_store", None), "port", None)
-    return port is not None and any(_listens_at(one, port) for one in _open_sockets())
+    return port is not None and any(_listens_at(listener, port) for listener in _open_sockets())
 
 
-def _listens_at(one: socket.socket, port: int) -> bool:
+def _listens_at(listener: socket.socket, port: int) -> bool:
     with suppress(OSError):
-        is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return bool(is_listening) and one.getsockname()[1] == port
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return bool(is_listening) and listener.getsockname()[1] == port
     return False
 
 
 def _open_sockets() -> Iterator[socket.socket]:
     """Yield a copy of each open TCP socket; the copy is closed when the next one comes."""
-    for one in list(Path("/proc/self/fd").iterdir()):
+    for path in list(Path("/proc/self/fd").iterdir()):
         # A descriptor may be any file, and may be closed meanwhile.
         with suppress(OSError):
-            copy = os.dup(int(one.name))
+            copy = os.dup(int(path.name))
             try:
                 found = socket.socket(fileno=copy)
             except OSError:
@@ -348,15 +350,15 @@ class Roster:
         none is reported.
         """
         own: Any = getattr(self._handler, "_this_node", None)
-        others = [str(one.addr) for one in self._nodes if one != own]
+        others = [str(node.addr) for node in self._nodes if node != own]
         if own not in self._nodes or not others or self._is_told:
             return
         there, silent = who_answers(others)
         server = _served_at(self._handler)
         found = addresses_of({server, *others})
-        agents = [one for one in there if found[server] & found[one]]
+        agents = [agent for agent in there if found[server] & found[agent]]
         # If no host answers, this host may be the one that is cut off.
-        hosts = silent if there else [one for one in silent if found[server] & found[one]]
+        hosts = silent if there else [agent for agent in silent if found[server] & found[agent]]
         if agents or hosts:
             self._is_told = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
@@ -403,7 +405,7 @@ class Roster:
             if left:
                 self._parted = frozenset(leaving)
                 self._store.set(_goodbye_key(self._place), _STAYS)
-                hosts = sorted(str(one.addr) for one in leaving)
+                hosts = sorted(str(member.addr) for member in leaving)
                 self._emit(HostsReleased(hosts, left, settings.min_nodes, settings.max_nodes))
             return left
         return 0
@@ -428,7 +430,7 @@ class Roster:
         others = set(self._nodes.values()) - {node, *left}
         # Without the store, the node that served it is gone too.
         with suppress(dist.DistError):
-            return not all(self._store.check([_goodbye_key(one)]) for one in others)
+            return not all(self._store.check([_goodbye_key(other)]) for other in others)
         return False
 
     @property

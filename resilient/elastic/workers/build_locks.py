@@ -166,7 +166,7 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
         caches = Path(environ.get("XDG_CACHE_HOME") or Path(home, ".cache"))
         # One folder for each version of Python and of CUDA.
         found = Path(caches, "torch_extensions").glob(f"py*_*/*/{_NAME}")
-    return sorted(one for one in _readable(found) if _is_lock_of_torch(one))
+    return sorted(lock for lock in _readable(found) if _is_lock_of_torch(lock))
 
 
 def users_of(path: Path) -> Users:
@@ -279,15 +279,15 @@ def _has_open(process: int, wanted: os.stat_result) -> bool:
         OSError: The process has ended.
     """
     with os.scandir(_PROC / str(process) / "fd") as links:
-        for one in links:
+        for link in links:
             # Check only files of that name: a lost network file system would block.
             try:
-                name = Path(one.path).readlink().name
+                name = Path(link.path).readlink().name
             except FileNotFoundError:
                 continue  # The file was closed meanwhile.
             if name != _NAME:
                 continue
-            status = _status(Path(one.path))
+            status = _status(Path(link.path))
             if status is not None and os.path.samestat(status, wanted):
                 return True
     return False
@@ -295,8 +295,8 @@ def _has_open(process: int, wanted: os.stat_result) -> bool:
 
 def _open_files(process: int) -> Iterator[tuple[Path, str]]:
     folder = _PROC / str(process) / "fd"
-    for one in _readable(folder.iterdir()):
-        yield one, _link(one)
+    for link in _readable(folder.iterdir()):
+        yield link, _link(link)
 
 
 def _may_build(process: int) -> bool:
@@ -327,7 +327,7 @@ def _mount_of(folder: str, mounts: str) -> tuple[str, str]:
         fields, kinds = head.split(), tail.split()
         if len(fields) <= _MOUNT_POINT or not kinds:
             continue
-        point = _OCTAL.sub(lambda one: chr(int(one[1], 8)), fields[_MOUNT_POINT])
+        point = _OCTAL.sub(lambda field: chr(int(field[1], 8)), fields[_MOUNT_POINT])
         is_above = folder == point or folder.startswith(f"{point.rstrip('/')}/")
         # Of two mounts at one point the later one hides the earlier one.
         if is_above and len(point) >= len(best[0]):
@@ -337,8 +337,8 @@ def _mount_of(folder: str, mounts: str) -> tuple[str, str]:
 
 def _processes() -> Sequence[int]:
     own = os.getpid()
-    numbers = (int(one.name) for one in _readable(_PROC.iterdir()) if one.name.isdecimal())
-    return [one for one in numbers if one != own]
+    numbers = (int(path.name) for path in _readable(_PROC.iterdir()) if path.name.isdecimal())
+    return [number for number in numbers if number != own]
 
 
 def _readable(paths: Iterator[Path]) -> list[Path]:

@@ -170,7 +170,11 @@ def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
         if not part:
             return None
         text += part
-    return ([(one["environ"], one["arguments"]) for one in json.loads(text)], fds) if head else None
+    return (
+        ([(request["environ"], request["arguments"]) for request in json.loads(text)], fds)
+        if head
+        else None
+    )
 
 
 def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:

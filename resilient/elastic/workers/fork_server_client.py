@@ -149,7 +149,10 @@ class ForkServer:
         commands: Sequence[WorkerCommand],
         pairs: Sequence[tuple[socket.socket, socket.socket]],
     ) -> list[int]:
-        request = [{"environ": dict(one.environ), "arguments": one.argv[3:]} for one in commands]
+        request = [
+            {"environ": dict(command.environ), "arguments": command.argv[3:]}
+            for command in commands
+        ]
         text = json.dumps(request).encode()
         channel.settimeout(_ANSWER_SECONDS)
         socket.send_fds(

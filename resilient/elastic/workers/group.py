@@ -144,12 +144,12 @@ class WorkerGroup:
     def running_ranks(self) -> list[int]:
         """Ranks that still run."""
         ended = {exit_.pid for exit_ in self.exits}
-        return [one.command.rank for one in self._all if one.process.pid not in ended]
+        return [worker.command.rank for worker in self._all if worker.process.pid not in ended]
 
     @property
     def pids(self) -> dict[int, int]:
         """Process id of every worker by local rank."""
-        return {one.command.local_rank: one.process.pid for one in self._all}
+        return {worker.command.local_rank: worker.process.pid for worker in self._all}
 
     def wait(self, within_seconds: float) -> list[WorkerExit]:
         """Return new exits; wait for the first one, at most ``within_seconds``."""
@@ -170,17 +170,17 @@ class WorkerGroup:
         would fail on their loss instead of saving.
         """
         ended = {exit_.pid for exit_ in self.exits}
-        for one in self._all:
-            if one.process.pid not in ended:
+        for worker in self._all:
+            if worker.process.pid not in ended:
                 # The process is not reaped, so its id cannot belong to another process.
-                os.kill(one.process.pid, number)
+                os.kill(worker.process.pid, number)
 
     def kill(self) -> None:
         """Kill every process group, including remaining children of ended workers."""
         self._is_killing = True
-        for one in self._all:
+        for worker in self._all:
             try:
-                os.killpg(one.process.pid, signal.SIGKILL)
+                os.killpg(worker.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
 
@@ -205,26 +205,26 @@ class WorkerGroup:
             self.kill()
             self.wait_for_all(_REAP_SECONDS)
         ended = {exit_.pid for exit_ in self.exits}
-        for one in self._all:
-            if one.process.pid in ended:
-                one.process.wait()
-            os.close(one.pidfd)
+        for worker in self._all:
+            if worker.process.pid in ended:
+                worker.process.wait()
+            os.close(worker.pidfd)
         self._all.clear()
         self._selector.close()
 
     def _add(self, command: WorkerCommand, process: _Process) -> None:
-        one = _Running(command, process, os.pidfd_open(process.pid))
-        self._all.append(one)
-        self._selector.register(one.pidfd, selectors.EVENT_READ, one)
+        worker = _Running(command, process, os.pidfd_open(process.pid))
+        self._all.append(worker)
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
 
-    def _ended(self, one: _Running, now_seconds: float) -> WorkerExit:
-        self._selector.unregister(one.pidfd)
-        info = os.waitid(os.P_PIDFD, one.pidfd, os.WEXITED | os.WNOWAIT)
+    def _ended(self, worker: _Running, now_seconds: float) -> WorkerExit:
+        self._selector.unregister(worker.pidfd)
+        info = os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED | os.WNOWAIT)
         assert info is not None, "a readable pidfd has an exit to show"  # noqa: S101
         is_code = info.si_code == os.CLD_EXITED
         return WorkerExit(
-            command=one.command,
-            pid=one.process.pid,
+            command=worker.command,
+            pid=worker.process.pid,
             status=info.si_status if is_code else -info.si_status,
             seen_at_seconds=now_seconds,
             alive_at_seconds=self._looked_at_seconds,

@@ -56,11 +56,12 @@ def refuse_layouts(model: nn.Module) -> None:
     Raises:
         ConfigError: The message names the parameter or the module.
     """
-    for name, one in model.named_parameters():
-        if one.requires_grad and torch.empty_like(one).stride() != one.stride():
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and torch.empty_like(parameter).stride() != parameter.stride():
             raise ConfigError(
-                f"parameter `{name}` of shape {tuple(one.shape)} has strides {one.stride()}, and "
-                "reduction='canonical' sums what lies dense: make it with .contiguous()"
+                f"parameter `{name}` of shape {tuple(parameter.shape)} has strides "
+                f"{parameter.stride()}, and reduction='canonical' sums what lies dense: make it "
+                "with .contiguous()"
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -92,7 +93,7 @@ class ImmutabilityCheck:
     def of(model: nn.Module) -> ImmutabilityCheck:
         """Record the current tensors of a model."""
         return ImmutabilityCheck(
-            {name: (id(one), _changes(one)) for name, one in tensors_of(model)}
+            {name: (id(tensor), _changes(tensor)) for name, tensor in tensors_of(model)}
         )
 
     def require_same(self, model: nn.Module) -> None:
@@ -128,9 +129,9 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
         raise _mixes(owner, module, f"its forward pass changes its buffer `{name}`")
 
 
-def _changes(one: torch.Tensor) -> int:
+def _changes(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place; torch does not count in inference mode."""
-    return -1 if one.is_inference() else one._version  # noqa: SLF001 - torch has no other
+    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
 
 
 _SEED = 20_220_711
@@ -141,8 +142,8 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return a digest of the bits of some tensors, in hexadecimal."""
     hashed = blake2b(digest_size=16)
-    for one in tensors:
-        dense = one.detach().to("cpu").contiguous()
+    for tensor in tensors:
+        dense = tensor.detach().to("cpu").contiguous()
         hashed.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
         hashed.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
@@ -179,7 +180,11 @@ def _numbers(device: torch.device, dtype: torch.dtype) -> Iterator[torch.Tensor]
             made = functional.layer_norm(product, (columns,)).softmax(-1)
             loss = (made.float().log() * product.float().tanh()).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        yield from (made, loss, *(one.grad for one in (left, right) if one.grad is not None))
+        yield from (
+            made,
+            loss,
+            *(tensor.grad for tensor in (left, right) if tensor.grad is not None),
+        )
     yield from _convolved(generator, device)
     yield from _stepped(generator, device)
 

@@ -71,8 +71,8 @@ class GradientReducer:
         self.plan = plan_for(leaves, ranks)
         self.rank, self.ranks = rank, ranks
         by_dtype: dict[torch.dtype, list[int]] = {}
-        for number, one in enumerate(self.parameters):
-            by_dtype.setdefault(one.dtype, []).append(number)
+        for number, parameter in enumerate(self.parameters):
+            by_dtype.setdefault(parameter.dtype, []).append(number)
         self.lanes = [self._lane(numbers, window_bytes) for numbers in by_dtype.values()]
         self._begin()
 
@@ -83,7 +83,7 @@ class GradientReducer:
 
     def _lane(self, numbers: list[int], window_bytes: int) -> DtypeGroup:
         ones = [self.parameters[number] for number in numbers]
-        line = line_of([one.numel() for one in ones], self.ranks)
+        line = line_of([gradient.numel() for gradient in ones], self.ranks)
         like = ones[0].detach()
         return DtypeGroup(
             tuple(numbers), TreeReduce(line, self.plan, self.rank, like, window_bytes)
@@ -99,16 +99,19 @@ class GradientReducer:
         Raises:
             ConfigError: A gradient is sparse.
         """
-        for one in self.parameters:
-            if one.grad is not None and one.grad.layout != torch.strided:
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise ConfigError(
-                    f"a gradient of shape {tuple(one.shape)} is sparse, and reduction='canonical' "
-                    "adds dense ones: write sparse=False where the embedding is made"
+                    f"a gradient of shape {tuple(parameter.shape)} is sparse, and "
+                    "reduction='canonical' adds dense ones: write sparse=False where the "
+                    "embedding is made"
                 )
-        self._joining.take(Node(leaf, leaf + 1), [_dense(one) for one in self.parameters])
+        self._joining.take(
+            Node(leaf, leaf + 1), [_dense(parameter) for parameter in self.parameters]
+        )
         self._losses.append(loss.detach().double())
-        for one in self.parameters:
-            one.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def finish(self) -> float:
         """Leave the mean gradient on every parameter; return the mean loss. Collective.
@@ -118,8 +121,8 @@ class GradientReducer:
         partials, loss, used = self._meet()
         gradients = partials[0] if self.ranks == 1 else self._reduce(partials, used)
         self._scale_alone(gradients)
-        for one, gradient in zip(self.parameters, gradients, strict=True):
-            one.grad = gradient
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
         return loss
 
     def finish_own(self) -> tuple[float, Gradients]:
@@ -130,17 +133,17 @@ class GradientReducer:
         partials, loss, used = self._meet()
         if self.ranks == 1:
             self._scale_alone(partials[0])
-            return loss, [None if one is None else flat(one) for one in partials[0]]
-        whole = [self._filled(one) for one in partials]
+            return loss, [None if partial is None else flat(partial) for partial in partials[0]]
+        whole = [self._filled(partial) for partial in partials]
         for lane in self.lanes:
-            self._sum_up_own(lane, [lane.of(one) for one in whole])
-        own = [one if has else None for one, has in zip(self._own, used, strict=True)]
+            self._sum_up_own(lane, [lane.of(gradient) for gradient in whole])
+        own = [gradient if has else None for gradient, has in zip(self._own, used, strict=True)]
         return loss, own
 
     def tell_own(self) -> None:
         """Send the elements that each rank has stepped to all ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
-            whole = lane.of([one.detach() for one in self.parameters])
+            whole = lane.of([parameter.detach() for parameter in self.parameters])
             for window in lane.exchange.windows:
                 lane.exchange.tell(lane.exchange.mine(whole, window), whole, window)
 
@@ -154,7 +157,7 @@ class GradientReducer:
 
     def _scale_alone(self, gradients: Gradients) -> None:
         """Convert sums to means if no other rank took part."""
-        kept = [one for one in gradients if one is not None]
+        kept = [gradient for gradient in gradients if gradient is not None]
         if self.ranks == 1 and kept:
             torch._foreach_mul_(kept, 1 / self.plan.leaves)
 
@@ -167,7 +170,7 @@ class GradientReducer:
         self._begin()
         leaves, device = self.plan.leaves, self.parameters[0].device
         has = [
-            any(one[number] is not None for one in partials)
+            any(partial[number] is not None for partial in partials)
             for number in range(len(self.parameters))
         ]
         shown = torch.zeros(leaves + len(has), dtype=torch.float64)
@@ -181,25 +184,25 @@ class GradientReducer:
         joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
             joining.take(Node(leaf, leaf + 1), told[leaf])
-        return partials, joining.root() / leaves, [one > 0 for one in told[leaves:]]
+        return partials, joining.root() / leaves, [count > 0 for count in told[leaves:]]
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
         """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
-        whole = [self._filled(one) for one in partials]
+        whole = [self._filled(partial) for partial in partials]
         room = whole[0] if whole else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
             # Windows do not overlap, so overwritten memory has already been sent.
             exchange, into = lane.exchange, lane.of(room)
-            sent = [lane.of(one) for one in whole]
+            sent = [lane.of(gradient) for gradient in whole]
             for window in exchange.windows:
                 exchange.tell(exchange.sum_up(sent, window), into, window)
-        return [one if has else None for one, has in zip(room, used, strict=True)]
+        return [gradient if has else None for gradient, has in zip(room, used, strict=True)]
 
     def _filled(self, gradients: Gradients) -> list[torch.Tensor]:
         """Return gradients with zeros where one is missing."""
         return [
-            torch.zeros_like(one) if gradient is None else gradient
-            for one, gradient in zip(self.parameters, gradients, strict=True)
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -207,9 +210,14 @@ class GradientReducer:
         exchange, own = lane.exchange, lane.of(self._own)
         for window in exchange.windows:
             mine, place = exchange.sum_up(partials, window), 0
-            for one in exchange.line.segments(*window.spans[self.rank]):
-                count, first = one.stop - one.start, exchange.line.run(one.tensor, self.rank).start
-                own[one.tensor][one.start - first : one.stop - first] = mine[place : place + count]
+            for segment in exchange.line.segments(*window.spans[self.rank]):
+                count, first = (
+                    segment.stop - segment.start,
+                    exchange.line.run(segment.tensor, self.rank).start,
+                )
+                own[segment.tensor][segment.start - first : segment.stop - first] = mine[
+                    place : place + count
+                ]
                 place += count
 
     @cached_property
@@ -217,8 +225,8 @@ class GradientReducer:
         """Memory for this rank's runs of all gradients."""
         runs = [self.run_of(number) for number in range(len(self.parameters))]
         return [
-            torch.empty(run.stop - run.start, dtype=one.dtype, device=one.device)
-            for one, run in zip(self.parameters, runs, strict=True)
+            torch.empty(run.stop - run.start, dtype=parameter.dtype, device=parameter.device)
+            for parameter, run in zip(self.parameters, runs, strict=True)
         ]
 
 

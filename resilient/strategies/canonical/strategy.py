@@ -52,8 +52,8 @@ class CanonicalStrategy:
             ConfigError: A parameter or its gradients are not dense in memory.
         """
         if self.shards_optimizer:
-            for one in model.parameters():
-                one.data = one.data.contiguous()
+            for parameter in model.parameters():
+                parameter.data = parameter.data.contiguous()
         refuse_layouts(model)
         if self.ranks > 1:
             broadcast([*model.parameters(), *model.buffers()])
@@ -65,7 +65,7 @@ class CanonicalStrategy:
         Raises:
             ConfigError: The optimizer cannot be sharded.
         """
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         reducer = GradientReducer(
             trained, self.micro_batches, self.rank, self.ranks, self.window_bytes
         )

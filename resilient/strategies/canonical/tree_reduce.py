@@ -278,7 +278,10 @@ class TreeReduce:
         return torch.cat(parts, out=room) if parts else room
 
     def _cut(self, tensors: Sequence[torch.Tensor], span: tuple[int, int]) -> list[torch.Tensor]:
-        return [tensors[one.tensor][one.start : one.stop] for one in self.line.segments(*span)]
+        return [
+            tensors[segment.tensor][segment.start : segment.stop]
+            for segment in self.line.segments(*span)
+        ]
 
     def _buffer(self, name: str, elements: int) -> torch.Tensor:
         """Return memory that is kept between steps: fresh pages cost more than the exchange."""
@@ -298,18 +301,20 @@ def add_gradients(
     A missing gradient counts as zeros, as if it came from another rank. Zero is therefore added to
     the other gradient, which turns -0.0 into +0.0.
     """
-    both = [(one, other) for one, other in zip(left, right, strict=True) if _has(one, other)]
+    both = [
+        (tensor, other) for tensor, other in zip(left, right, strict=True) if _has(tensor, other)
+    ]
     if both:
         sums, more = zip(*both, strict=True)
         torch._foreach_add_(list(sums), list(more))
     return [
-        one if other is None else other if one is None else one
-        for one, other in zip(_zero_added(left, right), _zero_added(right, left), strict=True)
+        tensor if other is None else other if tensor is None else tensor
+        for tensor, other in zip(_zero_added(left, right), _zero_added(right, left), strict=True)
     ]
 
 
-def _has(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None
+def _has(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    return left is not None and right is not None
 
 
 def _zero_added(
@@ -317,8 +322,8 @@ def _zero_added(
 ) -> list[torch.Tensor | None]:
     """Return ``these``, with zero added where there is nothing of ``those``."""
     return [
-        one.add_(0.0) if one is not None and other is None else one
-        for one, other in zip(these, those, strict=True)
+        left.add_(0.0) if left is not None and right is None else left
+        for left, right in zip(these, those, strict=True)
     ]
 
 

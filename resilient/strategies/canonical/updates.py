@@ -48,9 +48,9 @@ class ReplicaUpdates:
         self.reducer = reducer
         self._inner = inner
         parameters = reducer.parameters
-        blocks = (-(-one.numel() // BLOCK) for one in parameters)
+        blocks = (-(-parameter.numel() // BLOCK) for parameter in parameters)
         self._places = (0, *accumulate(blocks))
-        wide = any(one.dtype == torch.float64 for one in parameters)
+        wide = any(parameter.dtype == torch.float64 for parameter in parameters)
         self._dtype = torch.float64 if wide else torch.float32
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -93,7 +93,10 @@ class ReplicaUpdates:
 
     def _block_norms(self) -> torch.Tensor:
         """Return the norm of each block of all gradients; 0 for a missing gradient."""
-        grads = ((0, None if one.grad is None else flat(one.grad)) for one in self._parameters)
+        grads = (
+            (0, None if parameter.grad is None else flat(parameter.grad))
+            for parameter in self._parameters
+        )
         return self._norms(list(enumerate(grads)))
 
     @property
@@ -182,28 +185,30 @@ def cut_optimizer(
         ConfigError: The optimizer has a parameter that is not trained here, or state of whole
             parameters.
     """
-    names = {id(one): name for name, one in model.named_parameters()}
-    numbers = {id(one): number for number, one in enumerate(reducer.parameters)}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    numbers = {id(parameter): number for number, parameter in enumerate(reducer.parameters)}
     runs: dict[int, ParameterSlice] = {}
     for nth, group in enumerate(optimizer.param_groups):
         whole, known = _whole(group["params"])
-        strange = sum(id(one) not in numbers for one in whole)
+        strange = sum(id(parameter) not in numbers for parameter in whole)
         if strange:
             raise ConfigError(
                 f"{strange} of the optimizer's {len(whole)} parameters are not trained here: with "
                 "`shard_optimizer_state` give it the model's own that require gradients"
             )
-        for one in whole:
-            number = numbers[id(one)]
+        for parameter in whole:
+            number = numbers[id(parameter)]
             segment = reducer.run_of(number)
-            memory = flat(one.detach())[segment.start : segment.stop]
-            pieces = known.get(id(one)) or [_piece(cut, one) for cut in torch.split(memory, BLOCK)]
+            memory = flat(parameter.detach())[segment.start : segment.stop]
+            pieces = known.get(id(parameter)) or [
+                _piece(cut, parameter) for cut in torch.split(memory, BLOCK)
+            ]
             alone = reducer.ranks == 1
-            shape = tuple(one.shape)
+            shape = tuple(parameter.shape)
             run = ParameterSlice(
-                names[id(one)], nth, shape, segment.start, memory, tuple(pieces), alone
+                names[id(parameter)], nth, shape, segment.start, memory, tuple(pieces), alone
             )
-            _cut_state(optimizer, one, run)
+            _cut_state(optimizer, parameter, run)
             runs[number] = run
         group["params"] = [
             piece for run in runs.values() if run.group == nth for piece in run.pieces
@@ -227,11 +232,11 @@ def _whole(
     """Return the parameters of a group, and the pieces of those that were cut before."""
     known: dict[int, list[nn.Parameter]] = {}
     whole: dict[int, nn.Parameter] = {}
-    for one in held:
-        owner = getattr(one, _OF, one)
+    for parameter in held:
+        owner = getattr(parameter, _OF, parameter)
         whole.setdefault(id(owner), owner)
-        if owner is not one:
-            known.setdefault(id(owner), []).append(one)
+        if owner is not parameter:
+            known.setdefault(id(owner), []).append(parameter)
     return list(whole.values()), known
 
 

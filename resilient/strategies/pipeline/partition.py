@@ -58,17 +58,21 @@ def _mode() -> FakeTensorMode:
 
 def is_fake(value: Any) -> bool:
     """Return whether anything in a value was computed without an earlier stage's modules."""
-    return tree_any(lambda one: isinstance(one, FakeTensor), value)
+    return tree_any(lambda leaf: isinstance(leaf, FakeTensor), value)
 
 
 def likeness(module: nn.Module) -> nn.Module:
     """Return a copy of a module that computes shapes, and takes no memory."""
     memo: dict[int, Any] = {}
     with _mode():
-        for one in [*module.parameters(), *module.buffers()]:
-            empty = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
-            is_parameter = isinstance(one, nn.Parameter)
-            memo[id(one)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+        for parameter in [*module.parameters(), *module.buffers()]:
+            empty = torch.empty_strided(
+                parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+            )
+            is_parameter = isinstance(parameter, nn.Parameter)
+            memo[id(parameter)] = (
+                nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+            )
     made = copy.deepcopy(module, memo)
     for inner in made.modules():
         # A wrapper of a forward pass (activation checkpointing) knows the original, and hooks need
@@ -194,22 +198,22 @@ class LastPlanner(Planner):
 
 
 def _first(inputs: Any, named: Any, name: str) -> torch.Tensor:
-    for one in (*inputs, *named.values()):
-        if isinstance(one, torch.Tensor):
-            if not one.is_floating_point():
+    for value in (*inputs, *named.values()):
+        if isinstance(value, torch.Tensor):
+            if not value.is_floating_point():
                 break
-            return one
+            return value
     raise ConfigError(
         f"`{name}` begins a stage, and is not called with a tensor of floating-point numbers first"
     )
 
 
 def _replace_first(inputs: Any, named: Any, tensor: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-    for place, one in enumerate(inputs):
-        if isinstance(one, torch.Tensor):
+    for place, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
             return (*inputs[:place], tensor, *inputs[place + 1 :]), named
-    for name, one in named.items():
-        if isinstance(one, torch.Tensor):
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor):
             return inputs, {**named, name: tensor}
     return inputs, named
 
@@ -218,11 +222,11 @@ def _shapes_of(value: Any) -> Any:
     """Return the properties that shapes depend on, as a key; None if unknown."""
     leaves, spec = tree_flatten(value)
     said: list[Any] = [torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")]
-    for one in leaves:
-        if isinstance(one, torch.Tensor):
-            said.append((one.shape, one.dtype, one.device))
-        elif one is None or isinstance(one, bool | int | float | str):
-            said.append((type(one), one))
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            said.append((leaf.shape, leaf.dtype, leaf.device))
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            said.append((type(leaf), leaf))
         else:
             return None
     return (spec, *said)
@@ -233,12 +237,12 @@ def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = 
     if name in stand_ins:
         return stand_ins[name]
     inside = f"{name}." if name else ""
-    if not any(one.startswith(inside) for one in stand_ins):
+    if not any(tensor.startswith(inside) for tensor in stand_ins):
         return model
     made = copy.copy(model)
     children = {
-        child: None if one is None else tree_with(one, stand_ins, f"{inside}{child}")
-        for child, one in model._modules.items()  # noqa: SLF001 - torch has no public way
+        child: None if module is None else tree_with(module, stand_ins, f"{inside}{child}")
+        for child, module in model._modules.items()  # noqa: SLF001 - torch has no public way
     }
     made.__dict__["_modules"] = children
     return made
@@ -324,20 +328,20 @@ class StageShapes:
 
     def _plan(self, run: Callable[[nn.Module], Any]) -> Shapes:
         seen: list[torch.Tensor] = []
-        for one in self._entries:
-            one.seen = seen
+        for entry in self._entries:
+            entry.seen = seen
         try:
             with torch.no_grad(), without_noise():
                 run(self.tree)
         except StageComplete:
             pass
         if len(seen) != len(self._entries):
-            names = ", ".join(f"`{one._name_in_model}`" for one in self._entries)  # noqa: SLF001
+            names = ", ".join(f"`{entry._name_in_model}`" for entry in self._entries)  # noqa: SLF001
             raise ConfigError(
                 f"the model's forward pass does not call {names} once each, in this order: stages "
                 "of a pipeline cannot begin there"
             )
-        return tuple((tuple(one.shape), one.dtype) for one in seen)
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in seen)
 
 
 @contextmanager
@@ -418,7 +422,7 @@ def _even_points(model: nn.Module, stages: int, layer_classes: Collection[str]) 
             hint='name the modules that begin stages: parallelism_config={"pp_split_points": [...]}'
             ", or hold the layers in a ModuleList",
         )
-    names = {id(one): name for name, one in model.named_modules()}
+    names = {id(module): name for name, module in model.named_modules()}
     # The head follows the last layer, so with an uneven division the last stage has fewer layers.
     starts = [-(-len(layers) * stage // stages) for stage in range(1, stages)]
     return tuple(names[id(layers[start])] for start in starts)
@@ -451,7 +455,7 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
     places, stage = {}, 0
     for name, module in model.named_modules():
         stage = begins.get(name, stage)
-        own = [one for one, _ in module.named_parameters(recurse=False)]
+        own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
         if own and any(entry.startswith(f"{name}.") or not name for entry in entries):
             raise ConfigError(
                 f"`{f'{name}.{own[0]}'.lstrip('.')}` lies beside modules that the pipeline cuts "
@@ -472,9 +476,9 @@ def _saved_buffers(module: nn.Module) -> list[str]:
 def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
     """Raise if a parameter is used in two stages: each would train its own copy."""
     held: dict[int, set[int]] = defaultdict(set)
-    for name, one in model.named_parameters(remove_duplicate=False):
-        held[id(one)].add(places[name.rpartition(".")[0]])
-        if len(held[id(one)]) > 1:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        held[id(parameter)].add(places[name.rpartition(".")[0]])
+        if len(held[id(parameter)]) > 1:
             raise ConfigError(
                 f"parameter `{name}` is tied to one of another stage: cut apart it would not be",
                 hint="untie them (tie_word_embeddings=False in models of Transformers), or cut "
@@ -487,13 +491,15 @@ def _units(
 ) -> Iterator[tuple[str, int]]:
     """Yield the outermost modules that belong to one stage, with their stage."""
     inside = f"{name}." if name else ""
-    stages = {stage for one, stage in places.items() if one == name or one.startswith(inside)}
+    stages = {
+        stage for tensor, stage in places.items() if tensor == name or tensor.startswith(inside)
+    }
     is_whole = bool(name) and not isinstance(module, _LISTS)
-    if is_whole and len(stages) <= 1 and not any(one.startswith(inside) for one in entries):
+    if is_whole and len(stages) <= 1 and not any(entry.startswith(inside) for entry in entries):
         if stages:
             yield name, stages.pop()
         elif name in entries:
             raise ConfigError(f"`pp_split_points`: `{name}` holds nothing that is trained")
         return
-    for child, one in module.named_children():
-        yield from _units(f"{inside}{child}", one, places, entries)
+    for child, submodule in module.named_children():
+        yield from _units(f"{inside}{child}", submodule, places, entries)

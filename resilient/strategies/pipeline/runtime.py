@@ -384,14 +384,14 @@ class PipelinedModel(nn.Module):
         """Broadcast the last stage's outputs to every rank."""
         place, last = self.place, self.options.stages - 1
         leaves, spec = tree_flatten(outputs if last in self.stages else None)
-        outline: list[Any] = [[_outline(one) for one in leaves], spec]
+        outline: list[Any] = [[_outline(leaf) for leaf in leaves], spec]
         dist.broadcast_object_list(outline, place.holder(last), group=place.pipeline_group)
         told = []
-        for nth, one in enumerate(outline[0]):
-            if not isinstance(one, _Outline):
-                told.append(one)
+        for nth, leaf in enumerate(outline[0]):
+            if not isinstance(leaf, _Outline):
+                told.append(leaf)
                 continue
-            tensor = torch.empty(one.shape, dtype=one.dtype, device=place.device)
+            tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place.device)
             if last in self.stages:
                 tensor = leaves[nth].contiguous()
             dist.broadcast(tensor, place.holder(last), group=place.pipeline_group)
@@ -413,7 +413,7 @@ class PipelinedModel(nn.Module):
         # Each step begins the same whether or not the previous step was saved.
         self.align()
         with self.random.drawing():
-            shapes = [self._shapes(*one) for one in zip(runs, batches, strict=True)]
+            shapes = [self._shapes(*pair) for pair in zip(runs, batches, strict=True)]
             together = self._agree(alike=len(set(shapes)) == 1)
             count = len(runs)
             groups = [range(count)] if together else [range(n, n + 1) for n in range(count)]
@@ -476,7 +476,7 @@ class PipelinedModel(nn.Module):
         """Broadcast the losses of the last stage to every rank of the pipeline."""
         told = torch.zeros(count, dtype=torch.float64, device=self.place.device)
         if losses:
-            told.copy_(torch.stack([one.detach() for one in losses]))
+            told.copy_(torch.stack([loss.detach() for loss in losses]))
         source = self.place.holder(self.options.stages - 1)
         dist.broadcast(told, source, group=self.place.pipeline_group)
         return list(told)

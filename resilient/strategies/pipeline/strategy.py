@@ -167,11 +167,11 @@ def _free_elsewhere(model: nn.Module, cut: StageSplit, held: set[int]) -> None:
             continue
         for module in model.get_submodule(name).modules():
             for kept in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
-                for key, one in kept.items():
-                    if one is not None and id(one) not in moved:
-                        moved[id(one)] = (one, _on_meta(one))
-                    if one is not None:
-                        kept[key] = moved[id(one)][1]
+                for key, value in kept.items():
+                    if value is not None and id(value) not in moved:
+                        moved[id(value)] = (value, _on_meta(value))
+                    if value is not None:
+                        kept[key] = moved[id(value)][1]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ class StagedUpdates:
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
         """Clip gradients by their norm over all stages, and return that. Collective."""
-        held = [one for one in parameters if not one.is_meta]
+        held = [parameter for parameter in parameters if not parameter.is_meta]
         norm = self._inner.clip(optimizer, held, 0.0).detach().float()
         square = norm.to(self._place.device) ** 2
         dist.all_reduce(square, group=self._place.pipeline_group)

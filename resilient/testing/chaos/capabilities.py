@@ -116,9 +116,9 @@ def why_not(
     found = {kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))}
     of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
     names = {
-        "kill of a host" if one.kind is FaultKind.KILL else one.kind.value
-        for one in plan.faults
-        if one.needs_hosts
+        "kill of a host" if fault.kind is FaultKind.KILL else fault.kind.value
+        for fault in plan.faults
+        if fault.needs_hosts
     }
     return found | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
 
@@ -126,7 +126,7 @@ def why_not(
 def _why_not_nodes(nnodes: str, hosts: int) -> str:
     """Return the reason why ``hosts`` does not fit ``MIN:MAX``, empty if it does."""
     bounds = nnodes.split(":")
-    if not nnodes or not all(one.isdecimal() for one in bounds):
+    if not nnodes or not all(bound.isdecimal() for bound in bounds):
         return ""  # The option is absent, or the command itself rejects it.
     if int(bounds[0]) <= hosts <= int(bounds[-1]):
         return ""

@@ -119,7 +119,7 @@ def until_a_save_fails(
     count = len(job.facts())
 
     def has_failed() -> bool:
-        return any(one["event"] == "SaveAborted" for one in job.facts()[count:])
+        return any(event["event"] == "SaveAborted" for event in job.facts()[count:])
 
     seconds = told.strike.fault.seconds
     began_seconds = clock.monotonic_seconds()
@@ -181,7 +181,7 @@ class FaultInjector:
             JobFailed: The job did not end in time, or ended before the fault.
         """
         job = self._job
-        ranks = [one.pid for one in job.look()]
+        ranks = [process.pid for process in job.look()]
         is_of_host = strike.fault.is_of_host and len(job.hosts) > 1
         host = strike.host(len(job.hosts)) if is_of_host else None
         told = InjectionResult(
@@ -221,7 +221,7 @@ class FaultInjector:
 
     def _kill_agent(self, told: InjectionResult) -> InjectionResult:
         host = self._host(told)
-        ranks = [one.pid for one in host.look()]
+        ranks = [process.pid for process in host.look()]
         host.kill_agent()
         if told.host is not None:
             told = replace(told, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
@@ -301,7 +301,7 @@ class FaultInjector:
         assert newest is not None, "there were two when it was struck"  # noqa: S101
         random = Random(told.strike.draw)  # noqa: S311 - repeatable is the point
         sizes = folders_of(self._job.store)[newest]
-        name = random.choice(sorted(one for one, size in sizes.items() if size))
+        name = random.choice(sorted(file for file, size in sizes.items() if size))
         flip_bit(self._job.repository / newest.folder / name, random)
         is_found = bool(verify(self._job.store, newest))
         what = f"one bit flipped in {newest.folder}/{name}"
@@ -350,4 +350,4 @@ def is_ready(strike: Injection, job: Job) -> bool:
     """Return whether the job has what a fault needs: a bit flip needs a second checkpoint."""
     if strike.fault.kind is not FaultKind.BIT_FLIP:
         return True
-    return sum(not verify(job.store, one) for one in committed(job.store)[:3]) > 1
+    return sum(not verify(job.store, checkpoint) for checkpoint in committed(job.store)[:3]) > 1

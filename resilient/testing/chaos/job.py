@@ -106,7 +106,7 @@ class Host:
     def look(self) -> list[RankProcess]:
         """Return the running ranks of this host."""
         found = rank_processes(self.pid) if self._process is not None else []
-        return [replace(one, host=self.number) for one in found]
+        return [replace(process, host=self.number) for process in found]
 
     def processes(self) -> list[int]:
         """Return all running processes of this host, the agent first."""
@@ -114,7 +114,7 @@ class Host:
             return []
         if self.namespace is None:
             return [self.pid, *descendants(self.pid)]
-        return sorted(self.namespace.processes(), key=lambda one: one != self.pid)
+        return sorted(self.namespace.processes(), key=lambda process: process != self.pid)
 
     def kill(self) -> None:
         """Kill all processes of this host at one moment."""
@@ -150,7 +150,7 @@ class JobEvents:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
-        self._paths = [one / "rank-0.jsonl" for one in folders]
+        self._paths = [folder / "rank-0.jsonl" for folder in folders]
         self._read_bytes = [0] * len(self._paths)
         self._told: list[dict[str, Any]] = []
 
@@ -166,17 +166,17 @@ class JobEvents:
                 lines = whole.decode("utf-8", "replace").splitlines()
                 fresh += [json.loads(line) for line in lines if line.endswith("}")]
         # Sort only the new events, so that a clock jump disturbs no more than these.
-        self._told += sorted(fresh, key=lambda one: str(one.get("at", "")))
+        self._told += sorted(fresh, key=lambda event: str(event.get("at", "")))
         return list(self._told)
 
     def worlds(self) -> tuple[int, ...]:
         """Return the world sizes of all attempts by the agents' events, without repetition."""
         found = set()
-        for path in (one / "agent.jsonl" for one in self._folders):
+        for path in (folder / "agent.jsonl" for folder in self._folders):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
             told = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-            started = [one for one in told if one["event"] == "WorkerGroupStarted"]
-            found |= {int(one["world_size"]) for one in started}
+            started = [event for event in told if event["event"] == "WorkerGroupStarted"]
+            found |= {int(event["world_size"]) for event in started}
         return tuple(sorted(found))
 
 
@@ -255,14 +255,16 @@ class Job:
         self.reached: dict[int, int] = {}
         self.excused: set[int] = set()
         self._clock = clock
-        self.hosts = [self._host(one, options, command) for one in range(len(self.network or "1"))]
-        self._telling = JobEvents([self._events(one.number) for one in self.hosts])
+        self.hosts = [
+            self._host(number, options, command) for number in range(len(self.network or "1"))
+        ]
+        self._telling = JobEvents([self._events(host.number) for host in self.hosts])
 
     def start(self) -> None:
         """Run the command in the background, on all hosts on which it does not run."""
-        for one in self.hosts:
-            if one.starts == 0 or one.code() is not None:
-                one.start()
+        for host in self.hosts:
+            if host.starts == 0 or host.code() is not None:
+                host.start()
 
     def revive(self) -> None:
         """Start ended hosts again, as a scheduler would.
@@ -270,19 +272,19 @@ class Job:
         No host is started once a host has ended with 0, because the run is then over. A host with a
         permanent exit code is not started either.
         """
-        codes = [one.code() for one in self.hosts]
+        codes = [host.code() for host in self.hosts]
         if 0 in codes:
             return
-        for one, code in zip(self.hosts, codes, strict=True):
+        for host, code in zip(self.hosts, codes, strict=True):
             if code is not None and code not in PERMANENT:
-                one.start()
+                host.start()
 
     def code(self) -> int | None:
         """Return the exit code as a shell shows it, None while the job runs.
 
         With several hosts, the result is the first nonzero code of a host that is not excused.
         """
-        codes = {one.number: one.code() for one in self.hosts}
+        codes = {host.number: host.code() for host in self.hosts}
         if None in codes.values():
             return None
         wrong = [code for number, code in codes.items() if code and number not in self.excused]
@@ -290,30 +292,30 @@ class Job:
 
     def kill(self) -> None:
         """Kill all processes of the job at one moment."""
-        kill_hosts([one.namespace for one in self.hosts if one.namespace])
-        for one in self.hosts:
-            one.kill()
+        kill_hosts([host.namespace for host in self.hosts if host.namespace])
+        for host in self.hosts:
+            host.kill()
 
     def terminate(self) -> None:
         """Send SIGTERM to the command on all hosts."""
-        for one in self.hosts:
-            one.terminate()
+        for host in self.hosts:
+            host.terminate()
 
     def processes(self) -> list[int]:
         """Return all running processes of the job."""
-        return [pid for one in self.hosts for pid in one.processes()]
+        return [pid for host in self.hosts for pid in host.processes()]
 
     def look(self) -> list[RankProcess]:
         """Return the ranks, and record their steps."""
-        found = [rank for one in self.hosts for rank in one.look()]
-        self.highest = max([self.highest, *(one.step for one in found)])
-        self.reached |= {one.pid: one.step for one in found}
+        found = [rank for host in self.hosts for rank in host.look()]
+        self.highest = max([self.highest, *(process.step for process in found)])
+        self.reached |= {process.pid: process.step for process in found}
         self.ranks = max(self.ranks, len(found))
         return found
 
     def last_step(self, pids: Iterable[int]) -> int:
         """Return the last step that any of these processes was seen to finish; at least 0."""
-        return max([0, *(self.reached.get(one, 0) for one in pids)])
+        return max([0, *(self.reached.get(pid, 0) for pid in pids)])
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the events of rank 0."""
@@ -332,8 +334,8 @@ class Job:
         newest = self.newest()
         folders = folders_of(self.store).items()
         return any(
-            "manifest.json" not in names and (newest is None or one > newest)
-            for one, names in folders
+            "manifest.json" not in names and (newest is None or checkpoint > newest)
+            for checkpoint, names in folders
         )
 
     def wait(self, within_seconds: float) -> int:
@@ -380,7 +382,7 @@ class Job:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _ended(self) -> str:
-        codes = {one.name: one.code() for one in self.hosts}
+        codes = {host.name: host.code() for host in self.hosts}
         return "".join(f", {name} ended with {code}" for name, code in codes.items() if code)
 
     def _events(self, number: int) -> Path:

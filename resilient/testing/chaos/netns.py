@@ -36,7 +36,7 @@ def why_no_hosts() -> str:
         return f"hosts are network namespaces of Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
         return "hosts are network namespaces, which only root may make"
-    missing = [one for one in PROGRAMS if shutil.which(one) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return (
             f"hosts are made with {', '.join(missing)}, which is not installed "
@@ -159,8 +159,8 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in (*self._hosts, *filter(None, (self._switch,))):
-            one.close()
+        for host in (*self._hosts, *filter(None, (self._switch,))):
+            host.close()
 
     def __getitem__(self, number: int) -> Namespace:
         return self._hosts[number]
@@ -204,8 +204,8 @@ def link_of(number: int) -> str:
 
 def processes_in(hosts: Collection[Namespace]) -> list[int]:
     """Return the processes started in any of these hosts, without the holder processes."""
-    numbers, holders = {one.number for one in hosts}, {one.pid for one in hosts}
-    found = (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
+    numbers, holders = {host.number for host in hosts}, {host.pid for host in hosts}
+    found = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     return [pid for pid in found if pid not in holders and _number_of(pid) in numbers]
 
 

@@ -115,12 +115,12 @@ class ChaosPlan:
 
     def has(self, kind: FaultKind) -> bool:
         """Return whether any fault has this kind."""
-        return any(one.kind is kind for one in self.faults)
+        return any(fault.kind is kind for fault in self.faults)
 
     @property
     def needs_hosts(self) -> bool:
         """Whether any fault hits one of several hosts."""
-        return any(one.needs_hosts for one in self.faults)
+        return any(fault.needs_hosts for fault in self.faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def draw_injections(plan: ChaosPlan, seed: int) -> tuple[Injection, ...]:
             random = Random(f"{seed}/{number}/{nth}")  # noqa: S311 - repeatable is the point
             share = random.uniform(*fault.at)
             strikes.append(Injection(fault, share, random.random(), random.randrange(1 << 32)))
-    return tuple(sorted(strikes, key=lambda one: one.share))
+    return tuple(sorted(strikes, key=lambda injection: injection.share))
 
 
 PLANS = Path(__file__).parent / "plans"
@@ -198,7 +198,7 @@ def read_plan(name: str) -> ChaosPlan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(sorted(one.stem for one in PLANS.glob("*.toml")))
+        known = ", ".join(sorted(plan_file.stem for plan_file in PLANS.glob("*.toml")))
         raise ConfigError(
             f"no plan `{name}`: {error}" if is_path else f"no plan `{name}`: there are {known}",
             hint="resilient chaos list, or the path of a .toml file",
@@ -218,16 +218,18 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
         raise ConfigError(f"plan `{name}` is no TOML: {error}") from error
     _known(document, ("description", "fault"), f"plan `{name}`")
     entries = document.get("fault", [])
-    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"plan `{name}`: `fault` is no list of tables", hint="[[fault]]")
-    faults = (_fault(one, f"fault {nth} of plan `{name}`") for nth, one in enumerate(entries, 1))
+    faults = (
+        _fault(entry, f"fault {nth} of plan `{name}`") for nth, entry in enumerate(entries, 1)
+    )
     return ChaosPlan(name, str(document.get("description", "")), tuple(faults))
 
 
 def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
-    kind = FaultKind(_word(entry, "kind", [one.value for one in FaultKind], where))
+    kind = FaultKind(_word(entry, "kind", [member.value for member in FaultKind], where))
     own = ("target", "during") if kind is FaultKind.KILL else ()
-    target = Target(_word(entry, "target", [one.value for one in Target], where, "rank"))
+    target = Target(_word(entry, "target", [member.value for member in Target], where, "rank"))
     seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
     timed = () if seconds is None else ("seconds",)
     _known(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
@@ -255,7 +257,7 @@ def _word(
     word = entry.get(name, default)
     if word not in words:
         said = "is missing" if word is None else f"is {word!r}"
-        options = ", ".join(one for one in words if one)
+        options = ", ".join(choice for choice in words if choice)
         raise ConfigError(f"{where}: `{name}` {said}", hint=f"one of {options}")
     return str(word)
 

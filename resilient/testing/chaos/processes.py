@@ -48,8 +48,8 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Return every descendant of a process, parents first."""
     found = children(pid)
-    for one in found:
-        found += [below for below in children(one) if below not in found]
+    for process in found:
+        found += [below for below in children(process) if below not in found]
     return found
 
 
@@ -67,7 +67,7 @@ def rank_processes(agent_pid: int) -> list[RankProcess]:
             signs = read_progress(Path(pulse[1])) if pulse else None
             if pulse and signs:
                 found.append(RankProcess(int(pulse[2]), pid, signs.step))
-    return sorted(found, key=lambda one: one.local_rank)
+    return sorted(found, key=lambda process: process.local_rank)
 
 
 def is_running(pid: int) -> bool:
@@ -96,6 +96,6 @@ def kill_together(find: Callable[[], list[int]]) -> list[int]:
     victims = find()
     # Stop all processes first, so that none of them sees another one die.
     send(victims, signal.SIGSTOP)
-    victims += [one for one in find() if one not in victims]
+    victims += [process for process in find() if process not in victims]
     send(victims, signal.SIGKILL)
     return victims

@@ -106,7 +106,7 @@ class FaultedRun:
     def _reach(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
-        last = next((one for one in reversed(self._struck) if one.is_new_life), None)
+        last = next((result for result in reversed(self._struck) if result.is_new_life), None)
 
         def is_due() -> bool:
             return (
@@ -120,8 +120,8 @@ class FaultedRun:
 
     def _strike(self, strike: Injection) -> InjectionResult:
         job = self._job
-        old, told = {one.pid for one in job.look()}, len(job.facts())
-        ended, known = [len(one.codes) for one in job.hosts], set(job.reached)
+        old, told = {process.pid for process in job.look()}, len(job.facts())
+        ended, known = [len(host.codes) for host in job.hosts], set(job.reached)
         struck = self._striker.strike(strike)
         struck = replace(struck, after=newest_whole(job.store))
         if struck.code == 0:
@@ -148,28 +148,28 @@ class FaultedRun:
         ranks, step = self._job.look(), struck.step
         if not ranks or len(ranks) < self._job.ranks:
             return False
-        if all(one.pid not in old and one.step >= 0 for one in ranks):
+        if all(rank.pid not in old and rank.step >= 0 for rank in ranks):
             return True
         since_seconds = self._clock.monotonic_seconds() - began_seconds
         is_settled = (
             struck.strike.fault.kind is not FaultKind.CUT or since_seconds > _SETTLED_SECONDS
         )
-        return is_settled and all(one.pid in old and one.step > step for one in ranks)
+        return is_settled and all(rank.pid in old and rank.step > step for rank in ranks)
 
     def _with_ends(self, struck: InjectionResult, before: Sequence[int]) -> InjectionResult:
         """Add the agents that ended since; hosts that need not come back are excused."""
         job, fault = self._job, struck.strike.fault
         if len(job.hosts) == 1:
             return struck
-        codes = {one.number: one.code() for one in job.hosts}
+        codes = {host.number: host.code() for host in job.hosts}
         ends = tuple(
-            HostEnd(one.number, code, right_codes(fault, struck.host, one.number))
-            for one, known in zip(job.hosts, before, strict=True)
-            for code in one.codes[known:]
+            HostEnd(host.number, code, right_codes(fault, struck.host, host.number))
+            for host, known in zip(job.hosts, before, strict=True)
+            for code in host.codes[known:]
         )
         if 0 in codes.values():
             job.excused |= {
-                one.host for one in ends if codes[one.host] == one.code and one.is_right
+                end.host for end in ends if codes[end.host] == end.code and end.is_right
             }
         return replace(struck, ends=ends)
 
@@ -184,13 +184,13 @@ def with_lives(
         facts: Events of rank 0 since the injection.
         has_hosts: Whether some hosts may have continued without another one meanwhile.
     """
-    is_mended = any(one["event"] == "CheckpointReconstructed" for one in facts)
+    is_mended = any(event["event"] == "CheckpointReconstructed" for event in facts)
     # An attempt cannot begin from a checkpoint that was damaged meanwhile.
     lives = began_from(facts, struck.after if struck.damaged else struck.before)
     if not lives:
         return replace(struck, is_mended=is_mended)
     # More attempts may follow as hosts come back. Report one that began from too old a checkpoint.
-    wrong = (one for one in lives if one[1] is not None and one[0] < one[1])
+    wrong = (attempt for attempt in lives if attempt[1] is not None and attempt[0] < attempt[1])
     restored, due = next(wrong, lives[0])
     return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
 
@@ -205,13 +205,13 @@ def began_from(
         before: Newest checkpoint committed before these events.
     """
     newest, found = before, []
-    for one in facts:
-        checkpoint = parse_checkpoint(one.get("checkpoint", ""))
+    for event in facts:
+        checkpoint = parse_checkpoint(event.get("checkpoint", ""))
         if checkpoint is None:
             continue
-        if one["event"] == "CheckpointRestored":
+        if event["event"] == "CheckpointRestored":
             found.append((checkpoint, newest))
-        elif one["event"] == "CheckpointCommitted":
+        elif event["event"] == "CheckpointCommitted":
             newest = checkpoint if newest is None else max(newest, checkpoint)
     return found
 
@@ -292,7 +292,7 @@ def clear(folder: Path) -> None:
     Raises:
         ConfigError: The folder has other files.
     """
-    names = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     for name in sorted(names - {CALM, STRUCK}):
         raise ConfigError(
             f"`{folder}` holds `{name}`, which no rehearsal made", hint="--folder ANOTHER"
@@ -312,7 +312,7 @@ def _run_calm(job: Job) -> RunResult:
     if code:
         raise ConfigError(
             f"the undisturbed run ended with {code}, so there is nothing to compare with",
-            hint=f"tail {next((one.said for one in job.hosts if one.code()), job.folder)}",
+            hint=f"tail {next((host.said for host in job.hosts if host.code()), job.folder)}",
         )
     if newest is None:
         raise ConfigError(
@@ -330,7 +330,7 @@ def _run_calm(job: Job) -> RunResult:
 
 def _options(wish: ChaosExperiment) -> list[str]:
     """Return options for the faulted run; the same options of the user come later and win."""
-    often = str(sum(one.count for one in wish.plan.faults) + 3)
+    often = str(sum(fault.count for fault in wish.plan.faults) + 3)
     file = wish.folder / STRUCK / NOTICE_FILE.format(host=HOST)
     notice = ["--notice", f"file:{file}"] if wish.plan.has(FaultKind.NOTICE) else []
     # A host with many injected faults is not unhealthy, and the others must not leave it out.
@@ -347,7 +347,7 @@ def _place(wish: ChaosExperiment, calm: Job) -> Iterator[Path]:
         return
     disk = wish.folder / STRUCK / _DISK
     disk.mkdir()
-    used = sum(one.stat().st_size for one in calm.repository.rglob("*") if one.is_file())
+    used = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
     try:
         problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
         if problem:
@@ -387,16 +387,16 @@ def obeying_orders() -> Iterator[None]:
     Raises:
         Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
-    before = {one: signal.getsignal(one) for one in _ORDERS}
-    heard = [one for one, handler in before.items() if handler != signal.SIG_IGN]
+    before = {order: signal.getsignal(order) for order in _ORDERS}
+    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def obey(number: int, _frame: object) -> NoReturn:
-        for one in heard:
-            signal.signal(one, lambda *_: None)
+        for item in heard:
+            signal.signal(item, lambda *_: None)
         raise Terminated(number)
 
-    for one in heard:
-        signal.signal(one, obey)
+    for item in heard:
+        signal.signal(item, obey)
     try:
         yield
     except Terminated:
@@ -405,5 +405,5 @@ def obeying_orders() -> Iterator[None]:
             kill_all(pid)
         raise
     finally:
-        for one in heard:
-            signal.signal(one, before[one])
+        for item in heard:
+            signal.signal(item, before[item])

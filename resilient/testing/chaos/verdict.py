@@ -215,7 +215,9 @@ def evaluate_guarantees(evidence: ExperimentResult) -> tuple[GuaranteeResult, ..
 
 def is_proven(evidence: ExperimentResult, promises: Iterable[GuaranteeResult]) -> bool:
     """Return whether every fault was injected and no guarantee was broken."""
-    return not evidence.missed and all(one.state is not GuaranteeState.BROKEN for one in promises)
+    return not evidence.missed and all(
+        guarantee.state is not GuaranteeState.BROKEN for guarantee in promises
+    )
 
 
 def interval_steps(evidence: ExperimentResult) -> int:
@@ -236,7 +238,7 @@ def bound_steps(struck: InjectionResult, interval: int) -> int:
 
 
 def _survival(evidence: ExperimentResult) -> GuaranteeResult:
-    problems = [f"{one.what}: {one.problem}" for one in evidence.struck if one.problem]
+    problems = [f"{result.what}: {result.problem}" for result in evidence.struck if result.problem]
     ended = evidence.ended
     if not problems and (ended.problem or ended.code):
         problems.append(ended.problem or f"the run ended with {ended.code}")
@@ -245,22 +247,22 @@ def _survival(evidence: ExperimentResult) -> GuaranteeResult:
 
 
 def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
-    tested = [one for one in evidence.struck if one.code is not None or one.ends]
-    wrong = [f"{one.what}: {said}" for one in tested for said in _wrong_codes(one)]
+    tested = [result for result in evidence.struck if result.code is not None or result.ends]
+    wrong = [f"{result.what}: {said}" for result in tested for said in _wrong_codes(result)]
     text = "exit codes say why the job ended"
     return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
 
 
-def _wrong_codes(one: InjectionResult) -> list[str]:
-    if one.ends:
+def _wrong_codes(result: InjectionResult) -> list[str]:
+    if result.ends:
         # Judge each host's code. The job's code is one of them.
         return [
             f"host-{end.host} ended with {end.code} and not {_words(end.codes)}"
-            for end in one.ends
+            for end in result.ends
             if not end.is_right
         ]
-    is_wrong = one.code is not None and one.code not in one.codes
-    return [f"{one.code} and not {_words(one.codes)}"] * is_wrong
+    is_wrong = result.code is not None and result.code not in result.codes
+    return [f"{result.code} and not {_words(result.codes)}"] * is_wrong
 
 
 def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
@@ -270,11 +272,16 @@ def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
 
 
 def _durable(evidence: ExperimentResult) -> GuaranteeResult:
-    tested = [one for one in evidence.struck if one.before and not one.damaged and not one.problem]
+    tested = [
+        result
+        for result in evidence.struck
+        if result.before and not result.damaged and not result.problem
+    ]
     wrong = [
-        f"{one.what}: {one.before} was committed, and then the newest was {one.after or 'none'}"
-        for one in tested
-        if one.after is None or one.before is None or one.after < one.before
+        f"{result.what}: {result.before} was committed, and then the newest was "
+        f"{result.after or 'none'}"
+        for result in tested
+        if result.after is None or result.before is None or result.after < result.before
     ]
     text = "what was committed stays, and the newest never becomes an older one"
     return _judged(
@@ -283,19 +290,19 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
 
 
 def _detection(evidence: ExperimentResult) -> GuaranteeResult:
-    tested = [one for one in evidence.struck if one.damaged]
-    wrong = [f"{one.what}: nobody found it" for one in tested if not one.is_found]
+    tested = [result for result in evidence.struck if result.damaged]
+    wrong = [f"{result.what}: nobody found it" for result in tested if not result.is_found]
     text = "a changed bit is found before it is used"
     return _judged("detection", text, wrong, len(tested), "no fault changed a bit")
 
 
 def _available(evidence: ExperimentResult) -> GuaranteeResult:
-    tested = [one for one in evidence.struck if one.is_new_life and not one.problem]
+    tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
     wrong = [
-        f"{one.what}: began from {one.restored or 'scratch'}, and {due} was whole"
-        for one in tested
-        for due in (one.due or one.after,)
-        if due and not one.is_mended and (one.restored is None or one.restored < due)
+        f"{result.what}: began from {result.restored or 'scratch'}, and {due} was whole"
+        for result in tested
+        for due in (result.due or result.after,)
+        if due and not result.is_mended and (result.restored is None or result.restored < due)
     ]
     text = "a new life begins from the newest checkpoint that is whole"
     return _judged("available", text, wrong, len(tested), "no fault ended a life")
@@ -303,25 +310,30 @@ def _available(evidence: ExperimentResult) -> GuaranteeResult:
 
 def _bounded(evidence: ExperimentResult) -> GuaranteeResult:
     interval = interval_steps(evidence)
-    tested = [one for one in evidence.struck if one.is_new_life and not one.problem]
+    tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
     wrong = [
-        f"{one.what}: {one.lost_steps} steps were lost, {bound_steps(one, interval)} at most may be"
-        for one in tested
-        if one.lost_steps > bound_steps(one, interval)
+        f"{result.what}: {result.lost_steps} steps were lost, "
+        f"{bound_steps(result, interval)} at most may be"
+        for result in tested
+        if result.lost_steps > bound_steps(result, interval)
     ]
     text = f"little work is lost: saves are {interval} steps apart, and a stop loses none"
     return _judged("bounded", text, wrong, len(tested), "no fault ended a life")
 
 
 def _one_writer(evidence: ExperimentResult) -> GuaranteeResult:
-    tested = [one for one in evidence.struck if _ends_agent(one)]
-    wrong = [f"{one.what}: {len(one.orphans)} ranks trained on" for one in tested if one.orphans]
+    tested = [result for result in evidence.struck if _ends_agent(result)]
+    wrong = [
+        f"{result.what}: {len(result.orphans)} ranks trained on"
+        for result in tested
+        if result.orphans
+    ]
     text = "no rank trains on when its agent is gone"
     return _judged("one_writer", text, wrong, len(tested), "no fault killed the agent")
 
 
-def _ends_agent(one: InjectionResult) -> bool:
-    fault = one.strike.fault
+def _ends_agent(result: InjectionResult) -> bool:
+    fault = result.strike.fault
     return fault.kind is FaultKind.KILL and fault.target is Target.AGENT
 
 
@@ -338,7 +350,7 @@ def _exact(evidence: ExperimentResult) -> GuaranteeResult:
     why = "the run did not get to its end"
     is_tested = not ended.code and not ended.problem
     if is_tested and not is_comparable(calm, ended):
-        struck_by, calm_by = (", ".join(map(str, one.worlds)) for one in (ended, calm))
+        struck_by, calm_by = (", ".join(map(str, result.worlds)) for result in (ended, calm))
         is_tested = False
         why = (
             f"ranks were {struck_by}, and {calm_by} in the undisturbed run: only "
@@ -358,7 +370,7 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
 
 
 def _words(codes: Sequence[int | None]) -> str:
-    return " or ".join(str(one) for one in codes if one is not None) or "to go on"
+    return " or ".join(str(code) for code in codes if code is not None) or "to go on"
 
 
 _DIFFERENCES_MAX = 20
@@ -366,14 +378,16 @@ _DIFFERENCES_MAX = 20
 
 def newest_whole(store: Store) -> CheckpointId | None:
     """Return the newest committed checkpoint without any damaged byte."""
-    return next((one for one in committed(store) if not _damage(store, one)), None)
+    return next(
+        (checkpoint for checkpoint in committed(store) if not _damage(store, checkpoint)), None
+    )
 
 
 def saved_steps(job: Job) -> tuple[int, ...]:
     """Return the steps of the committed checkpoints of a job, in the order of time."""
-    facts = (one for one in job.facts() if one["event"] == "CheckpointCommitted")
-    found = (parse_checkpoint(one["checkpoint"]) for one in facts)
-    return tuple(one.step for one in found if one)
+    facts = (event for event in job.facts() if event["event"] == "CheckpointCommitted")
+    found = (parse_checkpoint(event["checkpoint"]) for event in facts)
+    return tuple(checkpoint.step for checkpoint in found if checkpoint)
 
 
 def measure(job: Job, ended: RunResult) -> RunResult:
@@ -407,7 +421,7 @@ def examine(
     return replace(
         ended,
         step=newest.step if newest else 0,
-        damages=_damages(store, {one.damaged for one in struck if one.damaged}),
+        damages=_damages(store, {result.damaged for result in struck if result.damaged}),
         differences=_differences(calm_store, store, calm, ended) if done else (),
         flaws=_flaws(store),
     )
@@ -415,22 +429,26 @@ def examine(
 
 def _damages(store: Store, ours: set[CheckpointId]) -> dict[str, str]:
     """Return the problems of checkpoints without injected damage."""
-    found = {one.folder: _damage(store, one, ours) for one in committed(store) if one not in ours}
+    found = {
+        checkpoint.folder: _damage(store, checkpoint, ours)
+        for checkpoint in committed(store)
+        if checkpoint not in ours
+    }
     return {name: problem for name, problem in found.items() if problem}
 
 
 def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointId] = ()) -> str:
-    folders = tuple(f"{one.folder}/" for one in ours)
+    folders = tuple(f"{result.folder}/" for result in ours)
     try:
         findings = verify(store, checkpoint)
     except KeyNotFound:
         return ""  # Retention deleted the checkpoint meanwhile.
     hits = [
-        one
-        for one in findings
-        if one.severity == "damaged" and not (folders and one.file.startswith(folders))
+        finding
+        for finding in findings
+        if finding.severity == "damaged" and not (folders and finding.file.startswith(folders))
     ]
-    return "; ".join(f"{one.file}: {one.problem}" for one in hits)
+    return "; ".join(f"{damage.file}: {damage.problem}" for damage in hits)
 
 
 def _differences(
@@ -444,8 +462,8 @@ def _differences(
     # State that belongs to one rank differs for other ranks.
     with_own = is_same_world(calmly, ended)
     try:
-        one, other = (ending(store, with_own=with_own) for store in (calm, struck))
-        found = differences(one, other)
+        left, right = (ending(store, with_own=with_own) for store in (calm, struck))
+        found = differences(left, right)
     except ResilientError as error:
         return (f"the end cannot be read: {error.message}",)
     more = len(found) - _DIFFERENCES_MAX
@@ -456,7 +474,7 @@ def _flaws(store: Store) -> tuple[str, ...] | None:
     line = lineage(store).candidates
     if not line or not list_segments(store):
         return None
-    return tuple(f"{one.key}: {one.problem}" for one in audit(store, line).flaws)
+    return tuple(f"{flaw.key}: {flaw.problem}" for flaw in audit(store, line).flaws)
 
 
 KILLED, STOPPED = 137, 75

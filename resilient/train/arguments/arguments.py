@@ -191,7 +191,7 @@ class _Named(type):
     """Metaclass that checks argument names before the dataclass rejects them, in subclasses too."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        known = {one.name for one in fields(cast("Any", cls))}
+        known = {field.name for field in fields(cast("Any", cls))}
         return super().__call__(*args, **rename_deprecated(options, known))
 
 
@@ -249,13 +249,13 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             setattr(self, name, _unfolded(name, getattr(self, name)))
         self.fsdp = self.fsdp or None
         self.debug = _several(self.debug, " ")
-        self.report_to = [one for one in _several(self.report_to, ",") if one != "none"]
+        self.report_to = [item for item in _several(self.report_to, ",") if item != "none"]
 
     def _unfold_section(self) -> None:
         """Expand the ``parallelism`` section, which may hold all distributed arguments."""
         section: Any = self.parallelism
         if isinstance(section, dict):
-            known = {one.name for one in fields(DistributedArguments)}
+            known = {field.name for field in fields(DistributedArguments)}
             for name, value in unfold_section(section, known).items():
                 setattr(self, name, value)
 
@@ -337,18 +337,18 @@ def open_names(kind: Any) -> tuple[str, ...]:
     """Return the names of an arguments class's fields that are neither secret nor masked."""
     hidden = _hidden_names(kind)
     return tuple(
-        one.name
-        for one in fields(kind)
-        if one.init and one.name not in hidden and not one.metadata.get("is_secret")
+        field.name
+        for field in fields(kind)
+        if field.init and field.name not in hidden and not field.metadata.get("is_secret")
     )
 
 
 @cache
 def _own_names(kind: Any) -> tuple[str, ...]:
     """Return the names of the fields that this library defines."""
-    ours = [one for one in kind.__mro__ if one.__module__.startswith("resilient.")]
-    names = {name for one in ours for name in inspect.get_annotations(one)}
-    return tuple(one.name for one in fields(kind) if one.name in names)
+    ours = [cls for cls in kind.__mro__ if cls.__module__.startswith("resilient.")]
+    names = {name for cls in ours for name in inspect.get_annotations(cls)}
+    return tuple(field.name for field in fields(kind) if field.name in names)
 
 
 @cache
@@ -356,9 +356,9 @@ def _hidden_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a subclass's fields whose values may be credentials."""
     own = _own_names(kind)
     return tuple(
-        one.name
-        for one in fields(kind)
-        if one.init and one.name.endswith("_token") and one.name not in own
+        field.name
+        for field in fields(kind)
+        if field.init and field.name.endswith("_token") and field.name not in own
     )
 
 
@@ -390,5 +390,5 @@ def _several(value: Any, between: str) -> Any:
     if value is None:
         return []
     if isinstance(value, str):
-        return [one.strip() for one in value.replace(",", between).split(between) if one.strip()]
+        return [word.strip() for word in value.replace(",", between).split(between) if word.strip()]
     return list(value) if isinstance(value, tuple) else value

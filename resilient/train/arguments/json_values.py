@@ -53,13 +53,15 @@ def json_value(value: Any, depth: int = 0) -> Any:
 
 def _contained(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
-        return {_key(name): json_value(one, depth) for name, one in value.items()}
+        return {_key(name): json_value(item, depth) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [json_value(one, depth) for one in value]
+        return [json_value(item, depth) for item in value]
     if isinstance(value, AbstractSet):
-        return sorted((json_value(one, depth) for one in value), key=repr)
+        return sorted((json_value(item, depth) for item in value), key=repr)
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: json_value(getattr(value, one.name), depth) for one in fields(value)}
+        return {
+            field.name: json_value(getattr(value, field.name), depth) for field in fields(value)
+        }
     return _spelled(value, depth)
 
 

@@ -192,12 +192,12 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
         ConfigError: A value is not accepted, or a value without default is missing.
     """
     missing = [
-        one.name
-        for one in fields(cls)
-        if one.init
-        and one.name not in values
-        and one.default is MISSING
-        and one.default_factory is MISSING
+        field.name
+        for field in fields(cls)
+        if field.init
+        and field.name not in values
+        and field.default is MISSING
+        and field.default_factory is MISSING
     ]
     if missing:
         raise ConfigError(f"`{missing[0]}` is required: set it in a file or on the command line")
@@ -228,7 +228,7 @@ def _special(name: str, value: Any, hint: Any) -> Any:
     Raises:
         ConfigError: The type has no such value.
     """
-    parts = [one for one in typing.get_args(hint) or (hint,) if one is not NONE]
+    parts = [part for part in typing.get_args(hint) or (hint,) if part is not NONE]
     only = parts[0] if len(parts) == 1 else hint
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
         raise refused(name, value, f"use one of {', '.join(map(str, typing.get_args(hint)))}")
@@ -236,19 +236,19 @@ def _special(name: str, value: Any, hint: Any) -> Any:
         try:
             return only(value)
         except ValueError as error:
-            spellings = ", ".join(str(one.value) for one in only)
+            spellings = ", ".join(str(part.value) for part in only)
             raise refused(name, value, f"use one of {spellings}") from error
     if typing.get_origin(hint) is list and isinstance(value, list) and only is not hint:
         return [
-            from_text(name, one, (only,)) if isinstance(one, str) and only is not str else one
-            for one in value
+            from_text(name, part, (only,)) if isinstance(part, str) and only is not str else part
+            for part in value
         ]
     return value
 
 
 def names_of(cls: type) -> set[str]:
     """Return the names of the constructor's fields of a dataclass."""
-    return {one.name for one in fields(cls) if one.init}
+    return {field.name for field in fields(cls) if field.init}
 
 
 _CONFIG = "config"
@@ -320,9 +320,9 @@ def _parser(classes: Sequence[type]) -> _Parser:
     for cls in classes:
         kinds = kinds_of(cls)
         group = parser.add_argument_group(cls.__name__)
-        for one in fields(cls):
-            if one.init and not one.metadata.get("is_secret"):
-                _add(group, one, kinds.get(one.name, ()))
+        for field in fields(cls):
+            if field.init and not field.metadata.get("is_secret"):
+                _add(group, field, kinds.get(field.name, ()))
     taken = {name for cls in classes for name in names_of(cls)}
     for name in sorted(OLD_NAMES - taken):
         parser.add_argument(
@@ -331,18 +331,24 @@ def _parser(classes: Sequence[type]) -> _Parser:
     return parser
 
 
-def _add(group: Any, one: Field[Any], kinds: tuple[Any, ...]) -> None:
+def _add(group: Any, argument: Field[Any], kinds: tuple[Any, ...]) -> None:
     """Add the options of one field."""
     shape: dict[str, Any] = {"metavar": _metavar(kinds)}
     if list in kinds:
         shape["nargs"] = "*"
     elif bool in kinds:
         shape |= {"nargs": "?", "const": "true"}
-    group.add_argument(*_spellings(one.name), dest=one.name, help=_help(one), **shape)
+    group.add_argument(
+        *_spellings(argument.name), dest=argument.name, help=_help(argument), **shape
+    )
     if bool in kinds:
-        negative = _spellings(f"no_{one.name}")
+        negative = _spellings(f"no_{argument.name}")
         group.add_argument(
-            *negative, dest=one.name, action="store_const", const="false", help=argparse.SUPPRESS
+            *negative,
+            dest=argument.name,
+            action="store_const",
+            const="false",
+            help=argparse.SUPPRESS,
         )
 
 
@@ -355,10 +361,10 @@ def _metavar(kinds: tuple[Any, ...]) -> str:
     return next((names[kind] for kind in kinds if kind in names), "TEXT")
 
 
-def _help(one: Field[Any]) -> str:
-    default = "" if one.default is MISSING else f" [default: {one.default}]"
-    several = f" (one of {', '.join(CHOICES[one.name])})" if one.name in CHOICES else ""
-    return f"{one.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
+def _help(argument: Field[Any]) -> str:
+    default = "" if argument.default is MISSING else f" [default: {argument.default}]"
+    several = f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
+    return f"{argument.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
 
 
 def _values(said: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:

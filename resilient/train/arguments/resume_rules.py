@@ -215,11 +215,11 @@ def require_resumable(changes: Mapping[str, Change], allowed: Iterable[str] | st
         ConfigError: Names each difference, the reason, and the way to allow it.
     """
     names = {allowed} if isinstance(allowed, str) else set(allowed or ())
-    fixed = [name for name, one in changes.items() if one.rule.kind == FIXED]
+    fixed = [name for name, change in changes.items() if change.rule.kind == FIXED]
     refused = [
         name
-        for name, one in changes.items()
-        if one.rule.kind == REFUSED and name not in names and ALL not in names
+        for name, change in changes.items()
+        if change.rule.kind == REFUSED and name not in names and ALL not in names
     ]
     if not fixed and not refused:
         return

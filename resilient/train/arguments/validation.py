@@ -151,10 +151,10 @@ def check(args: TrainingArguments) -> None:
 def check_types(args: TrainingArguments) -> None:
     """Refuse text left by YAML or a command line before it is compared with a number."""
     kinds = kinds_of(type(args))
-    for one in fields(args):
-        is_secret = bool(one.metadata.get("is_secret"))
-        kind = kinds.get(one.name, ())
-        require_kind(one.name, getattr(args, one.name), kind, is_secret=is_secret)
+    for field in fields(args):
+        is_secret = bool(field.metadata.get("is_secret"))
+        kind = kinds.get(field.name, ())
+        require_kind(field.name, getattr(args, field.name), kind, is_secret=is_secret)
 
 
 def _names_in(args: TrainingArguments, name: str) -> list[str]:
@@ -167,7 +167,7 @@ def _check_choices(args: TrainingArguments) -> None:
         for value in _names_in(args, name):
             if value not in known:
                 refusing = {*NEVER.get(name, {}), *NAMES_NOT_YET.get(name, ())}
-                there = ", ".join(one for one in known if one not in refusing)
+                there = ", ".join(item for item in known if item not in refusing)
                 raise refused(name, value, f"use one of {there}{did_you_mean(str(value), known)}")
 
 
@@ -190,7 +190,9 @@ def _check_name(name: str, value: str) -> None:
     if value in never:
         raise refused(name, value, never[value])
     if value in missing:
-        there = [one for one in CHOICES[name] if one not in missing and one not in never]
+        there = [
+            choice for choice in CHOICES[name] if choice not in missing and choice not in never
+        ]
         instead = f"use one of {', '.join(there)}" if there else "leave it out"
         raise _unsupported(name, value, instead)
 

@@ -57,7 +57,7 @@ def _readable_hints(cls: type) -> dict[str, Any]:
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        parts = [kind for one in typing.get_args(hint) for kind in _kinds(one) or (None,)]
+        parts = [kind for part in typing.get_args(hint) for kind in _kinds(part) or (None,)]
         return () if None in parts else tuple(parts)
     plain = typing.get_origin(hint) or hint
     return (plain,) if plain is NONE or plain in _WORDS else ()
@@ -176,37 +176,39 @@ def json_schema(cls: type) -> dict[str, Any]:
     only when the object is made. Secrets have no default in the schema.
     """
     kinds = kinds_of(cls)
-    taken = [one for one in fields(cls) if one.init]
+    taken = [field for field in fields(cls) if field.init]
     return {
         "$schema": DIALECT,
         "title": cls.__name__,
         "type": "object",
-        "properties": {one.name: _property(one, kinds.get(one.name, ())) for one in taken},
-        "required": [one.name for one in taken if _has_no_default(one)],
+        "properties": {
+            argument.name: _property(argument, kinds.get(argument.name, ())) for argument in taken
+        },
+        "required": [argument.name for argument in taken if _has_no_default(argument)],
         "additionalProperties": False,
     }
 
 
-def _property(one: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
+def _property(argument: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
     """Return the schema of one field.
 
     If a text may hold several names (``debug``), its choices are examples, not a limit.
     """
-    said: dict[str, Any] = {"description": str(one.metadata.get("help", ""))}
+    said: dict[str, Any] = {"description": str(argument.metadata.get("help", ""))}
     types = list(dict.fromkeys(_TYPES[kind] for kind in kinds))
     if types:
         said["type"] = types[0] if len(types) == 1 else types
-    choices: list[str | None] = [*CHOICES.get(one.name, ())]
+    choices: list[str | None] = [*CHOICES.get(argument.name, ())]
     if choices and types == ["array"]:
         said["items"] = {"enum": choices}
     elif choices and set(types) <= {"string", "null"}:
         said["enum"] = [*choices, None] if "null" in types else choices
     elif choices:
         said["examples"] = choices
-    if one.default is not MISSING and not one.metadata.get("is_secret"):
-        said["default"] = one.default
+    if argument.default is not MISSING and not argument.metadata.get("is_secret"):
+        said["default"] = argument.default
     return said
 
 
-def _has_no_default(one: Field[Any]) -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
+def _has_no_default(argument: Field[Any]) -> bool:
+    return argument.default is MISSING and argument.default_factory is MISSING

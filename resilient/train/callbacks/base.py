@@ -203,8 +203,8 @@ class CallbackHandler:
         control: TrainerControl,
     ) -> None:
         self.callbacks: list[Any] = []
-        for one in callbacks:
-            self._append(_made(one))
+        for callback in callbacks:
+            self._append(_made(callback))
         self.control = control
         self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
         self.gone: tuple[str, ...] = ()
@@ -224,15 +224,15 @@ class CallbackHandler:
     @property
     def callback_list(self) -> str:
         """Class names of the callbacks, one per line."""
-        return "\n".join(type(one).__name__ for one in self.callbacks)
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
         """Remove and return the given callback, or the first of a class; None if missing."""
-        for one in self.callbacks:
-            if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
-                self.callbacks.remove(one)
+        for known in self.callbacks:
+            if known is callback or (isinstance(callback, type) and isinstance(known, callback)):
+                self.callbacks.remove(known)
                 self._find_listeners()
-                return one
+                return known
         return None
 
     def fire(self, event: str, **more: Any) -> None:
@@ -244,14 +244,14 @@ class CallbackHandler:
 
     def close(self) -> None:
         """Call ``close`` of the callbacks that have it, whenever and however ``train`` ends."""
-        for one in self.callbacks:
-            close = getattr(one, "close", None)
+        for callback in self.callbacks:
+            close = getattr(callback, "close", None)
             if close is not None:
                 close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the control flags and the state of every stateful callback, by name."""
-        states = {name: state_of(one) for name, one in self.stateful().items()}
+        states = {name: state_of(value) for name, value in self.stateful().items()}
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -261,14 +261,14 @@ class CallbackHandler:
         """
         self.control.load_state_dict(state_dict.get("TrainerControl", {}))
         stateful = self.stateful()
-        for name, one in stateful.items():
+        for name, value in stateful.items():
             if name in state_dict:
-                give_back(one, state_dict[name])
+                give_back(value, state_dict[name])
         self.gone = tuple(sorted(set(state_dict) - {*stateful, *_OWN_STATES}))
 
     def _append(self, callback: Any) -> None:
         name = type(callback).__name__
-        if any(type(one) is type(callback) for one in self.callbacks):
+        if any(type(known) is type(callback) for known in self.callbacks):
             warnings.warn(
                 f"the trainer has two callbacks of the class `{name}`: each hears every event",
                 UserWarning,
@@ -278,7 +278,9 @@ class CallbackHandler:
 
     def _find_listeners(self) -> None:
         self._listeners = {
-            event: [getattr(one, event) for one in self.callbacks if _listens(one, event)]
+            event: [
+                getattr(callback, event) for callback in self.callbacks if _listens(callback, event)
+            ]
             for event in EVENTS
         }
 
@@ -286,12 +288,12 @@ class CallbackHandler:
         """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
         named: dict[str, Any] = {}
         seen: dict[str, int] = {}
-        for one in self.callbacks:
-            if not has_state(one):
+        for callback in self.callbacks:
+            if not has_state(callback):
                 continue
-            name = type(one).__name__
+            name = type(callback).__name__
             seen[name] = seen.get(name, 0) + 1
-            named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = one
+            named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback
         return named
 
 
@@ -411,13 +413,13 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
     These values are for display and never read back: a checkpoint part restores the callbacks,
     tensors included.
     """
-    shown = {name: _shown(one) for name, one in handler.stateful().items()}
+    shown = {name: _shown(value) for name, value in handler.stateful().items()}
     return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
 
 
 def _shown(callback: Any) -> dict[str, Any]:
     if exports_state(callback):
-        return {name: _plain(one) for name, one in callback.state().items()}
+        return {name: _plain(value) for name, value in callback.state().items()}
     made = {
         name: getattr(callback, name)
         for name in _names_of(cast("Any", type(callback)))
@@ -434,4 +436,4 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     kinds = bool | int | float | str | None
-    return {name: one for name, one in values.items() if isinstance(one, kinds)}
+    return {name: value for name, value in values.items() if isinstance(value, kinds)}

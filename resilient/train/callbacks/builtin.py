@@ -134,7 +134,7 @@ class PrinterCallback(TrainerCallback):
 
 def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
     """Return logs for display: short numbers, no text longer than ``most`` characters."""
-    shown = {name: one for name, one in logs.items() if name != "total_flos"}
+    shown = {name: log for name, log in logs.items() if name != "total_flos"}
     for name, value in shown.items():
         if isinstance(value, float):
             shown[name] = f"{value:.4g}"

@@ -87,11 +87,19 @@ def plan(every: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: floa
         shown: Measurements of each rank.
         mtbf_seconds: M, the mean time between failures, for ``auto``.
     """
-    step_seconds = max(one.step_seconds for one in shown)
+    step_seconds = max(measurements.step_seconds for measurements in shown)
     chosen, seconds = None, every.seconds
     if every.is_auto:
-        costs = [one.cost_seconds for one in shown if one.cost_seconds is not None]
-        lands = [one.land_seconds for one in shown if one.land_seconds is not None]
+        costs = [
+            measurements.cost_seconds
+            for measurements in shown
+            if measurements.cost_seconds is not None
+        ]
+        lands = [
+            measurements.land_seconds
+            for measurements in shown
+            if measurements.land_seconds is not None
+        ]
         bounds = IntervalBounds(land_seconds=max(lands, default=0.0))
         chosen = choose_interval(max(costs), mtbf_seconds, bounds) if costs else None
         seconds = chosen.seconds if chosen else UNMEASURED_SECONDS
@@ -180,10 +188,10 @@ def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
         land_seconds: Time until the save was committed.
     """
     beside, passed_seconds = 0, 0.0
-    for one in steps:
+    for step in steps:
         if passed_seconds >= land_seconds:
             break
-        passed_seconds += one
+        passed_seconds += step
         beside += 1
     taken = list(steps)
     if not taken[:beside] or not taken[beside:]:
@@ -358,7 +366,9 @@ class CadenceCallback(TrainerCallback):
         def rule(shown: list[Any]) -> int:
             life_seconds = self._session.clock.monotonic_seconds() - life.began_seconds
             mtbf_seconds = life.history.mtbf_seconds(life_seconds)
-            told.append(plan(life.every, [SaveMeasurements(*one) for one in shown], mtbf_seconds))
+            told.append(
+                plan(life.every, [SaveMeasurements(*answer) for answer in shown], mtbf_seconds)
+            )
             return told[0].steps
 
         life.agreements += 1
@@ -387,8 +397,8 @@ def history_of(session: Session) -> FailureObservations:
     try:
         store = open_store(session.repository, storage_options=options)
         for number in list_numbers(store)[-_LIVES_MAX:]:
-            one = read_generation(store, number)
-            lives.append((one.cause, one.claimed_at))
+            record = read_generation(store, number)
+            lives.append((record.cause, record.claimed_at))
     except ResilientError:
         return FailureObservations()
     return observe(lives)

@@ -29,7 +29,7 @@ def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | N
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model
     taken = inspect.signature(base.forward).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    takes_all = any(value.kind is value.VAR_KEYWORD for value in taken.values())
     if takes_all and not hasattr(base, "main_input_name"):
         return None
     return frozenset((*taken, *labels, *_LABELS))
@@ -71,7 +71,8 @@ class PruningCollator:
         if self._taken.issuperset(chain.from_iterable(features)):
             return self._collate(features)
         kept = [
-            {name: value for name, value in one.items() if name in self._taken} for one in features
+            {name: value for name, value in feature.items() if name in self._taken}
+            for feature in features
         ]
         if not kept[0]:
             raise _nothing_left(features[0], self._taken, self._model)

@@ -68,7 +68,7 @@ def read_batches(loader: Any) -> Iterator[Any]:
 
 def _are_children(workers: Sequence[Any]) -> bool:
     """Return False in a fork of the trainer: the workers are children of the trainer."""
-    return all(one._parent_pid == os.getpid() for one in workers)  # noqa: SLF001 - no public way
+    return all(worker._parent_pid == os.getpid() for worker in workers)  # noqa: SLF001 - no public way
 
 
 def _parts_of(iterator: Any) -> tuple[Sequence[Any], Any, Sequence[Any]]:
@@ -93,7 +93,7 @@ def _request_end(workers: Sequence[Any], done: Any, queues: Sequence[Any]) -> No
 
 def _kill_busy_workers(iterator: Any) -> None:
     """Kill the workers that did not end in time, without an error of torch's at their death."""
-    busy = [one for one in iterator._workers if one.is_alive()]  # noqa: SLF001 - no public way
+    busy = [item for item in iterator._workers if item.is_alive()]  # noqa: SLF001 - no public way
     if not busy:
         return
     if hasattr(iterator, "_pin_memory_thread"):

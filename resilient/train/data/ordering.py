@@ -215,9 +215,9 @@ class LengthGrouped(Sampling):
             sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)
             for cut in cuts
         ]
-        longest = max(groups, key=lambda one: lengths[one[0]])
+        longest = max(groups, key=lambda batch: lengths[batch[0]])
         groups[0][0], longest[0] = longest[0], groups[0][0]
-        return torch.tensor([index for one in groups for index in one])
+        return torch.tensor([index for batch in groups for index in batch])
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
         largest = max(range(len(parts)), key=lambda place: len(parts[place]))
         whole = parts[largest]
         parts[largest : largest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-    return sorted(parts, key=lambda one: -cost_of(len(one), lengths[one[0]]))
+    return sorted(parts, key=lambda part: -cost_of(len(part), lengths[part[0]]))
 
 
 def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[list[int]]:
@@ -333,7 +333,7 @@ def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
         ConfigError: Samples have neither.
     """
     if column in (getattr(dataset, "column_names", None) or ()):
-        return [int(one) for one in dataset[column]]
+        return [int(length) for length in dataset[column]]
     first = dataset[0]
     if isinstance(first, Mapping) and column in first:
         return [int(dataset[index][column]) for index in range(len(dataset))]

@@ -267,7 +267,7 @@ class DataCursor:
         self.is_open = state_dict["is_open"]
         self.origin = state_dict.get("origin")
         self.group = state_dict.get("group", self.group)
-        self.skipped = [list(one) for one in state_dict.get("skipped", [])]
+        self.skipped = [list(span) for span in state_dict.get("skipped", [])]
         self.drawn = state_dict.get("drawn", "")
         self.planned = state_dict.get("planned")
 
@@ -280,7 +280,7 @@ class DataCursor:
             self.drawn = find_drawn(place, self.streams, self.size)
         # The stream's state is not needed from here on.
         self.origin = {
-            name: one for name, one in place.items() if name not in ("stream", "evaluated")
+            name: value for name, value in place.items() if name not in ("stream", "evaluated")
         }
 
 

@@ -88,9 +88,9 @@ class StreamReader(IterableDataset[StreamRound]):
     def __iter__(self) -> Iterator[StreamRound]:
         info = get_worker_info()
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
-        for turn, one in enumerate(self._rounds()):
+        for turn, stream_round in enumerate(self._rounds()):
             if turn % workers == mine:
-                yield one
+                yield stream_round
 
     def _rounds(self) -> Iterator[StreamRound]:
         size, tail = self._batch * self._ranks, StreamTail(self._ranks, drop_last=self._drop_last)
@@ -333,8 +333,8 @@ class _CollateRound:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
 
-    def __call__(self, one: StreamRound) -> tuple[Any, int, Any]:
-        return self._collate(one.samples), one.taken, one.state
+    def __call__(self, stream_round: StreamRound) -> tuple[Any, int, Any]:
+        return self._collate(stream_round.samples), stream_round.taken, stream_round.state
 
 
 class StreamLoader:

@@ -87,12 +87,12 @@ def samples_of(inputs: Any) -> int | None:
         return int(inputs.shape[0]) if len(inputs.shape) else None
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
-    elif isinstance(inputs, list) and not any(isinstance(one, torch.Tensor) for one in inputs):
+    elif isinstance(inputs, list) and not any(isinstance(value, torch.Tensor) for value in inputs):
         return len(inputs)
     if not isinstance(inputs, Sequence) or isinstance(inputs, str):
         return None
-    sizes = (samples_of(one) for one in inputs)
-    return next((one for one in sizes if one is not None), None)
+    sizes = (samples_of(value) for value in inputs)
+    return next((size for size in sizes if size is not None), None)
 
 
 def counted(loader: Any, world: World, *, in_step: bool) -> Any:
@@ -159,9 +159,9 @@ class BatchMetrics:
         if self._share.counts(self._seen) and not self._share.is_stand_in:
             mine = nested(_on_host, (predictions, labels, inputs, loss))
         self._seen += 1
-        for one in gather_objects(mine, self._share.world.size):
-            if one is not None:
-                self._take(*one)
+        for value in gather_objects(mine, self._share.world.size):
+            if value is not None:
+                self._take(*value)
 
     def result(self) -> Mapping[str, Any]:
         """Return the metrics from the last call."""

@@ -27,18 +27,18 @@ def nested(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: nested(change, one) for name, one in value.items()}
+        return {name: nested(change, item) for name, item in value.items()}
     if is_column(value):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(nested(change, one) for one in value)
+        return tuple(nested(change, item) for item in value)
     return value
 
 
 def is_column(value: Any) -> bool:
     """Return whether ``value`` is a list with one plain value per sample, not a structure."""
     return isinstance(value, list) and not any(
-        isinstance(one, (torch.Tensor, np.ndarray, Mapping, tuple)) for one in value
+        isinstance(item, (torch.Tensor, np.ndarray, Mapping, tuple)) for item in value
     )
 
 
@@ -58,7 +58,7 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     if first is None:
         return None
     if isinstance(first, Mapping):
-        return {name: zipped([one[name] for one in batches], join) for name in first}
+        return {name: zipped([batch[name] for batch in batches], join) for name in first}
     if isinstance(first, (list, tuple)) and not is_column(first):
         return tuple(zipped(list(place), join) for place in zip(*batches, strict=True))
     return join(batches)
@@ -86,20 +86,20 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
     Raises:
         ConfigError: A tensor has no dimension of samples.
     """
-    if not all(one.dim() for one in batches):
+    if not all(batch.dim() for batch in batches):
         raise ConfigError(
             "the model returned a number where evaluation needs one row per sample: name that "
             "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` "
             "of `train`, or return it per sample"
         )
-    rest = [max(lengths) for lengths in zip(*(one.shape[1:] for one in batches), strict=True)]
-    return torch.cat([pad_to(one, [len(one), *rest]) for one in batches])
+    rest = [max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)]
+    return torch.cat([pad_to(batch, [len(batch), *rest]) for batch in batches])
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
     """Join the leaves of this rank's batches: arrays are padded, lists are chained."""
     if isinstance(batches[0], np.ndarray):
-        return pad_and_concatenate([torch.from_numpy(one) for one in batches]).numpy()
+        return pad_and_concatenate([torch.from_numpy(batch) for batch in batches]).numpy()
     return [value for batch in batches for value in batch]
 
 
@@ -121,7 +121,7 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     mine = pad_to(rows, largest).contiguous()
     gathered = [torch.empty_like(mine) for _ in range(everyone)]
     dist.all_gather(gathered, mine)
-    cut = [one[: int(shape[0])] for one, shape in zip(gathered, shapes, strict=True)]
+    cut = [item[: int(shape[0])] for item, shape in zip(gathered, shapes, strict=True)]
     return torch.cat(cut[:: everyone // ranks])
 
 

@@ -110,7 +110,7 @@ class OutputColumn:
         by_rank = gather_objects(self._spilled, self._share.world.size)
         turns = range(self._share.batches)
         ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in turns]
-        if any(one is None for one in ordered):
+        if any(item is None for item in ordered):
             return None
         return zipped(ordered, concatenate) if self._joining.concat else ordered
 
@@ -187,7 +187,7 @@ class EvalPrediction:
 
     @property
     def _elements(self) -> tuple[Any, ...]:
-        more = (one for one in (self.inputs, self.losses) if one is not None)
+        more = (item for item in (self.inputs, self.losses) if item is not None)
         return (self.predictions, self.label_ids, *more)
 
 
@@ -408,7 +408,7 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> Non
         ConfigError: The name belongs to none of the datasets.
     """
     name = f"eval_{metric.removeprefix('eval_')}"
-    if sets and not any(name.startswith(f"eval_{one}_") for one in sets):
+    if sets and not any(name.startswith(f"eval_{group}_") for group in sets):
         first = next(iter(sets))
         raise ConfigError(
             f"{who} is `{name}`, and metrics of the datasets {sorted(sets)} of `eval_dataset` are "
@@ -465,9 +465,9 @@ class _Reader(IterableDataset[_Part]):
     def __iter__(self) -> Iterator[_Part]:
         info = get_worker_info()
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
-        for turn, one in enumerate(self._parts()):
+        for turn, part in enumerate(self._parts()):
             if turn % workers == mine:
-                yield one
+                yield part
 
     def _parts(self) -> Iterator[_Part]:
         source = StreamSource(self._dataset, DataCursor(0, self._seed))

@@ -136,7 +136,7 @@ def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[
     labels, found = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
     counted = labels != PADDING
     truth, guess = (
-        [[tags[int(one)] for one in row[keep]] for row, keep in zip(rows, counted, strict=True)]
+        [[tags[int(item)] for item in row[keep]] for row, keep in zip(rows, counted, strict=True)]
         for rows in (labels, found)
     )
     report = entity_report(truth, guess)
@@ -145,7 +145,9 @@ def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[
     metrics["accuracy"] = float((labels == found)[counted].mean())
     for kind, row in report.items():
         if not kind.endswith(_AVERAGE):
-            metrics |= {f"{kind}_{name.removesuffix('-score')}": one for name, one in row.items()}
+            metrics |= {
+                f"{kind}_{name.removesuffix('-score')}": value for name, value in row.items()
+            }
     return metrics
 
 
@@ -157,7 +159,7 @@ def _scores(prediction: EvalPrediction) -> np.ndarray[Any, Any]:
 
 def _weighted_f1(labels: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
     classes, support = np.unique(labels, return_counts=True)
-    hits = np.array([((found == one) & (labels == one)).sum() for one in classes])
-    guessed = np.array([(found == one).sum() for one in classes])
+    hits = np.array([((found == label) & (labels == label)).sum() for label in classes])
+    guessed = np.array([(found == label).sum() for label in classes])
     f1 = 2 * hits / np.maximum(guessed + support, 1)
     return float((f1 * support).sum() / support.sum())

@@ -86,7 +86,7 @@ class TransformersFiles:
         """
         if self.engine is not None:
             return self.engine.weights()
-        name = next((one for one in _WEIGHTS if self.source.has(one)), "")
+        name = next((weight for weight in _WEIGHTS if self.source.has(weight)), "")
         if name.endswith(".index.json"):
             return self._indexed(name)
         return self._tensors(name) if name else self._of_fsdp()
@@ -109,7 +109,9 @@ class TransformersFiles:
         A tensor that the index does not name is still taken from its file.
         """
         places = self.document(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+        if not isinstance(places, dict) or not all(
+            isinstance(place, str) for place in places.values()
+        ):
             raise IntegrityError(
                 f"`{self.folder / index}` has no `weight_map` of names",
                 key=str(self.folder / index),
@@ -137,7 +139,7 @@ class TransformersFiles:
             return self.engine.optimizer()
         if self.source.has_folder(_SHARDED_OPTIMIZER):
             return with_groups(self._distributed(_SHARDED_OPTIMIZER, "optimizer"))
-        name = next((one for one in _OPTIMIZERS if self.source.has(one)), None)
+        name = next((optimizer for optimizer in _OPTIMIZERS if self.source.has(optimizer)), None)
         if name is None:
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` holds no {OPTIMIZER}, {_WHOLE_OPTIMIZER}, {_SHARDED_OPTIMIZER} "
@@ -149,7 +151,7 @@ class TransformersFiles:
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state; None without fp16."""
-        there = [one for one in (SCALER, SCALER_OF_CPU) if self.source.has(one)]
+        there = [name for name in (SCALER, SCALER_OF_CPU) if self.source.has(name)]
         return self.load(there[0]) if there else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
@@ -158,7 +160,7 @@ class TransformersFiles:
         if rank == 0:
             # A single process saves without a number; a numbered file beside it is a leftover.
             names.insert(0 if self.ranks_known == 1 else 1, "rng_state.pth")
-        name = next((one for one in names if self.source.has(one)), None)
+        name = next((candidate for candidate in names if self.source.has(candidate)), None)
         if name is None:
             return None
         found = self.load(name)
@@ -210,7 +212,7 @@ class TransformersFiles:
         if self.engine is not None:
             return True
         has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(
-            self.source.has(one) for one in _OPTIMIZERS
+            self.source.has(optimizer) for optimizer in _OPTIMIZERS
         )
         return has_optimizer and self.source.has(SCHEDULER)
 
@@ -259,11 +261,11 @@ class TransformersFiles:
         if name.endswith(".safetensors"):
             return unpack(self.source.read(name), str(self.folder / name))
         found = self.load(name)
-        if not isinstance(found, dict) or not all(isinstance(one, str) for one in found):
+        if not isinstance(found, dict) or not all(isinstance(item, str) for item in found):
             raise IntegrityError(
                 f"`{self.folder / name}` holds no tensors by name", key=str(self.folder / name)
             )
-        return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 class TransformersCheckpoint(TransformersFiles):
@@ -333,8 +335,8 @@ class TransformersCheckpoint(TransformersFiles):
             return self.world
         numbers = sorted(
             int(match[1])
-            for one in self.source.names()
-            if (match := _RANDOM.fullmatch(one)) is not None
+            for name in self.source.names()
+            if (match := _RANDOM.fullmatch(name)) is not None
         )
         if numbers != list(range(len(numbers))):
             raise IntegrityError(
@@ -366,7 +368,7 @@ class TransformersCheckpoint(TransformersFiles):
 
     def _require_fields(self) -> None:
         """Raise if the state lacks a field that every resume needs."""
-        lacks = [one for one in ("global_step", "epoch", "log_history") if one not in self.state]
+        lacks = [name for name in ("global_step", "epoch", "log_history") if name not in self.state]
         if lacks:
             raise IntegrityError(
                 f"`{self.folder / STATE}` has no `{lacks[0]}`",
@@ -377,5 +379,5 @@ class TransformersCheckpoint(TransformersFiles):
 
 def adam_steps(optimizer: Mapping[str, Any]) -> set[int]:
     """Return the step counts of an optimizer's parameters."""
-    found = (one.get("step") for one in optimizer["state"].values())
-    return {int(one) for one in found if one is not None}
+    found = (value.get("step") for value in optimizer["state"].values())
+    return {int(step) for step in found if step is not None}

@@ -70,9 +70,9 @@ def weights(model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str,
     """Return the tensors of a model; a tensor with several names has its trained name."""
     trained = {name for group in optimizer["param_groups"] for name in group["params"]}
     names: dict[int, str] = {}
-    for name, one in model.items():
-        if isinstance(one, torch.Tensor) and (id(one) not in names or name in trained):
-            names[id(one)] = name
+    for name, value in model.items():
+        if isinstance(value, torch.Tensor) and (id(value) not in names or name in trained):
+            names[id(value)] = name
     return {name: model[name] for name in names.values()}
 
 
@@ -85,8 +85,11 @@ def optimizer_by_position(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     numbers: dict[str, int] = {}
     for group in groups:
         numbers |= {name: len(numbers) + nth for nth, name in enumerate(group["params"])}
-    state = {numbers[name]: dict(one) for name, one in optimizer["state"].items()}
-    renumbered = [{**one, "params": [numbers[name] for name in one["params"]]} for one in groups]
+    state = {numbers[name]: dict(value) for name, value in optimizer["state"].items()}
+    renumbered = [
+        {**own_group, "params": [numbers[name] for name in own_group["params"]]}
+        for own_group in groups
+    ]
     ordered = dict(sorted(state.items()))
     return {**optimizer, "state": ordered, "param_groups": renumbered}
 
@@ -96,7 +99,7 @@ def scheduler_by_group(
 ) -> dict[str, Any]:
     """Return a scheduler's state for Transformers' two groups."""
     return {
-        name: with_both(value, groups, lambda one: one)
+        name: with_both(value, groups, lambda group: group)
         if name in _BY_GROUP and isinstance(value, list) and len(value) == len(groups)
         else value
         for name, value in scheduler.items()
@@ -290,9 +293,9 @@ def read_parts(
     """
     stored = {entry.name for entry in manifest.parts}
     held = {name: CapturedState() for name in names if name in stored}
-    for name, one in held.items():
-        spine.load_part(manifest.checkpoint, name, Part(one))
-    return {name: one.state for name, one in held.items()}
+    for name, value in held.items():
+        spine.load_part(manifest.checkpoint, name, Part(value))
+    return {name: value.state for name, value in held.items()}
 
 
 def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -344,7 +347,7 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
     tensors = {key: model[name] for key, name in names.items()}
     LocalStore(draft).put(ADAPTER_WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
     _write_json(draft / ADAPTER_CONFIG, adapter["config"])
-    write_papers(draft, {name: one for name, one in parts.items() if name == PROCESSING})
+    write_papers(draft, {name: part for name, part in parts.items() if name == PROCESSING})
 
 
 def _is_of_gpu(parts: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -425,7 +428,7 @@ def export_tensors(
     if kind is not ExportFormat.SAFETENSORS:
         _convert(side, draft, files, kind)
     draft.rename(target)
-    return sorted(one.name for one in target.iterdir())
+    return sorted(path.name for path in target.iterdir())
 
 
 def _convert(
@@ -448,8 +451,8 @@ def _convert(
             # It warns that it assumes a single process.
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
-        for one in (draft / "dcp").iterdir():
-            one.rename(draft / one.name)
+        for written in (draft / "dcp").iterdir():
+            written.rename(draft / written.name)
         (draft / "dcp").rmdir()
     for path in files.values():
         path.unlink()

@@ -83,7 +83,7 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
             "strict_resume refuses a loss. Nothing was committed",
             hint=verify,
         )
-    odd = reasons([one for one in contents.problems if not one.loses])
+    odd = reasons([problem for problem in contents.problems if not problem.loses])
     return ImportSource(found, lost, odd)
 
 
@@ -133,8 +133,8 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
         IncompatibleCheckpoint: Another optimizer saved it.
     """
     saved = parts["optimizer"].stateful.state_dict()["param_groups"]
-    theirs = {name for one in saved for name in one} & _OPTIONS
-    ours = {name for one in groups for name in one} & _OPTIONS
+    theirs = {name for group in saved for name in group} & _OPTIONS
+    ours = {name for group in groups for name in group} & _OPTIONS
     if saved and groups and theirs != ours:
         differ = ", ".join(sorted(theirs ^ ours))
         raise _unfit(f"another optimizer saved it: only one of both has {differ}")
@@ -155,8 +155,10 @@ def require_same_objects(
     """
     refused = refused_changes(parts, live, policy)
     if refused:
-        shown = "; ".join(f"`{one.part}`: {one.text}" for one in refused)
-        names = ", ".join(f'"{policy.prefix}{one}"' for one in {one.part: 0 for one in refused})
+        shown = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
+        names = ", ".join(
+            f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused}
+        )
         raise IncompatibleCheckpoint(
             f"cannot import the checkpoint: {shown}. Nothing was committed",
             hint=policy.hint.format(names=names),
@@ -168,11 +170,11 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return
     expected = {
-        name: tuple(getattr(one, "ds_shape", one.shape))
-        for name, one in model.state_dict(keep_vars=True).items()
-        if isinstance(one, torch.Tensor)
+        name: tuple(getattr(value, "ds_shape", value.shape))
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, torch.Tensor)
     }
-    held = {name: tuple(one.shape) for name, one in weights.items()}
+    held = {name: tuple(weight.shape) for name, weight in weights.items()}
     if lacking := sorted(set(expected) - set(held)):
         raise _unfit(f"it has no weights for {_named(lacking)} of this model")
     if strange := sorted(set(held) - set(expected)):
@@ -183,7 +185,7 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
 
 
 def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{one}`" for one in names[:_NAMED_MAX])
+    shown = ", ".join(f"`{name}`" for name in names[:_NAMED_MAX])
     return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
 
 

@@ -132,7 +132,7 @@ def parts_of(
         "callbacks": callback_states(state),
         "best": {"checkpoint": best if is_best else ""},
     }
-    parts = {name: Part(RawState(one)) for name, one in whole.items()}
+    parts = {name: Part(RawState(value)) for name, value in whole.items()}
     parts |= documents_of(found)
     for rank in range(found.ranks):
         # Each rank finds its part by name, no matter which rank wrote it.
@@ -196,7 +196,7 @@ def named_optimizer(
         for group, own in zip(groups, naming.trained, strict=True)
         for number, name in zip(group["params"], own, strict=True)
     }
-    state = {names[number]: dict(one) for number, one in plain["state"].items()}
+    state = {names[number]: dict(value) for number, value in plain["state"].items()}
     _require_fit(found, state, weights)
     renamed = [
         {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
@@ -214,7 +214,7 @@ def _by_name(
     # A tensor with several names may be trained under different names here and there.
     trained = {name for names in naming.trained for name in names}
     ours = {
-        name: next((one for one in names if one in trained), name)
+        name: next((alias for alias in names if alias in trained), name)
         for names in naming.tied
         for name in names
     }
@@ -230,14 +230,16 @@ def _by_name(
             f"{len(differ) - 1} more parameters",
             hint="train the same model, with the same parameters frozen",
         )
-    state = {ours.get(name, name): dict(one) for name, one in plain["state"].items()}
+    state = {ours.get(name, name): dict(value) for name, value in plain["state"].items()}
     _require_fit(found, state, weights)
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
     own = [frozenset(names) for names in naming.trained]
     # In the order of this model's groups, as required for a schedule's values by group.
-    kept = [places[one] for one in own] if set(own) == set(places) else list(places.values())
+    kept = (
+        [places[members] for members in own] if set(own) == set(places) else list(places.values())
+    )
     return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
 
 
@@ -247,9 +249,9 @@ def _require_fit(
     weights: Mapping[str, torch.Tensor],
 ) -> None:
     """Raise if moments do not have the shape of their parameter."""
-    for name, one in state.items():
+    for name, value in state.items():
         for kind in _LIKE_WEIGHT:
-            moment = one.get(kind)
+            moment = value.get(kind)
             if moment is None or name not in weights or moment.shape == weights[name].shape:
                 continue
             raise IncompatibleCheckpoint(
@@ -286,7 +288,7 @@ def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
 
 def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields, with the best checkpoint's name without its folder."""
-    known = {one.name for one in fields(TrainerState)}
+    known = {attribute.name for attribute in fields(TrainerState)}
     taken = {name: value for name, value in state.items() if name in known}
     best = taken.get("best_global_step")
     return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
@@ -296,8 +298,8 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
     states: dict[str, Any] = {}
     for name, saved in (state.get("stateful_callbacks") or {}).items():
-        for nth, one in enumerate(saved if isinstance(saved, list) else [saved], 1):
-            taken = dict(one.get("attributes") or {})
+        for nth, callback in enumerate(saved if isinstance(saved, list) else [saved], 1):
+            taken = dict(callback.get("attributes") or {})
             states[name if nth == 1 else f"{name}_{nth}"] = taken
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
     control = {name: bool(flags.get(name)) for name in _FLAGS}
@@ -310,9 +312,9 @@ def _has_ended(state: Mapping[str, Any]) -> bool:
     """Return whether early stopping ended the run, by the state of its callback."""
     counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
     for saved in (state.get("stateful_callbacks") or {}).values():
-        for one in saved if isinstance(saved, list) else [saved]:
-            waited = (one.get("attributes") or {}).get(counter)
-            if isinstance(waited, int) and waited >= (one.get("args") or {}).get(patience, 1):
+        for callback in saved if isinstance(saved, list) else [saved]:
+            waited = (callback.get("attributes") or {}).get(counter)
+            if isinstance(waited, int) and waited >= (callback.get("args") or {}).get(patience, 1):
                 return True
     return False
 
@@ -354,7 +356,10 @@ class Naming:
         """Return all tensors of the model, completed from those in a file."""
         if not self.adapter:
             return tie(tensors, self.tied)
-        return {**self.base, **{self.adapter.get(key, key): one for key, one in tensors.items()}}
+        return {
+            **self.base,
+            **{self.adapter.get(key, key): tensor for key, tensor in tensors.items()},
+        }
 
 
 def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
@@ -370,12 +375,12 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
     """
     names: dict[int, str] = {}
     firsts: dict[int, str] = {}
-    for one in named_in(model):
-        if one.held() is not None:
-            names.setdefault(one.number, one.name)
-        if one.is_trained:
-            firsts.setdefault(one.number, one.name)
-    held = [[id(one) for one in group["params"]] for group in groups]
+    for parameter in named_in(model):
+        if parameter.held() is not None:
+            names.setdefault(parameter.number, parameter.name)
+        if parameter.is_trained:
+            firsts.setdefault(parameter.number, parameter.name)
+    held = [[id(parameter) for parameter in group["params"]] for group in groups]
     trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
     is_flat = (
         find_redirect(model) is not None and len(held) == 1 and names.keys().isdisjoint(held[0])
@@ -397,8 +402,8 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Return the names of each parameter that has several."""
     known: defaultdict[int, list[str]] = defaultdict(list)
-    for one in named_in(model):
-        known[one.number].append(one.name)
+    for parameter in named_in(model):
+        known[parameter.number].append(parameter.name)
     return tuple(tuple(names) for names in known.values() if len(names) > 1)
 
 
@@ -659,7 +664,9 @@ def holds_run(spine: CheckpointEngine) -> bool:
     held = spine.committed()
     if not held:
         return spine.holds_run()
-    return any(read_manifest(spine.store, one).data.get(IMPORTED_AS) != BEST for one in held)
+    return any(
+        read_manifest(spine.store, checkpoint).data.get(IMPORTED_AS) != BEST for checkpoint in held
+    )
 
 
 def _refuse_unsigned(folder: str) -> None:
@@ -700,8 +707,8 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
         spine.close()
     broken: list[SkippedFolder] = []
     for number, folder in enumerate(plan.intact):
-        for one in (*plan.newer_than(folder), *broken):
-            session.emit(CheckpointSkipped(one.path, one.reason))
+        for skip in (*plan.newer_than(folder), *broken):
+            session.emit(CheckpointSkipped(skip.path, skip.reason))
         plan, broken = replace(plan, skipped=plan.not_newer_than(folder)), []
         try:
             return _take(hooks, folder, more, f"{topic}/{number}")
@@ -721,14 +728,14 @@ def _holds_step_folder(output: str) -> bool:
     if root is None:
         return False
     try:
-        return any(STEP_FOLDER.fullmatch(one.name) for one in root.iterdir())
+        return any(STEP_FOLDER.fullmatch(path.name) for path in root.iterdir())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
 
 
 def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:
-    reasons = "; ".join(f"{one.path}: {one.reason}" for one in skipped)
-    lossy = next((one for one in skipped if one.is_lossy), None)
+    reasons = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped)
+    lossy = next((skip for skip in skipped if skip.is_lossy), None)
     if lossy is not None:
         first = (
             f"to continue with that loss: resilient train --resume {shell_quote(lossy.path)} SCRIPT"
@@ -793,7 +800,10 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
 def _compared(hooks: TrainerHooks) -> dict[str, Part]:
     """Return the objects that a resume compares with the saved ones, if they are on this rank."""
     model, live = hooks.model, {}
-    is_plain = all(type(one) in PLAIN and not hasattr(one, "ds_id") for one in model.parameters())
+    is_plain = all(
+        type(parameter) in PLAIN and not hasattr(parameter, "ds_id")
+        for parameter in model.parameters()
+    )
     if is_plain and not hooks.args.deepspeed and find_redirect(model) is None:
         live["model"] = Part(bare(model))
     if hooks.lr_scheduler is not None:
@@ -809,7 +819,10 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
     filled = [group for group in groups if group["params"]] or groups
     options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
     held = [
-        {**{name: one for name, one in group.items() if name != "params"}, "params": list(names)}
+        {
+            **{name: value for name, value in group.items() if name != "params"},
+            "params": list(names),
+        }
         for group, names in zip(options, naming.trained, strict=True)
     ]
     scheduler = hooks.lr_scheduler

@@ -146,12 +146,12 @@ class ZeroFolder:
         if not source.has_folder(name):
             raise self._damaged(f"`latest` names `{name}`, which is missing")
         names = source.names(f"{name}/")
-        if any("mp_rank_01" in one or "expert" in one for one in names):
+        if any("mp_rank_01" in file or "expert" in file for file in names):
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` is of a model whose layers were cut over ranks, by DeepSpeed",
                 hint="save it once without tensor, pipeline or expert parallelism",
             )
-        files = {int(match[1]): one for one in names if (match := _OPTIMIZER.fullmatch(one))}
+        files = {int(match[1]): file for file in names if (match := _OPTIMIZER.fullmatch(file))}
         if sorted(files) != list(range(len(files))):
             raise self._damaged(f"it has the partitions of ranks {sorted(files)}")
         self._first = self._load(_MODEL if _MODEL in names else f"zero_pp_rank_0_{_MODEL}")
@@ -168,15 +168,15 @@ class ZeroFolder:
     @property
     def has_loss_scale(self) -> bool:
         """True if training used fp16: the engine owns the loss scale, which restarts."""
-        return any(one.get("dynamic_loss_scale") for one in self._parts)
+        return any(part.get("dynamic_loss_scale") for part in self._parts)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the model; trained ones in full precision."""
         held = self._first["module"]
-        found = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
+        found = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
         if self.stage == _STAGE_3:
             # A partitioned parameter is empty here.
-            found = {name: one for name, one in found.items() if one.numel()}
+            found = {name: value for name, value in found.items() if value.numel()}
             found |= self._frozen()
         if not self.stage:
             return found
@@ -201,27 +201,27 @@ class ZeroFolder:
             return dict(whole)
         states: dict[str, dict[str, Any]] = {}
         first = self._states(self._parts[0])
-        for kind in dict.fromkeys(name for one in first for name in one):
+        for kind in dict.fromkeys(name for state in first for name in state):
             states = self._spread(kind, states)
-        groups = [dict(one) for one in self._base(self._parts[0])["param_groups"]]
+        groups = [dict(saved_group) for saved_group in self._base(self._parts[0])["param_groups"]]
         for group, shapes in zip(groups, self._shapes, strict=True):
             group["params"] = list(shapes)
         return {"state": states, "param_groups": groups}
 
     def _spread(self, kind: str, states: dict[str, Any]) -> dict[str, Any]:
         """Return the states with one kind of value added to each parameter."""
-        sample = next(one[kind] for one in self._states(self._parts[0]) if kind in one)
+        sample = next(state[kind] for state in self._states(self._parts[0]) if kind in state)
         is_cut = isinstance(sample, torch.Tensor) and sample.dim() > 0
         if is_cut:
-            lines = self._lines(lambda part: [one[kind] for one in self._states(part)])
+            lines = self._lines(lambda part: [state[kind] for state in self._states(part)])
         for nth, shapes in enumerate(self._shapes):
             values: Mapping[str, Any] = (
                 self._cut(lines[nth], shapes)
                 if is_cut
                 else {name: _copy(self._state_of(nth)[kind]) for name in shapes}
             )
-            for name, one in values.items():
-                states.setdefault(name, {})[kind] = one
+            for name, value in values.items():
+                states.setdefault(name, {})[kind] = value
         return states
 
     def _state_of(self, group: int) -> Mapping[str, Any]:
@@ -233,15 +233,15 @@ class ZeroFolder:
         """Return, for each group, each rank's share of it as one flat vector."""
         ranks = [list(pick(part)) for part in self._parts]
         if self.stage < _STAGE_3:
-            return [list(one) for one in zip(*ranks, strict=True)]
+            return [list(line) for line in zip(*ranks, strict=True)]
         # A group may have several vectors there, and vectors may span group ends.
-        wholes = [torch.cat([one.reshape(-1) for one in vectors]) for vectors in ranks]
+        wholes = [torch.cat([vector.reshape(-1) for vector in vectors]) for vectors in ranks]
         lines, place = [], 0
         for shapes in self._shapes:
-            count = sum(math.ceil(math.prod(one) / len(ranks)) for one in shapes.values())
-            if any(place + count > one.numel() for one in wholes):
+            count = sum(math.ceil(math.prod(shape) / len(ranks)) for shape in shapes.values())
+            if any(place + count > tensor.numel() for tensor in wholes):
                 raise self._damaged("its partitions are shorter than its parameters")
-            lines.append([one.narrow(0, place, count) for one in wholes])
+            lines.append([tensor.narrow(0, place, count) for tensor in wholes])
             place += count
         return lines
 
@@ -250,7 +250,9 @@ class ZeroFolder:
     ) -> dict[str, torch.Tensor]:
         """Return the parameters of a group, cut from the ranks' shares."""
         found, place = {}, 0
-        whole = torch.cat([one.reshape(-1) for one in line]) if self.stage < _STAGE_3 else None
+        whole = (
+            torch.cat([tensor.reshape(-1) for tensor in line]) if self.stage < _STAGE_3 else None
+        )
         held = line[0].numel() if whole is None else whole.numel()
         for name, shape in shapes.items():
             count = math.prod(shape)
@@ -258,7 +260,7 @@ class ZeroFolder:
             if place + width > held:
                 raise self._damaged(f"its partitions end before `{name}`")
             pieces = [whole] if whole is not None else line
-            flat = torch.cat([one.narrow(0, place, width) for one in pieces])
+            flat = torch.cat([piece.narrow(0, place, width) for piece in pieces])
             found[name] = flat[:count].reshape(shape).clone()
             place += width
         return found
@@ -271,7 +273,7 @@ class ZeroFolder:
         files = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in range(len(self._parts))]
         pieces = [self._load(file)["frozen_param_fragments"] for file in files]
         return {
-            name: torch.cat([one[name].reshape(-1) for one in pieces])[: math.prod(shape)]
+            name: torch.cat([piece[name].reshape(-1) for piece in pieces])[: math.prod(shape)]
             .reshape(tuple(shape))
             .clone()
             for name, shape in shapes.items()
@@ -286,7 +288,7 @@ class ZeroFolder:
     @property
     def _shapes(self) -> Shapes:
         told = self._first.get("param_shapes") or []
-        return [{name: tuple(one) for name, one in group.items()} for group in told]
+        return [{name: tuple(value) for name, value in group.items()} for group in told]
 
     def _refuse_unknown(self) -> None:
         """Raise if the partitions have another layout than this reader expects."""
@@ -298,7 +300,7 @@ class ZeroFolder:
                     f"`{self.folder}` was saved with `{name}`, which lays partitions out otherwise",
                     hint=f"save it once without `{name}`",
                 )
-        if not self._shapes or any("state" not in self._base(one) for one in self._parts):
+        if not self._shapes or any("state" not in self._base(part) for part in self._parts):
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` does not say what its partitions are made of",
                 hint="save it once with DeepSpeed 0.19",
@@ -370,9 +372,9 @@ class _Reader:
     def read(self) -> dict[tuple[Any, ...], Any]:
         """Return all values by their paths."""
         paths = self._index.paths
-        tensors = {one.name: one for one in self._index.tensors}
+        tensors = {tensor.name: tensor for tensor in self._index.tensors}
         names = [*tensors, *self._index.values]
-        lost = next((one for one in names if one not in paths), "")
+        lost = next((name for name in names if name not in paths), "")
         if lost or not paths:
             raise IncompatibleCheckpoint(
                 f"`{self._place}` has no path for `{lost[:80]}`: torch's own planner did not save "
@@ -380,8 +382,8 @@ class _Reader:
                 hint="save it once with torch.distributed.checkpoint and its default planner",
             )
         return {
-            paths[one]: self._tensor(tensors[one]) if one in tensors else self._value(one)
-            for one in names
+            paths[name]: self._tensor(tensors[name]) if name in tensors else self._value(name)
+            for name in names
         }
 
     def _value(self, name: str) -> Any:
@@ -398,12 +400,12 @@ class _Reader:
         item_bytes = ITEM_BITS.get(told.dtype, 0) // 8
         if told.dtype not in TORCH_DTYPES:
             raise self._damaged(f"`{told.name[:80]}` has a dtype that is not known")
-        regions = [one.region for one in told.pieces]
+        regions = [piece.region for piece in told.pieces]
         is_whole = len(regions) == len(slices) and covers(told.shape, regions)
         if told.elements and not is_whole:
             raise self._damaged(f"`{told.name[:80]}` is not there as a whole")
         # An index may claim any shape: allocate no memory for bytes that no file has.
-        if any(one.region.size * item_bytes > one.size_bytes for one in told.pieces):
+        if any(piece.region.size * item_bytes > piece.size_bytes for piece in told.pieces):
             raise self._damaged(f"`{told.name[:80]}` has more elements than its files have bytes")
         whole = torch.empty(told.shape, dtype=TORCH_DTYPES[told.dtype])
         for region, place in zip(regions, slices, strict=True):
@@ -421,7 +423,7 @@ class _Reader:
         return load_torch(io.BytesIO(data), f"{self._source.path / place.file}, {name[:80]}")
 
     def _require_plain(self, slices: tuple[Slice, ...]) -> None:
-        if not all(one.is_plain for one in slices):
+        if not all(part.is_plain for part in slices):
             raise IncompatibleCheckpoint(
                 f"`{self._place}` was saved through an extension of torch's storage writer, which "
                 "no import undoes",

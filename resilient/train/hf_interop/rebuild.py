@@ -146,9 +146,9 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}
 
     def fill(draft: Path) -> None:
-        for one in files.folder.iterdir():
-            if one.is_file() and one.name not in skipped:
-                shutil.copy2(one, draft / one.name)
+        for path in files.folder.iterdir():
+            if path.is_file() and path.name not in skipped:
+                shutil.copy2(path, draft / path.name)
 
     return write_rebuilt(target, made, state, fill)
 
@@ -158,7 +158,7 @@ def is_weights_folder(path: str | Path) -> bool:
     folder = Path(path)
     names = (WEIGHTS, INDEX, ADAPTER_WEIGHTS)
     return not (folder / "manifest.json").exists() and any(
-        (folder / one).is_file() for one in names
+        (folder / name).is_file() for name in names
     )
 
 
@@ -227,7 +227,7 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
     A file that never existed is also lost, except the scaler's: only fp16 has one.
     """
     names = {"optimizer": [OPTIMIZER], "scheduler": [SCHEDULER], "scaler": [SCALER]}
-    names["random state"] = [one.name for one in files.folder.glob("rng_state*.pth")]
+    names["random state"] = [path.name for path in files.folder.glob("rng_state*.pth")]
     whole: dict[str, Any] = {}
     lost: dict[str, list[str]] = {}
     for what, some in names.items():
@@ -285,7 +285,7 @@ def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str]
     if sibling is None:
         return TrainerState(global_step=step), {}, ["place in the data", "history"]
     theirs = sibling.state
-    entries = [one for one in theirs["log_history"] if one.get("step", 0) <= step]
+    entries = [entry for entry in theirs["log_history"] if entry.get("step", 0) <= step]
     named = {name: theirs[name] for name in ("max_steps", "num_train_epochs") if name in theirs}
     state = TrainerState(
         global_step=step,
@@ -294,7 +294,7 @@ def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str]
         log_history=entries,
         **named,
     )
-    state = replace(state, **{one: theirs[one] for one in _CADENCES if one in theirs})
+    state = replace(state, **{name: theirs[name] for name in _CADENCES if name in theirs})
     known = {"place in the data": str(sibling.folder), "history": str(sibling.folder)}
     if sibling.step >= step:
         return state, known, []
@@ -307,24 +307,24 @@ _CADENCES = ("logging_steps", "eval_steps", "save_steps")
 
 def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
     """Return the epoch of a step: as it was logged, or by the sibling's steps per epoch."""
-    logged = [one for one in sibling.state["log_history"] if one.get("step") == step]
-    exact = next((one["epoch"] for one in logged if "epoch" in one), None)
+    logged = [entry for entry in sibling.state["log_history"] if entry.get("step") == step]
+    exact = next((entry["epoch"] for entry in logged if "epoch" in entry), None)
     return float(sibling.state["epoch"]) * step / sibling.step if exact is None else float(exact)
 
 
 def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
     """Return the intact sibling checkpoint that knows most about the same run."""
-    found = list(_whole(one for one in folder.absolute().parent.glob("checkpoint-*")))
-    later = [one for one in found if one.step >= step]
+    found = list(_whole(path for path in folder.absolute().parent.glob("checkpoint-*")))
+    later = [sibling for sibling in found if sibling.step >= step]
     if later:
-        return min(later, key=lambda one: one.step)
-    return max(found, key=lambda one: one.step, default=None)
+        return min(later, key=lambda sibling: sibling.step)
+    return max(found, key=lambda sibling: sibling.step, default=None)
 
 
 def _whole(folders: Iterable[Path]) -> Iterable[TransformersCheckpoint]:
-    for one in folders:
+    for folder in folders:
         try:
-            found = TransformersCheckpoint(one)
+            found = TransformersCheckpoint(folder)
         except (NothingToResume, IntegrityError, IncompatibleCheckpoint):
             continue
         if found.step > 0:
@@ -382,7 +382,7 @@ def rebuild_checkpoint(
         parts.pop("scheduler", None)  # its groups refer to the optimizer's
         hurt.add("scheduler")
     state, ranks = _state(manifest, parts)
-    lost = {_LOSSES[one] for one in hurt if one in _LOSSES}
+    lost = {_LOSSES[file] for file in hurt if file in _LOSSES}
     if ranks < int(manifest.world["size"]):
         lost.add("random state")
     if "trainer_state" in hurt:
@@ -427,14 +427,14 @@ def _weights(
         IncompatibleCheckpoint: There are none.
         IntegrityError: A tensor is damaged, or differs from the signed one.
     """
-    wanted = [one for one in manifest.tensors if one.part == "model"]
+    wanted = [tensor for tensor in manifest.tensors if tensor.part == "model"]
     if not wanted:
         raise IncompatibleCheckpoint(f"{manifest.checkpoint} holds no model to build a state for")
-    names = {region.file for one in wanted for region in one.regions}
+    names = {region.file for tensor in wanted for region in tensor.regions}
     files = {name: mend_file([store], manifest, manifest.file(name)) for name in sorted(names)}
     if signed is not None:
         check_contents(manifest, signed, files)
-    return {one.name.removeprefix("model/"): assemble(one, files) for one in wanted}
+    return {tensor.name.removeprefix("model/"): assemble(tensor, files) for tensor in wanted}
 
 
 def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[TrainerState, int]:
@@ -532,8 +532,8 @@ def random_states_of(
         seed_between_steps(seed, step - 1, int(batch) // int(micro))
         ranks = int(manifest.world["size"])
         files = {
-            manifest.checkpoint.key(rank_part_file(_PART, one)): _file(manifest, step, one, ranks)
-            for one in range(ranks)
+            manifest.checkpoint.key(rank_part_file(_PART, rank)): _file(manifest, step, rank, ranks)
+            for rank in range(ranks)
         }
     finally:
         RandomState().load_state_dict(before)
@@ -565,8 +565,8 @@ class _Seeded:
         state = RandomState().state_dict()
         if self._devices:
             data = struct.pack("<Qq", torch.initial_seed() & 0xFFFFFFFFFFFFFFFF, 0)
-            one = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            state["cuda"] = [one.clone() for _ in range(self._devices)]
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            state["cuda"] = [tensor.clone() for _ in range(self._devices)]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -580,13 +580,13 @@ def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
     committed digest.
     """
     name = rank_part_file(_PART, rank)
-    entry = next((one for one in manifest.files if one.name == name), None)
+    entry = next((file for file in manifest.files if file.name == name), None)
     made = [_bytes_of(name, step, World(rank, ranks), devices) for devices in range(_DEVICES_MAX)]
-    fitting = [one for one in made if entry and digest_file(one) == entry.proof]
+    fitting = [path for path in made if entry and digest_file(path) == entry.proof]
     return (fitting or made)[0]
 
 
 def _bytes_of(name: str, step: int, world: World, devices: int) -> bytes:
     parts = {_PART: Part(_Seeded(devices), "rank")}
     staged = stage(capture(step, parts, world.rank), world, StagingBuffers())
-    return next(bytes(one.data) for one in staged.files if one.name == name)
+    return next(bytes(file.data) for file in staged.files if file.name == name)

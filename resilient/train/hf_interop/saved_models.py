@@ -76,19 +76,21 @@ class SavedModels:
         """
         after = parse_checkpoint(mark)
         known = lineage(open_store(self.url, storage_options=self.options))
-        mine = [one for one in known.candidates if self._is_mine(one)]
-        return sorted(one for one in mine if after is None or one > after)
+        mine = [candidate for candidate in known.candidates if self._is_mine(candidate)]
+        return sorted(checkpoint for checkpoint in mine if after is None or checkpoint > after)
 
     def final(self, *, best: bool) -> CheckpointId | None:
         """Return the checkpoint that training ended with, or of the best model; None if missing."""
         if best and self.best.checkpoint is not None:
             return self.best.checkpoint
-        own = [one for one in self.since("") if one.generation == self.generation]
+        own = [
+            checkpoint for checkpoint in self.since("") if checkpoint.generation == self.generation
+        ]
         return own[-1] if own else self.begun
 
-    def _is_mine(self, one: CheckpointId) -> bool:
-        is_older = self.begun is not None and one <= self.begun
-        return is_older or one.generation == self.generation
+    def _is_mine(self, checkpoint: CheckpointId) -> bool:
+        is_older = self.begun is not None and checkpoint <= self.begun
+        return is_older or checkpoint.generation == self.generation
 
     @contextmanager
     def model_of(self, checkpoint: CheckpointId, *, is_final: bool = False) -> Iterator[SavedModel]:

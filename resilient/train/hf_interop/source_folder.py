@@ -58,12 +58,12 @@ class SourceFolder:
     def has_folder(self, name: str) -> bool:
         """Return whether files exist below a name."""
         start = f"{name}/"
-        return any(one.startswith(start) for one in (*self.listing.sizes, *self.listing.outside))
+        return any(file.startswith(start) for file in (*self.listing.sizes, *self.listing.outside))
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the files in one subfolder, without the prefix."""
-        found = (one[len(prefix) :] for one in self.listing.sizes if one.startswith(prefix))
-        return sorted(one for one in found if "/" not in one)
+        found = (file[len(prefix) :] for file in self.listing.sizes if file.startswith(prefix))
+        return sorted(name for name in found if "/" not in name)
 
     def open(self, name: str) -> BinaryIO:
         """Open a plain file that was listed.
@@ -144,7 +144,7 @@ class SourceFolder:
         try:
             now = self.folder.list()
             other = set(now.sizes) ^ set(self.listing.sizes)
-            other |= {one for one in now.sizes if self._mark(one) != self._marks.get(one)}
+            other |= {file for file in now.sizes if self._mark(file) != self._marks.get(file)}
         except StoreError as error:
             raise self._changed(".") from error
         if other:

@@ -43,11 +43,11 @@ def adapter_of(model: Any) -> dict[str, Any]:
     saved = peft.get_peft_model_state_dict(
         model, state_dict=dict(state), adapter_name=name, save_embedding_layers=False
     )
-    own = {id(one): key for key, one in state.items()}
+    own = {id(value): key for key, value in state.items()}
     with tempfile.TemporaryDirectory() as folder:
         model.peft_config[name].save_pretrained(folder)
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return {"config": config, "names": {key: own[id(one)] for key, one in saved.items()}}
+    return {"config": config, "names": {key: own[id(value)] for key, value in saved.items()}}
 
 
 # Part -> its file in a model's folder.
@@ -84,8 +84,8 @@ def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
     if _generates(base):
         read["generation_config"] = lambda: _parsed(base.generation_config)
     parts = {
-        name: Part(SidecarFile(one), document=DOCUMENTS[name], optional=True)
-        for name, one in read.items()
+        name: Part(SidecarFile(value), document=DOCUMENTS[name], optional=True)
+        for name, value in read.items()
     }
     if is_adapted(model):
         parts[ADAPTER] = Part(SidecarFile(lambda: adapter_of(model)), optional=True)
@@ -141,11 +141,11 @@ def processing_files(processing: Any) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         processing.save_pretrained(folder)
         return {
-            one.relative_to(folder).as_posix(): torch.frombuffer(
-                bytearray(one.read_bytes() or b"\n"), dtype=torch.uint8
+            path.relative_to(folder).as_posix(): torch.frombuffer(
+                bytearray(path.read_bytes() or b"\n"), dtype=torch.uint8
             )
-            for one in sorted(Path(folder).rglob("*"))
-            if one.is_file()
+            for path in sorted(Path(folder).rglob("*"))
+            if path.is_file()
         }
 
 

@@ -29,9 +29,9 @@ def to_device(value: Any, device: torch.device, *, ahead: bool = True) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=ahead)
     if isinstance(value, Mapping):
-        return {name: to_device(one, device, ahead=ahead) for name, one in value.items()}
+        return {name: to_device(item, device, ahead=ahead) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(to_device(one, device, ahead=ahead) for one in value)
+        return tuple(to_device(item, device, ahead=ahead) for item in value)
     return value
 
 
@@ -62,7 +62,7 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
 def _taken_by(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     """Return the names of a function's parameters, and whether it also takes any other name."""
     taken = inspect.signature(function).parameters
-    return frozenset(taken), any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    return frozenset(taken), any(value.kind is value.VAR_KEYWORD for value in taken.values())
 
 
 def find_loss(outputs: Any) -> torch.Tensor | None:

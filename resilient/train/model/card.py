@@ -108,18 +108,29 @@ def card_of(
         history: ``log_history`` of its state.
     """
     judged = _evaluations(history)
-    results = {_shown_name(name): one for name, one in _metrics(judged[-1])} if judged else {}
+    results = {_shown_name(name): metric for name, metric in _metrics(judged[-1])} if judged else {}
     head = _metadata(told, library, results)
-    lines = ["---", *(f"{key}: {json.dumps(one)}" for key, one in head.items() if one), "---", ""]
+    lines = [
+        "---",
+        *(f"{key}: {json.dumps(value)}" for key, value in head.items() if value),
+        "---",
+        "",
+    ]
     lines += [f"# {told.model_name}", "", _origin(told), ""]
     if results:
         lines += ["It achieves the following results on the evaluation set:", ""]
-        lines += [*(f"- {name}: {_number(one)}" for name, one in results.items()), ""]
+        lines += [*(f"- {name}: {_number(result)}" for name, result in results.items()), ""]
     for title in _UNWRITTEN:
         lines += [f"## {title}", "", "More information needed", ""]
     lines += ["## Training procedure", "", "### Training hyperparameters", ""]
     values = ((name, getattr(args, name)) for name in _OPTIONS)
-    lines += [*(f"- {name}: {one}" for name, one in values if one is not None and one is not False)]
+    lines += [
+        *(
+            f"- {name}: {value}"
+            for name, value in values
+            if value is not None and value is not False
+        )
+    ]
     lines += [""]
     if judged:
         lines += ["### Training results", "", *_table(judged), ""]
@@ -143,7 +154,7 @@ def tags_in(card: Path) -> list[str]:
             hint=f"pip install huggingface_hub, or mv {card} elsewhere",
         ) from error
     try:
-        return [str(one) for one in listed(ModelCard.load(card).data.tags)]
+        return [str(tag) for tag in listed(ModelCard.load(card).data.tags)]
     except ValueError as error:
         raise ConfigError(
             f"the head of `{card}` is no YAML of a model card: {error}",
@@ -197,7 +208,9 @@ def _index(told: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, 
 
 
 def _origin(told: ModelCardInfo) -> str:
-    names = [f"the {one} dataset" for one in listed(told.dataset) or listed(told.dataset_tags)]
+    names = [
+        f"the {dataset} dataset" for dataset in listed(told.dataset) or listed(told.dataset_tags)
+    ]
     data = " and ".join(names) or "an unknown dataset"
     if not told.finetuned_from:
         return f"This model was trained from scratch on {data}."
@@ -209,24 +222,24 @@ def _evaluations(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each step's evaluation metrics, with the preceding training loss as ``loss``."""
     found: dict[Any, dict[str, Any]] = {}
     loss: Any = "No log"
-    for one in history:
-        loss = one.get("loss", loss)
-        if any(name.startswith("eval_") for name in one):
-            found[one["step"]] = {**found.get(one["step"], {}), **one, "loss": loss}
+    for entry in history:
+        loss = entry.get("loss", loss)
+        if any(name.startswith("eval_") for name in entry):
+            found[entry["step"]] = {**found.get(entry["step"], {}), **entry, "loss": loss}
     return list(found.values())
 
 
 def _table(judged: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    names = dict.fromkeys(name for one in judged for name, _ in _metrics(one))
+    names = dict.fromkeys(name for entry in judged for name, _ in _metrics(entry))
     yield "| " + " | ".join(["Training Loss", "Epoch", "Step", *map(_shown_name, names)]) + " |"
     yield "|" + " --- |" * (3 + len(names))
-    for one in judged:
-        cells = (one.get(name, "") for name in ("loss", "epoch", "step", *names))
+    for entry in judged:
+        cells = (entry.get(name, "") for name in ("loss", "epoch", "step", *names))
         yield "| " + " | ".join(map(_number, cells)) + " |"
 
 
 def _metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, one) for name, one in entry.items() if name.startswith("eval_"))
+    return ((name, value) for name, value in entry.items() if name.startswith("eval_"))
 
 
 def _shown_name(name: str) -> str:

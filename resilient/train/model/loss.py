@@ -107,7 +107,7 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
     if said is not None:
         return bool(said)
     taken = inspect.signature(base.forward).parameters
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    open_ended = any(value.kind is value.VAR_KEYWORD for value in taken.values())
     return "num_items_in_batch" in taken or (open_ended and hasattr(base, "loss_function"))
 
 
@@ -149,7 +149,9 @@ def take_labels(inputs: Any) -> tuple[Any, Any]:
     Labels are ``labels`` of a mapping, and the last item of a tuple of two or more.
     """
     if isinstance(inputs, Mapping):
-        return {name: one for name, one in inputs.items() if name != "labels"}, inputs.get("labels")
+        return {name: value for name, value in inputs.items() if name != "labels"}, inputs.get(
+            "labels"
+        )
     if isinstance(inputs, (list, tuple)) and len(inputs) > 1:
         return inputs[:-1], inputs[-1]
     return inputs, None

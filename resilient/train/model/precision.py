@@ -84,9 +84,9 @@ def to_fp8(model: nn.Module, recipe: str) -> None:
             "`fp8`=True needs torchao, which is not installed",
             hint="pip install 'resilient-train[optimizers]'",
         ) from error
-    if any(isinstance(one, float8.float8_linear.Float8Linear) for one in model.modules()):
+    if any(isinstance(module, float8.float8_linear.Float8Linear) for module in model.modules()):
         return
-    fitting = {name for name, one in model.named_modules() if _fits(one)}
+    fitting = {name for name, module in model.named_modules() if _fits(module)}
     if not fitting:
         raise ConfigError(
             f"`fp8`=True: no linear layer of `{type(model).__name__}` has sides that are "
@@ -123,20 +123,20 @@ def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         yield
         return
     held = list(_numbers(model))
-    copies = {id(one): _copy(one, dtype) for _, _, one in held}
+    copies = {id(tensor): _copy(tensor, dtype) for _, _, tensor in held}
 
     def lowered(_: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
         return _cast(inputs, dtype), _cast(named, dtype)
 
     hook = model.register_forward_pre_hook(lowered, with_kwargs=True)
     try:
-        for module, name, one in held:
-            setattr(module, name, copies[id(one)])
+        for module, name, tensor in held:
+            setattr(module, name, copies[id(tensor)])
         yield
     finally:
         hook.remove()
-        for module, name, one in held:
-            setattr(module, name, one)
+        for module, name, tensor in held:
+            setattr(module, name, tensor)
 
 
 def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
@@ -146,14 +146,16 @@ def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),
         ]
-        for name, one in found:
-            if one.is_floating_point():
-                yield module, name, one
+        for name, tensor in found:
+            if tensor.is_floating_point():
+                yield module, name, tensor
 
 
-def _copy(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    lowered = one.detach().to(dtype)
-    return nn.Parameter(lowered, requires_grad=False) if isinstance(one, nn.Parameter) else lowered
+def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    lowered = tensor.detach().to(dtype)
+    return (
+        nn.Parameter(lowered, requires_grad=False) if isinstance(tensor, nn.Parameter) else lowered
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -161,8 +163,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):
         mapping: Mapping[str, Any] = value
-        return {name: _cast(one, dtype) for name, one in mapping.items()}
-    return tuple(_cast(one, dtype) for one in value) if isinstance(value, list | tuple) else value
+        return {name: _cast(item, dtype) for name, item in mapping.items()}
+    return tuple(_cast(item, dtype) for item in value) if isinstance(value, list | tuple) else value
 
 
 _CLIP_EPSILON = 1e-6
@@ -212,7 +214,7 @@ class Precision:
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = total_norm(gradients)
         if hasattr(norm, "full_tensor"):  # sharded gradients: one number for all ranks
             norm = norm.full_tensor()
@@ -227,8 +229,8 @@ class Precision:
             return
         # Like torch's own, but without the profiler record that torch opens.
         for group in optimizer.param_groups:
-            for one in group["params"]:
-                one.grad = None
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
@@ -247,7 +249,9 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     Gradients of one kind need no sorting by device and dtype, which takes as long as a small
     model's norm.
     """
-    kinds = {(type(one), one.device, one.dtype, one.layout) for one in gradients}
+    kinds = {
+        (type(gradient), gradient.device, gradient.dtype, gradient.layout) for gradient in gradients
+    }
     if len(kinds) != 1 or type(gradients[0]) is not torch.Tensor:
         return get_total_norm(gradients, foreach=True)
     norms = torch._foreach_norm(gradients)  # noqa: SLF001 - as get_total_norm does

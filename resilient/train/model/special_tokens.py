@@ -57,8 +57,10 @@ def _align(name: str, token: int, config: Any, generation: Any) -> bool:
         return False
     several = _TOKENS[name]
     keeps = several and isinstance(known, list)
-    setattr(config, name, [token, *(one for one in ids if one != token)] if keeps else token)
+    setattr(
+        config, name, [token, *(number for number in ids if number != token)] if keeps else token
+    )
     if generation is not None:
-        more = [one for one in stops if one is not None and one != token]
+        more = [stop for stop in stops if stop is not None and stop != token]
         setattr(generation, name, [token, *more] if several else token)
     return True

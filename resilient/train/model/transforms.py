@@ -40,7 +40,7 @@ class UnderflowOverflow:
     """
 
     def __init__(self, model: nn.Module, frames_max: int = FRAMES_MAX) -> None:
-        self._names = {one: name or "(model)" for name, one in model.named_modules()}
+        self._names = {module: name or "(model)" for name, module in model.named_modules()}
         self._frames: deque[str] = deque(maxlen=frames_max)
         self._model = model
         self._passes = 0
@@ -54,8 +54,8 @@ class UnderflowOverflow:
         lines = [f"{'':17}{self._names[module]} {type(module).__name__}"]
         found = [
             name
-            for name, one in _tensors(module, inputs, output)
-            if _describe(name, one.detach(), lines)
+            for name, tensor in _tensors(module, inputs, output)
+            if _describe(name, tensor.detach(), lines)
         ]
         self._frames.append("\n".join(lines))
         if found:
@@ -80,11 +80,11 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(f"{name}[{key}]", one)
+        for key, item in value.items():
+            yield from _leaves(f"{name}[{key}]", item)
     elif isinstance(value, (list, tuple)):
-        for place, one in enumerate(value):
-            yield from _leaves(f"{name}[{place}]", one)
+        for place, item in enumerate(value):
+            yield from _leaves(f"{name}[{place}]", item)
 
 
 def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
@@ -103,7 +103,7 @@ def looking_at_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[Non
         yield
         return
     detector = UnderflowOverflow(model)
-    handles = [one.register_forward_hook(detector.look) for one in model.modules()]
+    handles = [module.register_forward_hook(detector.look) for module in model.modules()]
     try:
         yield
     finally:
@@ -220,7 +220,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     if callable(get):
         said: nn.Module = get()
         return said
-    found = [one for one in base.modules() if isinstance(one, nn.Embedding)]
+    found = [module for module in base.modules() if isinstance(module, nn.Embedding)]
     if len(found) != 1:
         raise ConfigError(
             f"`neftune_noise_alpha` cannot tell which of {len(found)} nn.Embedding modules of "

@@ -71,7 +71,9 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
         require_signature=launch.require_signature,
     )
     try:
-        wanted = next(one for one in checkpointer.committed() if one.folder == folder)
+        wanted = next(
+            committed for committed in checkpointer.committed() if committed.folder == folder
+        )
         pipelined = pipeline_of(model)
         part = Part(stateful_of(model)) if pipelined is None else pipelined.part()
         checkpointer.load_part(wanted, "model", part)
@@ -97,11 +99,11 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     pipelined = pipeline_of(model)
-    for name, one in stateful_of(model).state_dict().items():
-        if pipelined is not None and torch.is_tensor(one):
-            whole = pipelined.gathered(name, one)
+    for name, value in stateful_of(model).state_dict().items():
+        if pipelined is not None and torch.is_tensor(value):
+            whole = pipelined.gathered(name, value)
         else:
-            whole = _whole(one, parameters.get(name))
+            whole = _whole(value, parameters.get(name))
         if keep:
             state[name] = whole
     return state
@@ -120,7 +122,10 @@ def is_sharded(model: nn.Module) -> bool:
     """Return whether a parameter is spread over ranks, or is on other ranks."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return True
-    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
+    return any(
+        hasattr(parameter, "full_tensor") or hasattr(parameter, "ds_id")
+        for parameter in model.parameters()
+    )
 
 
 def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
@@ -143,5 +148,5 @@ def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> Non
         given = {"state_dict": state} if is_sharded(model) else {}
         cast("Any", model).save_pretrained(folder, **given)
         return
-    tensors = {name: one for name, one in state.items() if torch.is_tensor(one)}
+    tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
     LocalStore(folder).put("model.safetensors", to_safetensors(tensors, {"format": "pt"}))

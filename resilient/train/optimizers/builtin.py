@@ -60,12 +60,20 @@ def parameter_groups(
         ConfigError: The model has no trainable parameter.
     """
     decayed = set(decay_parameter_names(model) if names is None else names)
-    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    named = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     if not named:
         raise ConfigError("the model has no parameter that requires a gradient")
     groups = [
-        {"params": [one for name, one in named if name in decayed], "weight_decay": weight_decay},
-        {"params": [one for name, one in named if name not in decayed], "weight_decay": 0.0},
+        {
+            "params": [parameter for name, parameter in named if name in decayed],
+            "weight_decay": weight_decay,
+        },
+        {
+            "params": [parameter for name, parameter in named if name not in decayed],
+            "weight_decay": 0.0,
+        },
     ]
     return [group for group in groups if group["params"]]
 

@@ -98,7 +98,7 @@ def make_optimizer(
     """
     kind, options = recipe
     held = next((name for name in _HELD if name in options), None)
-    rest = {name: one for name, one in options.items() if name != held}
+    rest = {name: option for name, option in options.items() if name != held}
     if held is None:
         groups: Any = parameter_groups(model, args.weight_decay, names)
     else:

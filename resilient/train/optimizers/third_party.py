@@ -155,24 +155,24 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._inner.append(torch.optim.Muon(params, **muon))
         if others:
             self._inner.append(torch.optim.AdamW(others, **adamw))
-        groups = [group for one in self._inner for group in one.param_groups]
+        groups = [group for optimizer in self._inner for group in optimizer.param_groups]
         super().__init__(groups, {"lr": adamw["lr"]})
         self._share()
 
     def _share(self) -> None:
         """Let both inner optimizers use the groups and the state of this one."""
         at = 0
-        for one in self._inner:
-            count = len(one.param_groups)
-            one.param_groups = self.param_groups[at : at + count]
-            one.state = self.state
+        for optimizer in self._inner:
+            count = len(optimizer.param_groups)
+            optimizer.param_groups = self.param_groups[at : at + count]
+            optimizer.state = self.state
             at += count
 
     def step(self, closure: Any = None) -> Any:
         """Step both inner optimizers."""
         loss = closure() if closure is not None else None
-        for one in self._inner:
-            one.step()
+        for optimizer in self._inner:
+            optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -196,16 +196,16 @@ def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | No
     more = typed(args.optim, options, known)
     found = given(args, model)
     embedded = {
-        id(one)
+        id(parameter)
         for module in found.modules()
         if isinstance(module, nn.Embedding)
-        for one in module.parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
     matrices, others = [], []
     for group in parameter_groups(found, args.weight_decay):
         turned = [p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded]
-        chosen = {id(one) for one in turned}
-        rest = [one for one in group["params"] if id(one) not in chosen]
+        chosen = {id(parameter) for parameter in turned}
+        rest = [parameter for parameter in group["params"] if id(parameter) not in chosen]
         matrices += [{**group, "params": turned}] if turned else []
         others += [{**group, "params": rest}] if rest else []
     rate = {"lr": args.learning_rate}
@@ -259,21 +259,21 @@ def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module |
     found = given(args, model)
     targets = target_weights(args, found)
     if not args.weight_decay:
-        trained = [one for one in found.parameters() if one.requires_grad]
+        trained = [parameter for parameter in found.parameters() if parameter.requires_grad]
         groups: Groups = [{"params": trained, "weight_decay": 0.0}]
     else:
         groups = parameter_groups(found, args.weight_decay)
-    rest = [{**one, "params": _outside(one["params"], targets)} for one in groups]
-    chosen = [{**one, **options, "params": _inside(one["params"], targets)} for one in groups]
-    return [one for one in (*rest, *chosen) if one["params"]]
+    rest = [{**group, "params": _outside(group["params"], targets)} for group in groups]
+    chosen = [{**group, **options, "params": _inside(group["params"], targets)} for group in groups]
+    return [group for group in (*rest, *chosen) if group["params"]]
 
 
 def _inside(parameters: list[Any], targets: set[int]) -> list[Any]:
-    return [one for one in parameters if id(one) in targets]
+    return [parameter for parameter in parameters if id(parameter) in targets]
 
 
 def _outside(parameters: list[Any], targets: set[int]) -> list[Any]:
-    return [one for one in parameters if id(one) not in targets]
+    return [parameter for parameter in parameters if id(parameter) not in targets]
 
 
 def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
@@ -288,8 +288,10 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
             f"`{args.optim}` needs `optim_target_modules`: which modules to project",
             hint='set optim_target_modules="all-linear", or ["q_proj", "v_proj"]',
         )
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
-    found = {id(one.weight) for name, one in linear.items() if _names(wanted, name)}
+    linear = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    }
+    found = {id(value.weight) for name, value in linear.items() if _names(wanted, name)}
     if not found:
         raise ConfigError(
             f"no linear module of the model is named by `optim_target_modules`={wanted!r}; "
@@ -302,4 +304,4 @@ def _names(wanted: list[str] | str, module: str) -> bool:
     if isinstance(wanted, str):
         everything = wanted.replace("_", "-") == "all-linear"
         return everything or re.fullmatch(wanted, module) is not None
-    return any(one in module or re.fullmatch(one, module) for one in wanted)
+    return any(pattern in module or re.fullmatch(pattern, module) for pattern in wanted)

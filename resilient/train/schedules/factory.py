@@ -279,18 +279,22 @@ def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any])
 def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
     """Refuse an unknown option of a schedule, and a missing option without a default."""
     named = [
-        one
-        for one in inspect.signature(shape).parameters.values()
-        if one.kind is inspect.Parameter.KEYWORD_ONLY
+        parameter
+        for parameter in inspect.signature(shape).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    known = [one.name for one in named]
+    known = [parameter.name for parameter in named]
     for option in options:
         if option not in known:
             raise ConfigError(
                 f"`lr_scheduler_kwargs` name `{option}`, which `{name}` does not have"
                 f"{did_you_mean(option, known)}: it has {', '.join(known) or 'none'}"
             )
-    missing = [one.name for one in named if one.default is one.empty and one.name not in options]
+    missing = [
+        parameter.name
+        for parameter in named
+        if parameter.default is parameter.empty and parameter.name not in options
+    ]
     if missing:
         raise ConfigError(
             f"`{name}` needs `{missing[0]}`",
@@ -354,6 +358,6 @@ class ScheduleState:
 def _for(groups: int, name: str, values: Any) -> Any:
     if not isinstance(values, list) or len(values) in (0, groups):
         return values
-    if any(one != values[0] for one in values):
+    if any(value != values[0] for value in values):
         raise ValueError(f"`{name}` is of {len(values)} groups of parameters: {values}")
     return [values[0]] * groups

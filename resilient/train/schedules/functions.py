@@ -223,8 +223,8 @@ def warmup_stable_decay(  # noqa: PLR0913 - the field's names
 
 
 SHAPES: dict[str, Any] = {
-    one.__name__: one
-    for one in (
+    schedule.__name__: schedule
+    for schedule in (
         *(linear, cosine, constant, constant_with_warmup, cosine_with_restarts),
         *(cosine_with_min_lr, cosine_warmup_with_min_lr, polynomial, inverse_sqrt),
         warmup_stable_decay,

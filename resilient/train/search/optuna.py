@@ -70,9 +70,9 @@ class OptunaStudy:
         """Return the trial whose end was never recorded, or a new one; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         running = self._optuna.trial.TrialState.RUNNING
-        for one in trials:
-            if one.state == running:
-                return self._optuna.trial.Trial(self.study, one._trial_id)  # noqa: SLF001 - as its class asks
+        for trial in trials:
+            if trial.state == running:
+                return self._optuna.trial.Trial(self.study, trial._trial_id)  # noqa: SLF001 - as its class asks
         if len(trials) >= self._n_trials:
             return None
         return self.study.ask()
@@ -82,7 +82,7 @@ class OptunaStudy:
         states = self._optuna.trial.TrialState
         if pruned:
             self.study.tell(trial, state=states.PRUNED)
-        elif any(math.isnan(one) for one in values):
+        elif any(math.isnan(value) for value in values):
             self.study.tell(trial, state=states.FAIL)
         else:
             self.study.tell(trial, values)
@@ -95,12 +95,12 @@ class OptunaStudy:
         """
         runs = [
             BestRun(
-                str(one.number),
-                one.values[0] if len(one.values) == 1 else list(one.values),
-                dict(one.params),
+                str(trial.number),
+                trial.values[0] if len(trial.values) == 1 else list(trial.values),
+                dict(trial.params),
                 self.study,
             )
-            for one in self.study.best_trials
+            for trial in self.study.best_trials
         ]
         if not runs:
             raise ConfigError("no trial of the search ended with an objective that is a number")

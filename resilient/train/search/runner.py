@@ -97,7 +97,9 @@ def by_name(
         named: Arguments by name.
     """
     own = list(inspect.signature(init).parameters.values())[1:]
-    names = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [
+        parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     names = names or list(inspect.signature(base).parameters)[1:]
     return {**dict(zip(names, given, strict=False)), **named}
 

@@ -40,7 +40,7 @@ def argument_values(
     Raises:
         ConfigError: There are others, and ``model_init`` does not take a trial.
     """
-    names = [one.name for one in fields(args)]
+    names = [field.name for field in fields(args)]
     others = [name for name in params if name not in names]
     if others and not (model_init and takes_trial(model_init)):
         raise ConfigError(
@@ -81,7 +81,7 @@ def params_of(trial: Any) -> dict[str, Any]:
 def takes_trial(model_init: Callable[..., Any]) -> bool:
     """Return whether ``model_init`` takes a trial: an argument ``trial``, or a required one."""
     taken = inspect.signature(model_init).parameters
-    return any(name == "trial" or one.default is one.empty for name, one in taken.items())
+    return any(name == "trial" or value.default is value.empty for name, value in taken.items())
 
 
 def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
@@ -230,7 +230,7 @@ class TrialReporter(TrainerCallback):
         """Compute the objective of the newest evaluation."""
         found = self._compute_objective(dict(metrics))
         self.values = [
-            float(one) for one in ([found] if isinstance(found, (int, float)) else found)
+            float(value) for value in ([found] if isinstance(found, (int, float)) else found)
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -354,11 +354,11 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
 
 def _follow(callbacks: Sequence[Any], another: Any) -> None:
     """Apply to a trial's trainer the callback changes made since the template was constructed."""
-    there = Counter(type(one) for one in another.callback_handler.callbacks)
-    for one in callbacks:
-        if there[type(one)]:
-            there[type(one)] -= 1
+    there = Counter(type(callback) for callback in another.callback_handler.callbacks)
+    for callback in callbacks:
+        if there[type(callback)]:
+            there[type(callback)] -= 1
         else:
-            another.add_callback(copy.deepcopy(one))
+            another.add_callback(copy.deepcopy(callback))
     for kind in there.elements():
         another.pop_callback(kind)

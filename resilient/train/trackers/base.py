@@ -80,12 +80,12 @@ class StepFilter:
         return fresh
 
 
-def _same(one: tuple[int, float | str] | None, other: tuple[int, float | str]) -> bool:
+def _same(left: tuple[int, float | str] | None, right: tuple[int, float | str]) -> bool:
     """Return whether two points are the same; NaN equals NaN here."""
-    if one is None or one[0] != other[0]:
+    if left is None or left[0] != right[0]:
         return False
-    both_nan = all(isinstance(value, float) and math.isnan(value) for _, value in (one, other))
-    return both_nan or one[1] == other[1]
+    both_nan = all(isinstance(value, float) and math.isnan(value) for _, value in (left, right))
+    return both_nan or left[1] == right[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def session_steps(file: Path) -> dict[str, int]:
             opened.truncate(len(whole))
     last: dict[str, int] = {}
     for line in whole.splitlines():
-        for one in json.loads(line):
-            name, step = f"{one['metric']}/{one['variant']}", int(one.get("iter", -1))
+        for request in json.loads(line):
+            name, step = f"{request['metric']}/{request['variant']}", int(request.get("iter", -1))
             last[name] = max(step, last.get(name, -1))
     return last

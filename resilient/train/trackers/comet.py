@@ -40,7 +40,7 @@ class Comet(LocalStateTracker):
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Log numbers as metrics and texts as texts."""
-        numbers = {name: one for name, one in metrics.items() if not isinstance(one, str)}
+        numbers = {name: metric for name, metric in metrics.items() if not isinstance(metric, str)}
         self._experiment.log_metrics(numbers, step=step)
         for name in metrics.keys() - numbers.keys():
             self._experiment.log_text(f"{name}: {metrics[name]}", step=step)

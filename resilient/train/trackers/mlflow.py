@@ -130,7 +130,7 @@ class MLflow(Tracker):
             self._client.log_batch(self.run_id, params=new[at : at + _BATCH])
 
     def _last_step(self, name: str) -> int:
-        return max(int(one.step) for one in self._client.get_metric_history(self.run_id, name))
+        return max(int(point.step) for point in self._client.get_metric_history(self.run_id, name))
 
     def _params(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Return the parameters as texts, at most ``MLFLOW_MAX_LOG_PARAMS``."""

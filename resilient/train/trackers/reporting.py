@@ -203,9 +203,9 @@ class TrackerWorker:
             return
         final = shelf.final(best=best) if before is None else None
         wanted = shelf.since(self._uploaded) if self._tracker.wants_models() == "checkpoint" else []
-        wanted = [one for one in wanted if before is None or one.step < before]
+        wanted = [item for item in wanted if before is None or item.step < before]
         if final is not None:
-            wanted = [*(one for one in wanted if one != final), final]
+            wanted = [*(item for item in wanted if item != final), final]
         for checkpoint in wanted:
             self._upload_one(shelf, checkpoint, is_final=checkpoint == final)
 
@@ -268,7 +268,7 @@ class Reporting(TrainerCallback):
 
     def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Wait until all entries and models are sent."""
-        takes_models = any(one.takes_models for one in self._couriers.values())
+        takes_models = any(worker.takes_models for worker in self._couriers.values())
         for courier in self._couriers.values():
             courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)
         self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
@@ -279,12 +279,15 @@ class Reporting(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return each tracker's run and the last step that its tool has."""
-        return {**self._saved, **{name: one.state_dict() for name, one in self._couriers.items()}}
+        return {
+            **self._saved,
+            **{name: worker.state_dict() for name, worker in self._couriers.items()},
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the runs to continue."""
         self._end(_END_SECONDS, completed=False)
-        self._saved = {name: dict(one) for name, one in state_dict.items()}
+        self._saved = {name: dict(value) for name, value in state_dict.items()}
 
     def _post(
         self, logs: Mapping[str, Any], args: Any, state: Any, context: Mapping[str, Any]

@@ -73,7 +73,7 @@ def _new_name(runs: Path) -> str:
     """Return the default name of a run that starts now, with a number if the name is taken."""
     name = f"{datetime.now(tz=UTC).astimezone():%b%d_%H-%M-%S}_{socket.gethostname()}"
     names = chain([name], (f"{name}_{number}" for number in count(2)))
-    return next(one for one in names if not (runs / one).exists())
+    return next(candidate for candidate in names if not (runs / candidate).exists())
 
 
 def _has_events(folder: str) -> bool:

@@ -36,7 +36,9 @@ def history_rows(path: Path) -> Iterator[dict[str, Any]]:
     for record in _parsed(path):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
-            yield {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+            yield {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items
+            }
 
 
 def last_steps(files: Iterable[Path]) -> dict[str, int]:
@@ -51,7 +53,7 @@ def last_steps(files: Iterable[Path]) -> dict[str, int]:
 
 def has_ended(path: Path) -> bool:
     """Return whether the file contains the record that ends a run."""
-    return any(one.WhichOneof("record_type") == "exit" for one in _parsed(path))
+    return any(record.WhichOneof("record_type") == "exit" for record in _parsed(path))
 
 
 def _parsed(path: Path) -> Iterator[Any]:
@@ -214,4 +216,4 @@ def _other_files(run: Any) -> list[Path]:
     """Return the offline files that earlier attempts wrote for this run, oldest first."""
     mine = Path(str(run.settings.sync_file))
     found = mine.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
-    return sorted(one for one in found if one != mine)
+    return sorted(path for path in found if path != mine)
