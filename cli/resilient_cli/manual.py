@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from resilient_cli.output import Table
-from resilient_cli.package_files import list_stems, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ _SUFFIX = ".json"
 def explanations() -> Mapping[str, Explanation]:
     """Return the explanation of every ``RES-`` code."""
     found = {}
-    for section in read_text("help_texts/errors.md").split("\n## ")[1:]:
+    for section in _read("help_texts/errors.md").split("\n## ")[1:]:
         code, cause, safe, remedies = section.strip().split("\n\n")
         lines = tuple(line.removeprefix("- ") for line in remedies.splitlines())
         found[code] = Explanation(cause, safe.removeprefix(_SAFE), lines)
@@ -56,7 +56,7 @@ def topic_blocks(name: str) -> tuple[Table | str, ...]:
     Raises:
         FileNotFoundError: No topic has this name.
     """
-    paragraphs = read_text(f"help_texts/{name}.md").strip().split("\n\n")
+    paragraphs = _read(f"help_texts/{name}.md").strip().split("\n\n")
     return tuple(_table(each) if each.startswith("|") else each for each in paragraphs)
 
 
@@ -71,7 +71,8 @@ def _cells(line: str) -> tuple[str, ...]:
 
 def schema_names() -> tuple[str, ...]:
     """Return the names of all schemas, sorted: ``ckpt.ls`` for ``resilient/ckpt.ls@1``."""
-    return list_stems("schemas", _SUFFIX)
+    names = [file.name for file in (files("resilient_cli") / "schemas").iterdir()]
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 
 
 def schema_text(name: str) -> str:
@@ -82,10 +83,14 @@ def schema_text(name: str) -> str:
     """
     if name not in schema_names():
         raise KeyError(name)
-    return read_text(f"schemas/{name}{_SUFFIX}")
+    return _read(f"schemas/{name}{_SUFFIX}")
 
 
 def schema_document(name: str) -> dict[str, Any]:
     """Return the JSON Schema of this name as a value."""
     document: dict[str, Any] = json.loads(schema_text(name))
     return document
+
+
+def _read(path: str) -> str:
+    return (files("resilient_cli") / path).read_text(encoding="utf-8")

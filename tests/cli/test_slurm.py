@@ -154,7 +154,7 @@ def test_a_grace_of_the_command_stands_once(call):
 
 def test_each_code_of_the_table_is_answered_as_the_table_says():
     script = render(SlurmJob("x", ("t.py",)))
-    said = [one for one in script.splitlines() if "another start would end" in one]
+    said = [one for one in script.splitlines() if "another start would fail" in one]
     assert {int(one) for one in said[0].split(")")[0].split("|")} == set(PERMANENT)
     told = {one.number for one in EXIT_CODES if one.scheduler.startswith("fail")}
     assert told == set(PERMANENT) == {2, 3, 65, 66, 70, 77, 78}
@@ -187,7 +187,7 @@ def test_a_failure_that_cannot_be_counted_is_the_last(writes, requeues, tmp_path
     said = tmp_path / "said"
     asked = said.read_text().splitlines() if said.exists() else []
     assert asked == ["requeue 7"] * requeues
-    assert ("cannot be written: job 7 is left alone" in done.stderr) is not writes
+    assert ("cannot be written: job 7 is not requeued" in done.stderr) is not writes
 
 
 def test_a_value_of_the_environment_is_only_text():

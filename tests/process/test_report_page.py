@@ -142,5 +142,5 @@ def test_a_served_page_renews_itself_and_says_when_it_is_served_no_more(page, tm
         page.save_screenshot(str(PICTURES / "served.png"))
         process.terminate()
     last = page.find_element(By.ID, "live")
-    WebDriverWait(page, 20, 0.1).until(lambda _: last.text.startswith("not served any more"))
+    WebDriverWait(page, 20, 0.1).until(lambda _: last.text.startswith("server stopped"))
     assert "aws: spot terminate" in page.page_source

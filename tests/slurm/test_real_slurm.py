@@ -77,7 +77,7 @@ def test_what_another_start_would_not_mend_is_not_requeued(cluster, tmp_path):
     run.wait_for_state("FAILED")
     assert run.status()["exit_code"] == 66
     assert run.status()["starts"] == 0
-    assert "another start would end the same way" in run.log()
+    assert "another start would fail in the same way" in run.log()
 
 
 @pytest.mark.smoke
@@ -86,7 +86,7 @@ def test_what_is_cancelled_is_saved_and_stays_cancelled(cluster, every, tmp_path
     run.wait_for_steps(0)
     cluster.run("scancel", run.number)
     run.wait_for_state("CANCELLED")
-    run.wait_for_word("SLURM has ended job")
+    run.wait_for_word("SLURM has already ended job")
     time.sleep(3)
     assert cluster.job(run.number)["JobState"] == "CANCELLED"
     assert int(cluster.job(run.number)["Restarts"]) == 0
@@ -112,7 +112,7 @@ def test_the_end_of_the_time_is_told_and_survived(cluster, every, unbroken, tmp_
     run = SlurmRun(cluster, tmp_path, "--time", "2", train=("--notice", "off"), pause="0.5")
     run.wait_for_start(1)
     check_whole(run, unbroken)
-    assert "the time is nearly over: save and leave" in run.log()
+    assert "time limit is near: saving, then exiting" in run.log()
     assert "exit 75: saved; job" in run.log()
 
 

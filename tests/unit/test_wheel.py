@@ -46,7 +46,9 @@ def files_that_code_reads():
     """Return the paths that occur in the code of the command line as text, by their suffix."""
     paths = set()
     for path in (ROOT / "cli" / "resilient_cli").rglob("*.py"):
-        paths |= set(re.findall(r'"([a-z_/]+/[a-z_]+\.(?:css|js|md|sh))"', path.read_text("utf-8")))
+        paths |= set(
+            re.findall(r"""["']([a-z_/]+/[a-z_]+\.(?:css|js|md|sh))["']""", path.read_text("utf-8"))
+        )
     return paths
 
 

@@ -11,16 +11,18 @@ import base64
 import hashlib
 from functools import cache
 from html import escape
+from importlib.resources import files
 
 from resilient.goodput.timeline import TimeClass
-from resilient_cli.package_files import read_text
-
-_SCRIPT_FILE, _STYLE_FILE = "page/static/page.js", "page/static/page.css"
 
 
 @cache
 def _script() -> str:
-    return f"\n{read_text(_SCRIPT_FILE)}"
+    return f"\n{_read('page/static/page.js')}"
+
+
+def _read(path: str) -> str:
+    return (files("resilient_cli") / path).read_text(encoding="utf-8")
 
 
 def _rules() -> str:
@@ -77,4 +79,4 @@ def style() -> str:
     fills = "".join(
         f".c-{kind.value}{{fill:{colour};background:{colour}}}" for kind, colour in COLOURS.items()
     )
-    return " ".join(["", *read_text(_STYLE_FILE).split("\n")]) + fills
+    return " ".join(["", *_read("page/static/page.css").split("\n")]) + fills

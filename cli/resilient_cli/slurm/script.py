@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from resilient.errors import EXIT_CODE_FILE, PERMANENT, ConfigError
@@ -19,7 +20,6 @@ from resilient_cli.launch_checks import (
     refuse_given,
     secret_option,
 )
-from resilient_cli.package_files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -260,8 +260,10 @@ def render(job: SlurmJob) -> str:
         "failures": f"{job.logs.rstrip('/')}/$SLURM_JOB_NAME-$job.failures",
         "failures_max": str(job.failures_max),
     }
-    template = read_text("slurm/batch_template.sh")
-    return _PLACEHOLDER.sub(lambda found: values[found[1] or found[2]], template)
+    template = files("resilient_cli") / "slurm/batch_template.sh"
+    return _PLACEHOLDER.sub(
+        lambda match: values[match[1] or match[2]], template.read_text(encoding="utf-8")
+    )
 
 
 def _directives(job: SlurmJob) -> list[str]:

@@ -1,6 +1,6 @@
 (() => {
-const all = (what, of = document) => [...of.querySelectorAll(what)];
-const named = (name) => document.getElementById(name);
+const findAll = (what, of = document) => [...of.querySelectorAll(what)];
+const findById = (name) => document.getElementById(name);
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 document.documentElement.classList.add("js");
 
@@ -8,22 +8,22 @@ const valueOf = (body, nth) => {
   const cell = body.rows[0].cells[nth];
   return cell.dataset.value === undefined ? cell.textContent : parseFloat(cell.dataset.value);
 };
-const apart = (one, other, turn) => {
-  if (typeof one === "number" && typeof other === "number") return turn * (one - other);
-  if (typeof one === "number") return -1;
-  if (typeof other === "number") return 1;
-  return turn * one.localeCompare(other, "en", {numeric: true});
+const compare = (left, right, sign) => {
+  if (typeof left === "number" && typeof right === "number") return sign * (left - right);
+  if (typeof left === "number") return -1;
+  if (typeof right === "number") return 1;
+  return sign * left.localeCompare(right, "en", {numeric: true});
 };
 const sort = (table, head, nth) => {
   const bodies = [...table.tBodies];
   const isNumber = bodies.some((body) => typeof valueOf(body, nth) === "number");
-  const was = head.getAttribute("aria-sort");
-  const rises = was ? was === "descending" : !isNumber;
-  all("th[aria-sort]", table).forEach((one) => one.removeAttribute("aria-sort"));
+  const order = head.getAttribute("aria-sort");
+  const rises = order ? order === "descending" : !isNumber;
+  findAll("th[aria-sort]", table).forEach((sorted) => sorted.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", rises ? "ascending" : "descending");
   const keyed = bodies.map((body) => [valueOf(body, nth), body]);
-  keyed.sort((one, other) => apart(one[0], other[0], rises ? 1 : -1));
-  table.append(...keyed.map((one) => one[1]));
+  keyed.sort((left, right) => compare(left[0], right[0], rises ? 1 : -1));
+  table.append(...keyed.map((pair) => pair[1]));
 };
 const matcher = (text) => {
   const wanted = text.trim().toLowerCase();
@@ -32,7 +32,7 @@ const matcher = (text) => {
   const whole = new RegExp("^" + words.replace(/\*/g, ".*").replace(/\?/g, ".") + "$");
   return (name) => whole.test(name);
 };
-const sift = (name) => {
+const filterRows = (name) => {
   const tool = (what) => document.querySelector(`.tools [data-${what}="${name}"]`);
   const [find, part, only] = ["find", "part", "only"].map(tool);
   const fits = matcher(find.value);
@@ -45,11 +45,11 @@ const sift = (name) => {
     body.hidden = !isShown;
     shown += isShown;
   }
-  named(`${name}-count`).textContent = `${shown} of ${bodies.length}`;
+  findById(`${name}-count`).textContent = `${shown} of ${bodies.length}`;
 };
-const ready = (of) => {
-  for (const table of all("table[data-sorted]", of)) {
-    all("thead th", table).forEach((head, nth) => {
+const addSortButtons = (of) => {
+  for (const table of findAll("table[data-sorted]", of)) {
+    findAll("thead th", table).forEach((head, nth) => {
       const button = document.createElement("button");
       button.append(...head.childNodes);
       head.append(button);
@@ -58,21 +58,21 @@ const ready = (of) => {
   }
 };
 
-const say = (room, text) => {
-  const said = room.querySelector(":scope > .busy") || document.createElement("p");
-  if (!said.isConnected) {
-    said.className = "busy";
-    said.setAttribute("role", "status");
-    room.replaceChildren(said);
+const showStatus = (room, text) => {
+  const status = room.querySelector(":scope > .busy") || document.createElement("p");
+  if (!status.isConnected) {
+    status.className = "busy";
+    status.setAttribute("role", "status");
+    room.replaceChildren(status);
   }
-  said.textContent = text;
+  status.textContent = text;
 };
 const load = async (room, address) => {
   const turn = room.turn = (room.turn || 0) + 1;
   room.setAttribute("aria-busy", "true");
-  say(room, "reading");
+  showStatus(room, "reading");
   for (let wait = 60; ; wait = Math.min(500, 2 * wait)) {
-    let answer, text = "not served any more";
+    let answer, text = "server stopped";
     try {
       answer = await fetch(address, {cache: "no-store"});
       text = await answer.text();
@@ -80,31 +80,31 @@ const load = async (room, address) => {
     if (room.turn !== turn) return;
     if (answer && answer.ok && answer.status !== 202) {
       room.innerHTML = text;
-      ready(room);
-    } else say(room, text.trim());
+      addSortButtons(room);
+    } else showStatus(room, text.trim());
     if (!answer || answer.status !== 202) break;
     await pause(wait);
   }
   room.removeAttribute("aria-busy");
 };
-const ask = (name, room, address) => {
+const loadOnce = (room, address) => {
   if (room.address === address) return;
   room.address = address;
   load(room, address);
 };
 const query = (fields) => new URLSearchParams(fields).toString();
 
-const views = all("section.view");
+const views = findAll("section.view");
 let shown = "";
 const route = () => {
   let words = [];
   try { words = decodeURIComponent(location.hash.slice(1)).split("/"); } catch { words = [""]; }
-  const chosen = views.find((one) => one.id === words[0]) || (shown ? null : views[0]);
+  const chosen = views.find((view) => view.id === words[0]) || (shown ? null : views[0]);
   if (!chosen) return;
-  for (const one of views) one.hidden = one !== chosen;
-  for (const one of all("nav a")) {
-    if (one.hash === `#${chosen.id}`) one.setAttribute("aria-current", "page");
-    else one.removeAttribute("aria-current");
+  for (const view of views) view.hidden = view !== chosen;
+  for (const link of findAll("nav a")) {
+    if (link.hash === `#${chosen.id}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
   if (shown && shown !== chosen.id) {
     const head = chosen.querySelector("h2");
@@ -112,16 +112,16 @@ const route = () => {
     scrollTo(0, 0);
   }
   shown = chosen.id;
-  const of = named("of"), one = named("a"), other = named("b");
+  const of = findById("of"), first = findById("a"), second = findById("b");
   if (shown === "tensors" && of) {
     if (words[1]) of.value = words[1];
-    if (of.value) ask("tensors", named("tensors-room"), `tensors?${query({of: of.value})}`);
+    if (of.value) loadOnce(findById("tensors-room"), `tensors?${query({of: of.value})}`);
   }
-  if (shown === "compare" && one && words[2]) {
-    [one.value, other.value] = [words[1], words[2]];
-    if (one.value && other.value) {
-      const pair = query({a: one.value, b: other.value});
-      ask("compare", named("compare-room"), `compare?${pair}`);
+  if (shown === "compare" && first && words[2]) {
+    [first.value, second.value] = [words[1], words[2]];
+    if (first.value && second.value) {
+      const pair = query({a: first.value, b: second.value});
+      loadOnce(findById("compare-room"), `compare?${pair}`);
     }
   }
 };
@@ -129,18 +129,18 @@ const route = () => {
 document.addEventListener("click", (event) => {
   const opened = event.target.closest("button.open");
   if (opened) {
-    const row = named(opened.getAttribute("aria-controls")), room = row.querySelector("div");
+    const row = findById(opened.getAttribute("aria-controls")), room = row.querySelector("div");
     row.hidden = !row.hidden;
     opened.setAttribute("aria-expanded", String(!row.hidden));
     if (row.hidden && room.hasAttribute("aria-busy")) {
       room.turn += 1;
       room.removeAttribute("aria-busy");
       room.address = undefined;
-    } else if (!row.hidden && room.dataset.load) ask("detail", room, room.dataset.load);
+    } else if (!row.hidden && room.dataset.load) loadOnce(room, room.dataset.load);
   }
   const verify = event.target.closest("button[data-verify]");
   if (verify) {
-    const room = named("verify-room");
+    const room = findById("verify-room");
     load(room, `verify?${query({of: verify.dataset.verify})}`);
     room.scrollIntoView({block: "nearest"});
   }
@@ -148,7 +148,7 @@ document.addEventListener("click", (event) => {
 const changed = (event) => {
   const data = event.target.dataset || {};
   const name = data.find || data.part || data.only;
-  if (name) sift(name);
+  if (name) filterRows(name);
 };
 document.addEventListener("input", changed);
 document.addEventListener("change", (event) => {
@@ -157,13 +157,14 @@ document.addEventListener("change", (event) => {
 });
 document.addEventListener("submit", (event) => {
   event.preventDefault();
-  const hash = `#compare/${named("a").value}/${named("b").value}`;
+  const hash = `#compare/${findById("a").value}/${findById("b").value}`;
   if (location.hash === hash) route(); else location.hash = hash;
 });
 addEventListener("hashchange", route);
-// As it came: what the script adds is not what a newer page is held against.
-const kept = new Map(all("[data-live]").map((one) => [one.id, one.innerHTML]));
-ready(document);
+// Keep each part as the server sent it, without the elements that this script adds: a newer page
+// is compared with the part as sent.
+const htmlOf = new Map(findAll("[data-live]").map((part) => [part.id, part.innerHTML]));
+addSortButtons(document);
 route();
 
 const meta = document.querySelector("meta[name=version]");
@@ -173,30 +174,30 @@ const renew = async () => {
   const answer = await fetch("", {cache: "no-store"});
   if (!answer.ok) throw new Error(answer.status);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const old of all("[data-live]")) {
+  for (const old of findAll("[data-live]")) {
     const now = page.getElementById(old.id);
-    if (!now || kept.get(old.id) === now.innerHTML) continue;
-    kept.set(old.id, now.innerHTML);
-    const value = old.value, moved = all(".scroll", old).map((one) => one.scrollLeft);
-    const focusable = () => all("a,button,input,select,.scroll", old);
+    if (!now || htmlOf.get(old.id) === now.innerHTML) continue;
+    htmlOf.set(old.id, now.innerHTML);
+    const value = old.value, moved = findAll(".scroll", old).map((box) => box.scrollLeft);
+    const focusable = () => findAll("a,button,input,select,.scroll", old);
     const focused = focusable().indexOf(document.activeElement);
     old.innerHTML = now.innerHTML;
     if (old.tagName === "SELECT") old.value = value;
-    all(".scroll", old).forEach((one, nth) => { one.scrollLeft = moved[nth] || 0; });
+    findAll(".scroll", old).forEach((box, nth) => { box.scrollLeft = moved[nth] || 0; });
     if (focused >= 0) (focusable()[focused] || old).focus({preventScroll: true});
-    ready(old);
+    addSortButtons(old);
   }
   version = page.querySelector("meta[name=version]").content;
 };
-const said = named("live");
-const look = async () => {
+const status = findById("live");
+const poll = async () => {
   try {
     const answer = await fetch("version", {cache: "no-store"});
     if (!answer.ok) throw new Error(answer.status);
     if ((await answer.text()) !== version) await renew();
-    said.textContent = "live";
-  } catch { said.textContent = "not served any more: this is the last that was seen"; }
-  setTimeout(look, 1000);
+    status.textContent = "live";
+  } catch { status.textContent = "server stopped: this page shows the last known state"; }
+  setTimeout(poll, 1000);
 };
-setTimeout(look, 1000);
+setTimeout(poll, 1000);
 })();
