@@ -72,7 +72,7 @@ clouds: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell resilient cli tests docs examples benchmarks README.md
+	$(BIN)/codespell resilient cli tests docs examples benchmarks tools README.md
 	$(BIN)/lint-imports
 
 types: $(STAMP)

@@ -26,13 +26,14 @@ TEMPLATES = ROOT / "cli" / "resilient_cli" / "templates"  # scripts of users, wh
 COMMAND_LINE = sorted(
     one for one in (ROOT / "cli" / "resilient_cli").rglob("*.py") if one.parent != TEMPLATES
 )
+TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OTHERS = sorted(
     path
     for one in (ROOT / "benchmarks", ROOT / "examples", TEMPLATES)
     for path in one.rglob("*.py")
 )
-OURS = [*LIBRARY, *COMMAND_LINE]
+OURS = [*LIBRARY, *COMMAND_LINE, *TOOLS]
 OURS_SET = frozenset(OURS)
 EVERYTHING = [*OURS, *TESTS, *OTHERS]
 
@@ -46,6 +47,7 @@ ENTRY_POINTS = {
     "resilient.elastic.workers.bootstrap",
     "resilient.elastic.workers.fork_server",
     "resilient.checkpoint.daemon.server",
+    "tools.walk",
 }
 USERS_IMPORT = ("resilient.testing.", "resilient.adapters.")
 

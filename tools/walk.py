@@ -5,8 +5,8 @@
 Two trainers run in this process, on a local store in a temporary folder. The first trainer saves
 once to fill its caches. The command traces its second save until that is durable, then the resume
 of the second trainer. A module counts if one of its functions runs, in any thread. The command
-also prints the sizes of the tree. It exits with code 1 if a save or a resume crosses more modules
-than its limit.
+also prints the sizes of the tree and the targets of the layout. It exits with code 1 if a save or
+a resume crosses more modules than its limit, or if the tree misses a limit.
 """
 
 from __future__ import annotations
@@ -244,9 +244,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = {walk.name: walk.to_json() for walk in walks} | {"sizes": sizes.to_json()}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        texts = [render_walk(one, shows_functions=options.functions) for one in walks]
-        sys.stdout.write("\n\n".join([*texts, render_sizes(sizes)]) + "\n")
-    return 0 if all(walk.is_within_limit for walk in walks) else 1
+        texts = [render_walk(walk, shows_functions=options.functions) for walk in walks]
+        rows = [
+            (
+                f"modules that run in one {walk.name}",
+                len(walk.functions),
+                f"at most {walk.modules_max}",
+                not walk.is_within_limit,
+            )
+            for walk in walks
+        ]
+        sys.stdout.write("\n\n".join([*texts, render_sizes(sizes, rows)]) + "\n")
+    is_met = all(walk.is_within_limit for walk in walks) and not sizes.missed()
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
