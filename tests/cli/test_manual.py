@@ -9,8 +9,7 @@ import pytest
 
 import resilient
 from resilient.errors import EXIT_CODES
-from resilient_cli.commands.help import errors
-from resilient_cli.manual import explanations
+from resilient_cli.commands.help import errors, explanations
 
 DOCS = Path(resilient.__file__).parents[1] / "docs"
 

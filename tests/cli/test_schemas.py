@@ -10,7 +10,7 @@ import typer
 
 from resilient_cli.app import main
 from resilient_cli.command_tree import COMMANDS
-from resilient_cli.manual import schema_document, schema_names
+from resilient_cli.commands.help import schema_document, schema_names
 from tests.helpers.cli_repositories import write_usual_run
 from tests.helpers.json_schemas import check, check_output, documents, validator
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonschema import Draft202012Validator
 
-from resilient_cli.manual import schema_document
+from resilient_cli.commands.help import schema_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

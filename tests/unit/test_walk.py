@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tools import walk
+from tools.tree_sizes import REPEATED_NAMES, TreeSizes
 
 MODULES_MAX = 400
-REPEATED = {"WorkerFailed"}  # an error, and the event that reports it
+SIZES = TreeSizes(
+    modules=400,
+    package_files=44,
+    lines_median=249,
+    lines_p90=480,
+    lines_max=900,
+    code_lines_mean=176,
+    modules_with_one_importer=80,
+    cycles_at_import=[],
+    cycles_with_lazy=[],
+    cycles_with_types=[["a", "b"]],
+    repeated_class_names={"WorkerFailed": ["resilient.elastic.events", "resilient.errors"]},
+)
 
 
 def test_walk_save_and_resume_stay_within_limits(capsys):
@@ -28,16 +42,47 @@ def test_walk_save_and_resume_stay_within_limits(capsys):
     assert "resilient.state_dict.load" in resume["hops"]
     assert sizes["modules"] <= MODULES_MAX
     assert sizes["cycles_at_import"] == sizes["cycles_with_lazy"] == []
-    assert set(sizes["repeated_class_names"]) <= REPEATED
+    assert set(sizes["repeated_class_names"]) <= set(REPEATED_NAMES)
+
+
+def printed(monkeypatch, capsys, sizes, modules_max=1):
+    crossed = walk.Walk("save", modules_max, {"resilient.events": {"emit": None}})
+    monkeypatch.setattr(walk, "trace", lambda: (crossed,))
+    monkeypatch.setattr(walk, "measure_tree", lambda: sizes)
+    return walk.main([]), capsys.readouterr().out
+
+
+def test_walk_within_limits_prints_targets(capsys, monkeypatch):
+    code, text = printed(monkeypatch, capsys, SIZES)
+    assert code == 0
+    assert "MISSED" not in text
+    rows = {tuple(line.rsplit(maxsplit=4)) for line in text.splitlines()}
+    assert ("modules that run in one save", "1", "at", "most", "1") in rows
+    assert ("modules with code", "400", "at", "most", "400") in rows
+    assert "the error of a failed worker" in text
 
 
 def test_walk_above_the_limit_exits_with_code_1(capsys, monkeypatch):
-    crossed = walk.Walk("save", 0, {"resilient.events": {"emit": None}})
-    monkeypatch.setattr(walk, "trace", lambda: (crossed,))
-    monkeypatch.setattr(walk, "measure_tree", lambda: None)
-    monkeypatch.setattr(walk, "render_sizes", lambda _: "")
-    assert walk.main([]) == 1
-    assert "TOO MANY" in capsys.readouterr().out
+    code, text = printed(monkeypatch, capsys, SIZES, modules_max=0)
+    assert code == 1
+    assert "TOO MANY" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("modules", MODULES_MAX + 1),
+        ("lines_median", 199),
+        ("lines_median", 301),
+        ("cycles_at_import", [["a", "b"]]),
+        ("cycles_with_lazy", [["a", "b"]]),
+        ("repeated_class_names", {"Store": ["a", "b"]}),
+    ],
+)
+def test_walk_size_beyond_limit_exits_with_code_1(name, value, capsys, monkeypatch):
+    code, text = printed(monkeypatch, capsys, replace(SIZES, **{name: value}))
+    assert code == 1
+    assert text.count("MISSED") == 1
 
 
 @pytest.mark.parametrize(

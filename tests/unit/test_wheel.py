@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient_cli.commands.help import JSON, PAGES
-from resilient_cli.manual import schema_names
+from resilient_cli.commands.help import JSON, PAGES, schema_names
 
 ROOT = Path(__file__).resolve().parents[2]
 

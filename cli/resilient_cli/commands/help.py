@@ -1,10 +1,19 @@
-"""``resilient help``: exit codes, errors, topics and JSON schemas."""
+"""``resilient help``: exit codes, errors, topics and JSON schemas.
+
+The message of an error describes the case at hand; the explanation of its code describes the
+usual cause, what is safe and what to do next. A help topic belongs to no single command. There is
+one schema for each command, and one for errors. Programs can validate our output against them,
+and our tests do. All are files of the package, read on demand.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,18 +21,86 @@ from resilient.errors import EXIT_CODES, OWN, UNKNOWN, ResilientError, UsageErro
 from resilient.redaction import shell_quote
 from resilient_cli.app import main
 from resilient_cli.command_tree import COMMANDS
-from resilient_cli.manual import (
-    explanations,
-    schema_document,
-    schema_names,
-    schema_text,
-    topic_blocks,
-)
 from resilient_cli.output import CommandResult, KeyValues, Table, show
 from resilient_cli.repositories import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+_SAFE = "Safe: "
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Explanation of one ``RES-`` code.
+
+    Attributes:
+        cause: Usual cause.
+        safe: Data that was not changed or not lost.
+        remedies: Next steps, the most likely first; commands where there are any.
+    """
+
+    cause: str
+    safe: str
+    remedies: tuple[str, ...]
+
+
+@cache
+def explanations() -> Mapping[str, Explanation]:
+    """Return the explanation of every ``RES-`` code."""
+    found = {}
+    for section in _read("help_texts/errors.md").split("\n## ")[1:]:
+        code, cause, safe, remedies = section.strip().split("\n\n")
+        lines = tuple(line.removeprefix("- ") for line in remedies.splitlines())
+        found[code] = Explanation(cause, safe.removeprefix(_SAFE), lines)
+    return found
+
+
+def topic_blocks(name: str) -> tuple[Table | str, ...]:
+    """Return the paragraphs and tables of a help topic.
+
+    Raises:
+        FileNotFoundError: No topic has this name.
+    """
+    paragraphs = _read(f"help_texts/{name}.md").strip().split("\n\n")
+    return tuple(_table(each) if each.startswith("|") else each for each in paragraphs)
+
+
+def _table(text: str) -> Table:
+    columns, _, *rows = [_cells(line) for line in text.splitlines()]
+    return Table(columns, tuple(rows))
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+def schema_names() -> tuple[str, ...]:
+    """Return the names of all schemas, sorted: ``ckpt.ls`` for ``resilient/ckpt.ls@1``."""
+    names = [file.name for file in (files("resilient_cli") / "schemas").iterdir()]
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
+
+
+def schema_text(name: str) -> str:
+    """Return the text of the JSON Schema (draft 2020-12) with a name of :func:`schema_names`.
+
+    Raises:
+        KeyError: No schema has this name.
+    """
+    if name not in schema_names():
+        raise KeyError(name)
+    return _read(f"schemas/{name}{_SUFFIX}")
+
+
+def schema_document(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of this name as a value."""
+    document: dict[str, Any] = json.loads(schema_text(name))
+    return document
+
+
+def _read(path: str) -> str:
+    return (files("resilient_cli") / path).read_text(encoding="utf-8")
 
 
 def errors() -> dict[str, type[ResilientError]]:
@@ -86,7 +163,7 @@ def one_error(code: str) -> CommandResult:
 
 
 def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
-    """Build the answer with one topic of :mod:`resilient_cli.manual`."""
+    """Build the answer with one topic."""
     rows = [
         dict(zip(map(str.lower, block.columns), row, strict=True))
         for block in blocks
@@ -101,7 +178,7 @@ def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
 
 
 def all_schemas() -> CommandResult:
-    """Build the list of the schemas in :mod:`resilient_cli.manual` and their descriptions."""
+    """Build the list of all schemas and their descriptions."""
     known = {name: str(schema_document(name)["description"]) for name in schema_names()}
     table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
     description, example = topic_blocks(JSON)
