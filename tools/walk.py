@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from resilient import Trainer
     from resilient.train.run import TrainingRun
+    from resilient.train.trainer import Trainer
 
 SAVE_MODULES_MAX = 64
 RESUME_MODULES_MAX = 62
@@ -113,7 +113,7 @@ class Tracer:
             yield
         finally:
             sys.setprofile(before[0])
-            threading.setprofile(before[1])  # type: ignore[arg-type]
+            threading.setprofile(before[1])
 
     @contextmanager
     def recording(self, walk: Walk) -> Iterator[None]:
@@ -149,7 +149,7 @@ def trace() -> tuple[Walk, Walk]:
 
 def _train_until_save(folder: str, tracer: Tracer, walk: Walk) -> None:
     """Train from step 0, record the second save, and stop there."""
-    from resilient import Trainer
+    from resilient.train.trainer import Trainer
 
     class TracedTrainer(Trainer):
         saves = 0
@@ -171,8 +171,8 @@ def _train_until_save(folder: str, tracer: Tracer, walk: Walk) -> None:
 
 def _train_from_resume(folder: str, tracer: Tracer, walk: Walk) -> None:
     """Resume the run, record that, and train to the end."""
-    from resilient import Trainer
     from resilient.train import trainer as module
+    from resilient.train.trainer import Trainer
 
     restore = module.restore
 
