@@ -6,13 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.diff.foreign_verify import verify_foreign
-from resilient.errors import KeyNotFound, UnknownLayout
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    UnknownLayout,
+)
 from resilient.layouts.detect import read_layout
 from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient.layouts.model import Contents, Resumability
     from resilient.layouts.resumability import Alternatives
     from resilient.storage.folder import DirectoryListing, Folder
@@ -62,3 +69,42 @@ def verify_folder(place: str | Folder, others: Alternatives | None = None) -> Ve
     return VerifiedFolder(
         folder.url, listing, contents, assess_resumability(contents, folder.url, others)
     )
+
+
+def require_importable(verified: VerifiedFolder, folder: str) -> None:
+    """Require that our Trainer can continue from a folder, with or without a loss.
+
+    Args:
+        verified: Result of :func:`verify_folder`.
+        folder: The folder, as the user named it.
+
+    Raises:
+        IntegrityError: The verdict is "not resumable".
+        IncompatibleCheckpoint: Our Trainer does not import the checkpoint.
+    """
+    verdict, unread = verified.verdict, verified.contents.not_imported
+    if verdict.answer == "no":
+        raise IntegrityError(
+            f"cannot import `{folder}`: it is {verdict.line()}. Nothing was committed",
+            key=folder,
+            hint=f"resilient ckpt verify {shell_quote(folder)}",
+        )
+    if unread:
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: {'; '.join(unread)}. Nothing was committed",
+            hint=verdict.command or f"resilient ckpt inspect {shell_quote(folder)}",
+        )
+
+
+def refuse_losses(folder: str, lost: Sequence[str]) -> None:
+    """Refuse a resume that loses state, if any is lost; for ``strict_resume``.
+
+    Raises:
+        IncompatibleCheckpoint: A resume loses something.
+    """
+    if lost:
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: it is resumable with loss of {'; '.join(lost)}, and "
+            "strict_resume refuses a loss. Nothing was committed",
+            hint=f"resilient ckpt verify {shell_quote(folder)}",
+        )

@@ -37,7 +37,7 @@ from resilient.elastic.restart_controller import (
 from resilient.elastic.run_dir import EventFile, make_folder
 from resilient.elastic.saver_daemon import resolve_memory_limit
 from resilient.elastic.signals import StopInterrupt, StopSignals
-from resilient.errors import ConfigError, PeerFailed, Preempted
+from resilient.errors import ConfigError, PeerFailed, Preempted, ResilientError
 from resilient.events import Emitter, console
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def resolve(options: TrainOptions) -> LaunchPlan:
     """
     met = options.rendezvous
     nodes_min, nodes_max = _parse_nnodes(met.nnodes)
-    is_alone = met.standalone or (nodes_max == 1 and not met.endpoint and met.backend == "c10d")
+    is_alone = _is_alone(met)
     if is_alone and nodes_max > 1:
         raise ConfigError(
             f"--standalone contradicts --nnodes {met.nnodes}",
@@ -271,12 +271,28 @@ def _supervise(
     options: TrainOptions, stops: StopSignals, emit: Emitter, beats: tuple[Beat, ...]
 ) -> int:
     try:
+        with stops.interrupting():
+            _check_resume(options, emit)
         agent = build_agent(options, stops, emit)
     except StopInterrupt:
         reason = "stopped before anything was begun: the same command starts it"
         emit(RunEnded(Preempted.exit_code, reason))
         return Preempted.exit_code
     return agent.supervise(stops, beats).code
+
+
+def _check_resume(options: TrainOptions, emit: Emitter) -> None:
+    """Refuse a ``--resume`` that the workers would refuse, before torch is imported."""
+    wish = options.wishes.resume
+    if wish in ("auto", "never") or not _is_alone(options.rendezvous):
+        return
+    from resilient.elastic.resume_check import check_resume
+
+    try:
+        check_resume(options.wishes, new_start(os.environ, options.rendezvous.run_id))
+    except ResilientError as error:
+        emit(RunEnded(error.exit_code, f"`--resume {wish}` was refused, no worker was started"))
+        raise
 
 
 def _connect_in_thread(plan: LaunchPlan) -> RendezvousHandler:
@@ -324,6 +340,12 @@ def _connect_rendezvous(plan: LaunchPlan) -> RendezvousHandler:
         seconds = parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS
         limit_silence_toward(int(port), seconds)
     return handler
+
+
+def _is_alone(met: RendezvousOptions) -> bool:
+    """Return whether the run has this host only, and no rendezvous."""
+    is_one = _parse_nnodes(met.nnodes)[1] == 1
+    return met.standalone or (is_one and not met.endpoint and met.backend == "c10d")
 
 
 def _endpoint(met: RendezvousOptions) -> str:

@@ -178,10 +178,24 @@ MUTANTS = [
     ),
     Mutant(
         "a folder is imported that the judge calls not resumable",
-        "resilient/train/hf_interop/import_check.py",
+        "resilient/diff/verification.py",
         '    if verdict.answer == "no":\n',
         "    if False:\n",
         "tests/unit/train/interop/test_taking_over.py",
+    ),
+    Mutant(
+        "the agent starts workers for a folder that they refuse",
+        "resilient/elastic/launcher.py",
+        "            _check_resume(options, emit)\n",
+        "            pass\n",
+        "tests/unit/elastic/test_resume_check.py -k agent_refuses",
+    ),
+    Mutant(
+        "the agent refuses the folder of a job that has saved",
+        "resilient/elastic/resume_check.py",
+        "if wish in (AUTO, NEVER) or _may_continue(start):",
+        "if wish in (AUTO, NEVER):",
+        "tests/unit/elastic/test_resume_check.py -k continued_job",
     ),
     Mutant(
         "checksums in torch's files are not looked at",

@@ -81,10 +81,13 @@ def test_resume_reference_holds_until_this_run_has_saved(train, old_run):
 
 
 @pytest.mark.smoke
-def test_resume_reference_missing_ends_at_once_with_66(train):
-    agent = train(DYING, "--resume", "elsewhere/checkpoint-500")
+@pytest.mark.parametrize(
+    ("wish", "workers"), [("checkpoint-500", 1), ("elsewhere/checkpoint-500", 0)]
+)
+def test_resume_reference_missing_ends_at_once_with_66(train, wish, workers):
+    agent = train(DYING, "--resume", wish)
     assert agent.end() == 66, agent.err
-    assert len(agent.said("pid")) == 1
+    assert len(agent.said("pid")) == workers
 
 
 def test_refusal_of_a_loop_under_plain_python_ends_with_1(tmp_path, old_run):

@@ -268,7 +268,6 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
-    reach = parse_storage_options(storage_options, "the storage options")
     if every:
         parse_every(every, "--every")
     hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)

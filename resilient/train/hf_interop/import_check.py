@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.diff.verification import verify_folder
-from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.diff.verification import refuse_losses, require_importable, verify_folder
+from resilient.errors import IncompatibleCheckpoint
 from resilient.layouts.resumability import reasons
-from resilient.redaction import shell_quote
 from resilient.state_dict.changes import refused_changes
 from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline.registry import pipeline_of
@@ -62,27 +61,12 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
     """
     found = TransformersCheckpoint(folder)
     verified = verify_folder(found.source.folder)
-    verdict, contents = verified.verdict, verified.contents
-    verify = f"resilient ckpt verify {shell_quote(str(folder))}"
-    if verdict.answer == "no":
-        raise IntegrityError(
-            f"cannot import `{folder}`: it is {verdict.line()}. Nothing was committed",
-            key=str(folder),
-            hint=verify,
-        )
-    if contents.not_imported:
-        raise IncompatibleCheckpoint(
-            f"cannot import `{folder}`: {'; '.join(contents.not_imported)}. Nothing was committed",
-            hint=verdict.command or f"resilient ckpt inspect {shell_quote(str(folder))}",
-        )
+    require_importable(verified, str(folder))
+    contents = verified.contents
     found.world = contents.world
-    lost = (*verdict.lost, *found.losses)
-    if strict and lost:
-        raise IncompatibleCheckpoint(
-            f"cannot import `{folder}`: it is resumable with loss of {'; '.join(lost)}, and "
-            "strict_resume refuses a loss. Nothing was committed",
-            hint=verify,
-        )
+    lost = (*verified.verdict.lost, *found.losses)
+    if strict:
+        refuse_losses(str(folder), lost)
     odd = reasons([problem for problem in contents.problems if not problem.loses])
     return ImportSource(found, lost, odd)
 

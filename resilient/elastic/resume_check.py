@@ -1,0 +1,110 @@
+"""Check of ``--resume`` by the agent, before it starts a worker.
+
+The agent assesses the resumability of a folder as the workers do, without torch. It leaves two
+cases to the workers:
+
+* A reference into the repository: only the script knows the near tier.
+* A start that may continue an earlier one of its scheduler job. The wish applies until a checkpoint
+  of the run exists, and its folder may be gone by then.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.resume_policy import AUTO, NEVER
+from resilient.diff.verification import refuse_losses, require_importable, verify_folder
+from resilient.errors import IncompatibleCheckpoint, KeyNotFound, NothingToResume, StoreError
+from resilient.format.keys import MANIFEST, parse_checkpoint
+from resilient.redaction import shell_quote
+from resilient.storage.open import open_store
+
+if TYPE_CHECKING:
+    from resilient.distributed.start_identity import StartIdentity
+    from resilient.elastic.options import WorkerOptions
+
+_STATE = "trainer_state.json"
+"""File by which a worker knows a folder of the Hugging Face Trainer."""
+_SLURM = "slurm/"
+_LOOK_SECONDS = 60.0
+
+
+def check_resume(wishes: WorkerOptions, start: StartIdentity) -> None:
+    """Refuse a ``--resume`` that every worker would refuse. Reads only.
+
+    The caller checks that this host is the only one: on several hosts only that of rank 0 needs the
+    folder.
+
+    Args:
+        wishes: Options of the workers.
+        start: Identity of this start.
+
+    Raises:
+        IntegrityError: The folder is damaged.
+        IncompatibleCheckpoint: The Trainer does not import it, or ``strict_resume`` refuses a loss.
+        UnknownLayout: No known tool wrote the folder.
+        NothingToResume: There is no such folder.
+    """
+    wish = wishes.resume
+    if wish in (AUTO, NEVER) or _may_continue(start):
+        return
+    folder = Path(wish)
+    is_foreign = (folder / _STATE).is_file() and not (folder / MANIFEST).exists()
+    if is_foreign and wishes.repo and _may_hold_run(wishes):
+        return  # the workers check that the run began from the folder
+    if is_foreign or _is_path(wish):
+        _require_folder(wish, strict=wishes.strict_resume)
+
+
+def _may_continue(start: StartIdentity) -> bool:
+    """Return whether an earlier start of the scheduler job may have saved a checkpoint."""
+    is_first_of_slurm = start.job.startswith(_SLURM) and not start.requeues
+    return bool(start.job) and not is_first_of_slurm
+
+
+def _may_hold_run(wishes: WorkerOptions) -> bool:
+    """Return False if the repository has no checkpoint; a store that fails proves nothing."""
+    options = wishes.storage_options
+    try:
+        store = open_store(wishes.repo, within_seconds=_LOOK_SECONDS, storage_options=options)
+        return bool(committed(store))
+    except StoreError:
+        return True
+
+
+def _is_path(wish: str) -> bool:
+    """Return whether a wish is a local path: no reference into a repository has a slash."""
+    return os.sep in wish and "://" not in wish and not wish.startswith("best:")
+
+
+def _require_folder(wish: str, *, strict: bool) -> None:
+    folder = Path(wish)
+    if (folder / MANIFEST).is_file() and parse_checkpoint(folder.name) is not None:
+        raise NothingToResume(
+            f"no checkpoint to resume from at `{wish}`: a checkpoint of a repository is named "
+            "without its path. Nothing was started",
+            hint=f"resilient train --repo {shell_quote(str(folder.parent))} "
+            f"--resume {folder.name} SCRIPT",
+        )
+    try:
+        verified = verify_folder(wish)
+    except KeyNotFound as error:
+        raise NothingToResume(
+            f"no checkpoint to resume from at `{wish}`: there is no such folder. Nothing was "
+            "started",
+            hint="name an existing folder or checkpoint; to start at step 0: --resume never",
+        ) from error
+    except StoreError:
+        return  # the workers report it
+    require_importable(verified, wish)
+    if verified.contents.layout != "hf-trainer":
+        raise IncompatibleCheckpoint(
+            f"cannot import `{wish}`: it is a checkpoint of {verified.contents.title}, and only "
+            "those of the Hugging Face Trainer are imported. Nothing was committed",
+            hint=verified.verdict.command or f"resilient ckpt inspect {shell_quote(wish)}",
+        )
+    if strict:
+        refuse_losses(wish, verified.verdict.lost)
