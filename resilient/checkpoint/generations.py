@@ -338,6 +338,24 @@ def check_fence(store: Store, mine: int, token: str = "") -> None:
         _require_own_record(store, mine, token)
 
 
+def newest_claim(store: Store) -> tuple[int, str]:
+    """Return the newest claim, for :func:`check_fence` of a command that claims nothing.
+
+    Crash: reads only.
+
+    Returns:
+        Number and token; 0 without a claim, no token if the record cannot be read.
+
+    Raises:
+        StoreError: The store failed; a missing answer proves nothing.
+    """
+    number = max(list_numbers(store), default=0)
+    try:
+        return number, read_generation(store, number).token if number else ""
+    except (IntegrityError, KeyNotFound):
+        return number, ""
+
+
 def _require_own_record(store: Store, mine: int, token: str) -> None:
     """Refuse unless the record of a generation holds this token."""
     key = generation_key(mine)

@@ -19,7 +19,7 @@ from resilient.checkpoint.garbage_collection import (
     discard_uncommitted,
     scan_and_plan,
 )
-from resilient.checkpoint.generations import mark_committed
+from resilient.checkpoint.generations import mark_committed, newest_claim
 from resilient.checkpoint.promotion import TierPromoter
 from resilient.checkpoint.refs import create_tag, remove_tag
 from resilient.checkpoint.repair import apply_repair, plan_repair
@@ -248,8 +248,9 @@ class Life:
 
     def prune(self) -> None:
         """Do what ``ckpt prune`` does."""
+        claim = newest_claim(self.house)
         found = scan_and_plan(self.house, self.setup.retention, in_full=True)
-        apply_plan(self.house, found, self.life.number)
+        apply_plan(self.house, found, *claim)
 
     def tag(self, name: str, checkpoint: CheckpointId) -> None:
         """Do what ``ckpt tag`` does."""

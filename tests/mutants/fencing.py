@@ -67,6 +67,13 @@ MUTANTS = [
         f"{FENCE} -k rotation",
     ),
     Mutant(
+        "a prune looks at the number alone",
+        "cli/resilient_cli/commands/prune.py",
+        "apply_plan(store, found, mine, token)",
+        "apply_plan(store, found, mine)",
+        f"{FENCE} -k prune_planned",
+    ),
+    Mutant(
         "a failed save deletes the files of another claim",
         "resilient/checkpoint/garbage_collection.py",
         "    if token:\n        check_fence(store, checkpoint.generation, token)\n",

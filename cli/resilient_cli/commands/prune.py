@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.checkpoint.garbage_collection import apply_plan, scan_and_plan
-from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.generations import newest_claim
 from resilient.checkpoint.refs import create_tag, remove_tag, resolve
 from resilient.checkpoint.retention import BestOf, Retention, parse_best
 from resilient.checkpoint.signed_store import require_signed
@@ -390,7 +390,8 @@ def _let_go(
 ) -> int:
     """Apply a retention policy, or show its plan; return 1 if it is held or declined."""
     committed = committed_of(store)
-    mine = max(list_numbers(store), default=0)
+    # Before the plan: a repository restored meanwhile gives the same number another token.
+    mine, token = newest_claim(store)
     with Waiting("reading"):
         found = scan_and_plan(store, retention, in_full=True, grace=time)
     _require_tags(retention, found, store.url)
@@ -402,7 +403,7 @@ def _let_go(
             return ANSWER_IS_NO
     if not dry_run:
         with Waiting("deleting"):
-            plan = apply_plan(store, found, mine)
+            plan = apply_plan(store, found, mine, token)
     newest = survey(store, committed[:1], VerifyLevel.QUICK) if plan.held else []
     why = newest[0] if newest else None
     show(pruning(store.url, found, plan, time, done=not dry_run, newest=why), output)

@@ -10,13 +10,18 @@ import torch
 
 from resilient.checkpoint.commit import commit
 from resilient.checkpoint.fenced_put import EXCLUSIVE_BYTES_MAX, put_fenced
-from resilient.checkpoint.garbage_collection import collect_garbage, discard_uncommitted
-from resilient.checkpoint.generations import check_fence, read_generation
+from resilient.checkpoint.garbage_collection import (
+    collect_garbage,
+    discard_uncommitted,
+    scan_and_plan,
+)
+from resilient.checkpoint.generations import check_fence, newest_claim, read_generation
 from resilient.checkpoint.promotion import promote
 from resilient.checkpoint.replicate import plan_copy, replicate
 from resilient.checkpoint.retention import Retention
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.checkpoint.tiers.tiered_store import TieredStore
+from resilient.checkpoint.trash import TrashPolicy
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, KeyExists
 from resilient.format.document import seal
@@ -25,6 +30,8 @@ from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.testing.memory_store import MemoryStore
 from resilient.testing.object_server import ObjectClient, ObjectServer
+from resilient_cli.commands import prune
+from resilient_cli.output import Output
 from tests.helpers.manifests import Values, begin, empty_manifest, save
 from tests.helpers.one_rank import open_one
 
@@ -162,6 +169,40 @@ def test_fence_rotation_of_old_claim_deletes_nothing(place):
     with pytest.raises(Fenced, match="is of another process"):
         collect_garbage(place.open(), Retention(1), 2, token=old._life.token)
     assert place.content() == before
+
+
+def test_prune_planned_before_restore_deletes_nothing(place, monkeypatch):
+    old = resumed(place)
+    place.back_up()
+    for step in (1, 2, 3):
+        save_one(old, step, step)
+
+    def planned(*given, **named):
+        found = scan_and_plan(*given, **named)
+        place.restore()
+        shutil.rmtree(place.folder) if isinstance(place, Folder) else place.server.objects.clear()
+        new = resumed(place)
+        assert new.generation == 1
+        for step in (1, 2, 3):
+            save_one(new, step, step + 10)
+        before.update(place.content())
+        return found
+
+    before = {}
+    monkeypatch.setattr(prune, "scan_and_plan", planned)
+    output, time = Output(agrees=True), TrashPolicy(SystemClock())
+    with pytest.raises(Fenced, match="is of another process"):
+        prune._let_go(place.open(), Retention(1), time, output, asks=False, dry_run=False)
+    assert place.content() == before
+
+
+def test_prune_of_damaged_claim_compares_number():
+    store = MemoryStore()
+    assert newest_claim(store) == (0, "")
+    begin(store)
+    assert newest_claim(store) == (1, read_generation(store, 1).token)
+    store.put(generation_key(1), b"{}")
+    assert newest_claim(store) == (1, "")
 
 
 def test_fence_record_gone_after_restore_refuses_save(place):
