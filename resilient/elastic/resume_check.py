@@ -87,7 +87,7 @@ def _require_folder(wish: str, *, strict: bool) -> None:
             f"no checkpoint to resume from at `{wish}`: a checkpoint of a repository is named "
             "without its path. Nothing was started",
             hint=f"resilient train --repo {shell_quote(str(folder.parent))} "
-            f"--resume {folder.name} SCRIPT",
+            f"--resume {shell_quote(folder.name)} SCRIPT",
         )
     try:
         verified = verify_folder(wish)
