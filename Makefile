@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test test-slow test-all services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations round-trips bench all
+.PHONY: demo test test-slow test-all services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations launches round-trips bench all
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -155,6 +155,10 @@ preemptions: $(STAMP)
 # make configurations N=300 SEED=1
 configurations: $(STAMP)
 	$(PYTEST) -m '' tests/property/test_configurations.py --configurations $(N) --configurations-seed $(SEED) --timeout 7200
+
+# `resilient train` on random contents of store and folder: make launches N=100 SEED=1
+launches: $(STAMP)
+	$(PYTEST) -m '' tests/process/test_launch_situations.py -rP --launches $(N) --launches-seed $(SEED) --timeout 7200
 
 # Drawn optimizers, schedules, wrappers and containers, saved and resumed: make round-trips N=1000 SEED=1
 round-trips: $(STAMP)

@@ -55,6 +55,8 @@ def pytest_addoption(parser):
     parser.addoption("--fifty-faults", action="store_true", help="the long run that is audited")
     parser.addoption("--every-slurm", action="store_true", help="what takes minutes on SLURM")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
+    parser.addoption("--launches", type=int, default=4, help="random launches of the agent")
+    parser.addoption("--launches-seed", type=int, default=1, help="seed of the first launch")
     parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
 
 
