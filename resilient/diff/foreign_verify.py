@@ -32,7 +32,7 @@ from resilient.layouts.single_file import ALONE
 from resilient.layouts.weights import SAFE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -108,7 +108,10 @@ _NAMED_MAX = 16
 
 
 def verify_foreign(
-    folder: Folder, listing: DirectoryListing, contents: Contents
+    folder: Folder,
+    listing: DirectoryListing,
+    contents: Contents,
+    buffers: Collection[str] = (),
 ) -> tuple[Problem, ...]:
     """Return the problems of the bytes; problems of the headers are in ``contents`` already.
 
@@ -121,6 +124,7 @@ def verify_foreign(
         folder: Folder of the checkpoint.
         listing: Its files.
         contents: Result of :func:`resilient.layouts.detect.read_layout`.
+        buffers: Names of weights that are known to be no parameters.
 
     Raises:
         StoreError: A file could not be read.
@@ -138,7 +142,7 @@ def verify_foreign(
         if tensor.part in (MODEL, OPTIMIZER) and not spoiled & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
-    return (*found, *_odd_numbers(near, listing, tensors), *stale)
+    return (*found, *_odd_numbers(near, listing, tensors, buffers), *stale)
 
 
 RISKS = "resilient ckpt scan {path}"
@@ -168,11 +172,11 @@ class _Counts:
 
 
 def _odd_numbers(
-    near: Folder, listing: DirectoryListing, tensors: list[Tensor]
+    near: Folder, listing: DirectoryListing, tensors: list[Tensor], buffers: Collection[str]
 ) -> Iterator[Problem]:
     spared: set[str] = set()
     steps: dict[Tensor, float] = {}
-    found = list(islice(_each(near, listing, tensors, spared, steps), _NAMED_MAX))
+    found = list(islice(_each(near, listing, tensors, spared, steps, buffers), _NAMED_MAX))
     yield from found
     if len(found) == _NAMED_MAX:
         return  # not all tensors were scanned
@@ -189,6 +193,7 @@ def _each(
     tensors: list[Tensor],
     spared: set[str],
     steps: dict[Tensor, float],
+    buffers: Collection[str],
 ) -> Iterator[Problem]:
     """Yield the problems of each tensor; note files with nonzero numbers, and all steps."""
     for tensor in tensors:
@@ -206,7 +211,7 @@ def _each(
             spared.update(tensor.files)
         if tensor.part == OPTIMIZER and tensor.name.endswith(".step") and tensor.elements == 1:
             steps[tensor] = counts.first
-        problem = _odd(tensor, counts)
+        problem = _odd(tensor, counts, buffers)
         if problem is not None:
             yield problem
 
@@ -223,13 +228,16 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
         yield Problem(file.files[0], what, cure=Remedy.COPY)
 
 
-def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
+def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem | None:
     """Return the problem of a tensor's numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     if counts.nans or counts.infinite:
         what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
-        loses = "" if counts.nans else f"finite numbers in the {_WORDS[tensor.part]}"
-        return Problem(place, what, loses, is_fatal=bool(counts.nans), cure=Remedy.EARLIER)
+        # Every tool resumes a buffer as it is: no step trains it, and NaN may be its first value.
+        is_buffer = tensor.name in buffers or tensor.name.endswith(_STATISTICS)
+        is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)
+        loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
+        return Problem(place, what, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
         return Problem(place, what, is_fatal=True)
@@ -245,6 +253,8 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
 
 
 _WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
+_STATISTICS = ("running_mean", "running_var")
+"""Buffers of torch's normalization layers."""
 _SQUARES = ("exp_avg_sq", "square_avg")
 """Moments whose root an optimizer takes; the root of a negative number is NaN."""
 _ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"

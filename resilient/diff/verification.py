@@ -18,7 +18,7 @@ from resilient.redaction import shell_quote
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from resilient.layouts.model import Contents, Resumability
     from resilient.layouts.resumability import Alternatives
@@ -42,12 +42,15 @@ class VerifiedFolder:
     verdict: Resumability
 
 
-def verify_folder(place: str | Folder, others: Alternatives | None = None) -> VerifiedFolder:
+def verify_folder(
+    place: str | Folder, others: Alternatives | None = None, buffers: Collection[str] = ()
+) -> VerifiedFolder:
     """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
 
     Args:
         place: Path, URL or open folder.
         others: Other ways to continue the run.
+        buffers: Names of weights that are known to be no parameters.
 
     Raises:
         KeyNotFound: The folder is empty or missing.
@@ -64,7 +67,7 @@ def verify_folder(place: str | Folder, others: Alternatives | None = None) -> Ve
             f"`{folder.url}` is no checkpoint of a tool that is known",
             hint=f"resilient ckpt ls {shell_quote(folder.url)}",
         )
-    problems = (*contents.problems, *verify_foreign(folder, listing, contents))
+    problems = (*contents.problems, *verify_foreign(folder, listing, contents, buffers))
     contents = replace(contents, problems=problems)
     return VerifiedFolder(
         folder.url, listing, contents, assess_resumability(contents, folder.url, others)

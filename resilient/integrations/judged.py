@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from resilient.diff.foreign_verify import RISKS
 from resilient.diff.verification import verify_folder
@@ -17,6 +18,9 @@ from resilient.errors import (
 )
 from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,15 @@ class JudgedCheckpoint:
     refusal: ResilientError | None
 
 
-def judge_checkpoint(path: str, *, trusts_pickle: bool = False) -> JudgedCheckpoint | None:
+def judge_checkpoint(
+    path: str, *, trusts_pickle: bool = False, buffers: Collection[str] = ()
+) -> JudgedCheckpoint | None:
     """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
 
     Args:
         path: Path or URL.
         trusts_pickle: Whether the user lets the trainer run the code that a pickle names.
+        buffers: Names of the model's buffers.
 
     Returns:
         None if nothing is there or no known tool wrote it: the trainer reports that error.
@@ -48,7 +55,7 @@ def judge_checkpoint(path: str, *, trusts_pickle: bool = False) -> JudgedCheckpo
         StoreError: The checkpoint could not be read.
     """
     try:
-        verified = verify_folder(path)
+        verified = verify_folder(path, buffers=buffers)
     except (KeyNotFound, UnknownLayout):
         return None
     verdict = verified.verdict

@@ -188,7 +188,11 @@ class ResilientCheckpoint(Checkpoint):
     ) -> None:
         """Verify a checkpoint of Lightning before it is loaded; do not read a refused one."""
         trusts = (rest[0] if rest else how.get("weights_only")) is False
-        self._judged = judge_checkpoint(str(path), trusts_pickle=trusts) if path else None
+        module = trainer.lightning_module
+        buffers = () if module is None else {name for name, _ in module.named_buffers()}
+        self._judged = (
+            judge_checkpoint(str(path), trusts_pickle=trusts, buffers=buffers) if path else None
+        )
         if self._judged is None or self._judged.refusal is None:
             original(path, *rest, **how)
             return

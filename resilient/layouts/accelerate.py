@@ -21,6 +21,7 @@ from resilient.layouts.model import MODEL, OPTIMIZER, OTHER, Contents, Problem, 
 from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import (
     device_of,
+    is_own_schedule,
     optimizer_of,
     read_random,
     required,
@@ -274,7 +275,9 @@ def _schedules(
         name = f"scheduler_{number}.bin" if number else "scheduler.bin"
         try:
             archive = open_archive(folder, listing, name)
-            found.append(required(schedule_of(archive.value, archive), "a schedule"))
+            made = schedule_of(archive.value, archive)
+            if made is not None or not is_own_schedule(archive.value):
+                found.append(required(made, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
     inside = model.engine.schedule if model.engine else None

@@ -14,10 +14,16 @@ from resilient.layouts.dcp import INDEX, optimizer_at, read_index
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
 from resilient.layouts.torch_zip import open_archive, tensors_in
-from resilient.layouts.training_state import ahead, optimizer_of, schedule_of
+from resilient.layouts.training_state import (
+    ahead,
+    begins_anew,
+    is_own_schedule,
+    optimizer_of,
+    schedule_of,
+)
 
 if TYPE_CHECKING:
-    from resilient.layouts.model import Optimizer, Schedule, Tensor
+    from resilient.layouts.model import Optimizer, Tensor
     from resilient.layouts.torch_zip import Archive
     from resilient.storage.folder import DirectoryListing, Folder
 
@@ -135,7 +141,7 @@ def _progress(
         versions={"lightning": version[:40]} if isinstance(version, str) else {},
         facts=_facts(value),
         problems=(
-            *_schedule_lost(archive, schedules, schedule),
+            *_schedule_lost(archive, schedules),
             *_loops_lost(archive, step),
             *ahead(archive.name, optimizer, step),
             Problem(
@@ -148,16 +154,22 @@ def _progress(
     )
 
 
-def _schedule_lost(
-    archive: Archive, schedules: list[Any], schedule: Schedule | None
-) -> list[Problem]:
+def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     if "lr_schedulers" not in archive.value:
         return [_fatal(archive.name, "it has no `lr_schedulers`, and its loader asks for them")]
-    if schedules and schedule is None:
-        return [_fatal(archive.name, "the state of a schedule in it is none")]
+    for one in schedules:
+        # Lightning gives each state to its scheduler, of any class, as it is.
+        is_known = schedule_of(one, archive) is not None or begins_anew(one)
+        if not is_known and not is_own_schedule(one):
+            return [_fatal(archive.name, "the state of a schedule in it is none")]
     states = _list(archive.value.get("optimizer_states"))
     groups = [group for it in states for group in _list(_at(it, "param_groups"))]
-    if not schedules and any(_at(group, "initial_lr") is not None for group in groups):
+    has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
+    if any(begins_anew(one) or (not one and has_schedule) for one in schedules):
+        # torch takes the values that are there, and leaves the others as they are at step 0.
+        what = "the state of a schedule in it has no `last_epoch`"
+        return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
+    if not schedules and has_schedule:
         # The loader pairs schedulers with states, and a scheduler without one restarts silently.
         what = "the optimizer had a schedule, and it has none"
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]

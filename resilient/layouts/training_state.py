@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,6 +167,8 @@ _NUMBERED_LEAST = 2
 _REPAIR = "resilient ckpt repair {path}"
 _BY_METRIC = {"best", "num_bad_epochs", "patience"}
 """Keys of schedulers that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
+_OF_TORCH = {"base_lrs", "_last_lr", "_step_count", "_schedulers"}
+"""Keys of torch's schedulers; each but ChainedScheduler also has `last_epoch`."""
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -242,11 +245,38 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
         (candidate for candidate in names if isinstance(value, dict) and candidate in value), None
     )
     if name is None:
-        return None
+        return _chained(value, archive)
     rates = _rates(_list(value.get("_last_lr")), archive)
     if value.keys() >= _BY_METRIC:
         return Schedule(None, rates, whole(value[name]))
     return Schedule(whole(value[name]), rates)
+
+
+def _chained(value: Any, archive: Archive | None) -> Schedule | None:
+    """Return the position of torch's ChainedScheduler, which has none of its own."""
+    inner = _list(_field(value, "_schedulers"))
+    found = [schedule_of(one, archive) for one in inner]
+    if not found or found[0] is None or None in found:
+        return None
+    return replace(found[0], rates=_rates(_list(value.get("_last_lr")), archive))
+
+
+def is_own_schedule(value: Any) -> bool:
+    """Return True for a state that only a scheduler class of the script can know.
+
+    Tools pass the state to the class as it is. The states of torch's schedulers, of optimizers and
+    of generators in the place of a schedule are damage.
+    """
+    if not isinstance(value, dict) or optimizer_of(value, None) is not None:
+        return False
+    is_other = value.keys() & {*_OF_TORCH, *_KINDS}
+    has_weights = bool(value) and all(isinstance(one, TensorRef) for one in value.values())
+    return not is_other and not has_weights
+
+
+def begins_anew(value: Any) -> bool:
+    """Return True for a state from which torch's schedulers silently start over."""
+    return isinstance(value, dict) and "last_epoch" not in value and "base_lrs" in value
 
 
 def read_random(

@@ -184,6 +184,20 @@ MUTANTS = [
         "tests/unit/train/interop/test_taking_over.py",
     ),
     Mutant(
+        "NaN in a buffer is taken for NaN in a parameter",
+        "resilient/diff/foreign_verify.py",
+        "        is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)\n",
+        "        is_fatal = bool(counts.nans)\n",
+        "tests/process/test_lightning_judge.py -k resumes_exactly",
+    ),
+    Mutant(
+        "the state of an optimizer is taken for a schedule",
+        "resilient/layouts/training_state.py",
+        "if not isinstance(value, dict) or optimizer_of(value, None) is not None:",
+        "if not isinstance(value, dict):",
+        "tests/process/test_lightning_judge.py -k schedule_state",
+    ),
+    Mutant(
         "the agent starts workers for a folder that they refuse",
         "resilient/elastic/launcher.py",
         "            _check_resume(options, emit)\n",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
+from resilient.diff.verification import verify_folder
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 
 pytestmark = [
@@ -17,17 +19,55 @@ lightning = pytest.importorskip("lightning.pytorch")
 ROWS = torch.arange(24.0).reshape(8, 3) / 24
 
 
+class Own:
+    """A schedule of a script, with a state that torch does not know."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self):
+        self.count += 1
+        self.optimizer.param_groups[0]["lr"] = 0.1 / self.count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def chained(optimizer):
+    made = [schedules.StepLR(optimizer, 3), schedules.ExponentialLR(optimizer, 0.9)]
+    return schedules.ChainedScheduler(made, optimizer)
+
+
+def cosine(optimizer):
+    return schedules.CosineAnnealingLR(optimizer, 9)
+
+
 class Module(lightning.LightningModule):
-    def __init__(self, empty_group=False) -> None:
+    def __init__(self, empty_group=False, schedule=None, buffer=None) -> None:
         super().__init__()
-        self.layer, self.empty_group = nn.Linear(3, 1), empty_group
+        self.layer, self.empty_group, self.schedule = nn.Linear(3, 1), empty_group, schedule
+        if buffer == "own":
+            self.register_buffer("seen", torch.full((5,), torch.nan))
+        if buffer == "batch norm":
+            self.norm = nn.BatchNorm1d(3)
+            self.norm.running_var.fill_(torch.nan)
 
     def training_step(self, batch, _):
         return self.layer(batch[0]).square().mean()
 
     def configure_optimizers(self):
         groups = [{"params": self.layer.parameters()}]
-        return torch.optim.AdamW([*groups, *([{"params": []}] if self.empty_group else [])], lr=0.1)
+        empty = [{"params": []}] if self.empty_group else []
+        optimizer = torch.optim.AdamW([*groups, *empty], lr=0.1)
+        if self.schedule is None:
+            return optimizer
+        return [optimizer], [{"scheduler": self.schedule(optimizer), "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler, _):
+        scheduler.step()
 
 
 def fit(epochs, callback, path=None, **how):
@@ -50,10 +90,14 @@ def ours(folder):
 
 @pytest.fixture
 def theirs(tmp_path):
+    return saved(tmp_path)
+
+
+def saved(folder, **how):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    fit(1, ModelCheckpoint(tmp_path / "theirs", save_last=True))
-    return tmp_path / "theirs" / "last.ckpt"
+    fit(1, ModelCheckpoint(folder / "theirs", save_last=True), **how)
+    return folder / "theirs" / "last.ckpt"
 
 
 def with_nan(path):
@@ -101,3 +145,40 @@ def test_empty_parameter_group_is_resumed_by_lightning(tmp_path):
     _, whole = fit(2, ours(tmp_path / "whole"), empty_group=True)
     assert trainer.global_step == 8
     assert torch.equal(parts.layer.weight, whole.layer.weight)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"schedule": chained}, {"schedule": Own}, {"buffer": "own"}, {"buffer": "batch norm"}],
+    ids=["chained schedules", "own schedule", "own buffer", "batch norm"],
+)
+def test_checkpoint_that_lightning_resumes_exactly_is_taken(tmp_path, how):
+    path = saved(tmp_path, **how)
+    trainer, parts = fit(2, ours(tmp_path / "parts"), str(path), **how)
+    _, whole = fit(2, ours(tmp_path / "whole"), **how)
+    assert trainer.global_step == 8
+    assert torch.equal(parts.layer.weight, whole.layer.weight)
+    # Without the model no name tells a buffer of a script from a parameter.
+    answer = "no" if how == {"buffer": "own"} else "partly"
+    assert verify_folder(str(path)).verdict.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("state", "lost", "answer"),
+    [
+        ({}, True, "partly"),
+        ({"base_lrs": [0.1], "_last_lr": [0.05]}, True, "partly"),
+        ({"_last_lr": [0.05]}, False, "no"),
+        (None, False, "no"),
+        ([1], False, "no"),
+        ({"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]}, False, "no"),
+    ],
+)
+def test_schedule_state_of_checkpoint_path_is_judged(tmp_path, state, lost, answer):
+    path = saved(tmp_path, schedule=cosine)
+    held = torch.load(path, weights_only=False)
+    held["lr_schedulers"] = [state]
+    torch.save(held, path)
+    verdict = verify_folder(str(path)).verdict
+    assert verdict.answer == answer
+    assert ("the schedule" in verdict.lost) is lost
