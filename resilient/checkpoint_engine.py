@@ -176,15 +176,15 @@ class CheckpointEngine:
         claimant: Process that claims its generation; None for a tool.
     """
 
-    def __init__(self, desk: CheckpointContext, persister: SaveExecutor | None = None) -> None:
+    def __init__(self, context: CheckpointContext, persister: SaveExecutor | None = None) -> None:
         self.start: StartIdentity | None = None
         self.claimant: Claimant | None = None
-        self._desk = desk
+        self._desk = context
         self._persister = persister or make_save_executor(None, "", {})
         self._arena = StagingBuffers(self._persister.buffer, self._persister.streams)
         self._overlap = BackgroundStaging()
         self._round_trip = RoundTripCheck()
-        self._stall = Stopwatch(desk.clock)
+        self._stall = Stopwatch(context.clock)
         self._life: Generation | None = None
         self._saves = 0
         self._has_saved = False
@@ -262,19 +262,19 @@ class CheckpointEngine:
                 to this run.
             StoreError: The store failed.
         """
-        desk, mine, claimant = self._desk, self.start, self.claimant
+        context, start_identity, claimant = self._desk, self.start, self.claimant
 
         def rule(shown: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(answer) for answer in shown if answer]
             if claimant is not None and is_first:
-                refuse_live_writer(desk.store, starts, claimant)
-            decision = settle_wish(desk.store, wish, starts, is_first=is_first)
+                refuse_live_writer(context.store, starts, claimant)
+            decision = settle_wish(context.store, wish, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
-        shown = mine.to_json() if mine else None
-        ruling = agree(desk.comms, "resume/wish", shown, rule, desk.limits.within_seconds)
+        shown = start_identity.to_json() if start_identity else None
+        ruling = agree(context.comms, "resume/wish", shown, rule, context.limits.within_seconds)
         if ruling["reason"]:
-            desk.emit_once(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
+            context.emit_once(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
         return str(ruling["reference"])
 
     def resume(
@@ -354,9 +354,9 @@ class CheckpointEngine:
         if proved is None:
             return ()
         given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
-        mine = capture_failure(lambda: load_present_parts(*given, check))
-        self._agree("resume/load", mine)
-        return mine if isinstance(mine, tuple) else ()
+        own_result = capture_failure(lambda: load_present_parts(*given, check))
+        self._agree("resume/load", own_result)
+        return own_result if isinstance(own_result, tuple) else ()
 
     def warm(self, parts: Mapping[str, Part]) -> None:
         """Allocate the memory for a save of these parts in the background.
@@ -414,10 +414,10 @@ class CheckpointEngine:
                 Each new structure of a part is checked once.
             Fenced: A newer generation exists.
         """
-        life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
+        generation, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
         self.wait()
         with self._stall.running():
-            checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
+            checkpoint = self._handed.claim(CheckpointId(generation.number, whole_step(step)))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
             about = self.with_setup(about)
@@ -426,7 +426,7 @@ class CheckpointEngine:
             snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
             staged = stage(snapshot, world, self._arena, steady)
             job = SaveJob(
-                about=draft_manifest(self._desk, life, checkpoint.step, about, keep),
+                about=draft_manifest(self._desk, generation, checkpoint.step, about, keep),
                 files=staged.files,
                 parts=staged.parts,
                 keep=tuple(keep),
@@ -437,7 +437,7 @@ class CheckpointEngine:
                 bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
                 streamed=staged.streamed,
                 segment=about.segment,
-                token=life.token,
+                token=generation.token,
             )
             if staged.rest:
                 self._overlap.copy(staged.rest, partial(self._hand_over, job, staged.rest))
@@ -537,23 +537,25 @@ class CheckpointEngine:
         stored, landing = stored_name(name, part, rank), LoadPlan({name: part})
 
         def prove() -> VerifiedCheckpoint:
-            desk = self._desk
-            proved = read_wanted(desk.store, checkpoint, desk.read_request({stored}, landing.boxes))
-            desk.report_reconstructed(proved)
+            context = self._desk
+            proved = read_wanted(
+                context.store, checkpoint, context.read_request({stored}, landing.boxes)
+            )
+            context.report_reconstructed(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved
 
         proved: Any = capture_failure(prove)
         self._agree(f"{topic}/read", proved)
-        mine = capture_failure(
+        own_result = capture_failure(
             lambda: load(proved.manifest, proved.files, {name: part}, rank, landing)
         )
-        self._agree(topic, mine)
+        self._agree(topic, own_result)
 
-    def _agree(self, topic: str, mine: Any) -> None:
+    def _agree(self, topic: str, own_result: Any) -> None:
         """Continue only if no rank failed."""
-        shown = mine if isinstance(mine, RankFailure) else None
+        shown = own_result if isinstance(own_result, RankFailure) else None
         agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
 
     def committed(self) -> list[CheckpointId]:

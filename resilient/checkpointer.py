@@ -194,12 +194,12 @@ class Checkpointer:
         optimizer = self._optimizers()[:1]
         # Before join(): a rank that waits for its peers must already have sent a heartbeat.
         self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
-        gang = join()
-        self._gang, self._topic = gang, gang.next_topic()
-        self._things = collect_parts(self._given, gang.world.size, rng=self._rng)
-        launch, told = gang.launch, self._emitter(gang)
-        self._told = told
-        self._spine = self._open(gang, told)
+        rank_group = join()
+        self._gang, self._topic = rank_group, rank_group.next_topic()
+        self._things = collect_parts(self._given, rank_group.world.size, rng=self._rng)
+        launch, emit = rank_group.launch, self._emitter(rank_group)
+        self._told = emit
+        self._spine = self._open(rank_group, emit)
         register_exit_hook(self._end)
         wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
         policy = ChangePolicy(self._allowed, lost=self._things.left_out, hint=_CHANGES_HINT)
@@ -208,7 +208,7 @@ class Checkpointer:
         if self._overlap:
             self._let_optimizers_wait(self._spine)
         self._unread = self._resumed_counters()
-        self._detect_missed_saves(gang, self._spine)
+        self._detect_missed_saves(rank_group, self._spine)
         if self.beat is not None:
             self.beat.start(found.step if found else 0)
             self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
@@ -216,9 +216,9 @@ class Checkpointer:
             return None
         self.resumed = found.checkpoint
         if found.absent:
-            told(PartsMissing(found.absent))
+            emit(PartsMissing(found.absent))
         if left := self._things.left_out(found.parts):
-            told(PartsIgnored(found.checkpoint.folder, left))
+            emit(PartsIgnored(found.checkpoint.folder, left))
         return found.step
 
     def save(
@@ -254,16 +254,16 @@ class Checkpointer:
                 a metric is not a number.
             Fenced: A newer generation exists.
         """
-        spine, things, step = self._begun("save()"), self._things, whole_step(step)
+        engine, tracked, step = self._begun("save()"), self._things, whole_step(step)
         self._report_unread_counters()
-        about = CheckpointInfo(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
-        with self._saving(spine):
-            if things.is_collective:
+        about = CheckpointInfo(strategy=tracked.strategy, metrics=plain_metrics(metrics or {}))
+        with self._saving(engine):
+            if tracked.is_collective:
                 # The save is collective in the training backend: a rank that saves alone would
                 # hang.
-                spine.meet()
-                things.align()
-            return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
+                engine.meet()
+                tracked.align()
+            return engine.save(step, tracked.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
         """Load one thing from a checkpoint, given by what ``save`` returned or by a reference.
@@ -279,14 +279,14 @@ class Checkpointer:
             NothingToResume: The reference names no checkpoint.
             ConfigError: This checkpointer has no such thing.
         """
-        spine = self._begun("load()")
+        engine = self._begun("load()")
         if name not in self._things.parts:
             raise ConfigError(
                 f"`{name}` is no thing of this checkpointer: {', '.join(self._things.parts)}"
             )
         if not isinstance(checkpoint, CheckpointId | str):
             raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
-        spine.load_part(checkpoint, name, self._things.parts[name])
+        engine.load_part(checkpoint, name, self._things.parts[name])
 
     def emit(self, event: events.Event) -> None:
         """Emit an event to the sinks of this checkpointer; before ``resume`` it is discarded.
@@ -328,25 +328,25 @@ class Checkpointer:
             exit_barrier(self._gang, self._topic)
 
     @contextmanager
-    def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
+    def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
         """Report a save to the agent and to the peers while the block runs."""
         with ExitStack() as inside:
             if self.beat is not None:
                 inside.enter_context(self.beat.saving())
             if self._detector is not None:
-                inside.enter_context(self._detector.inside(spine.saves + 1))
+                inside.enter_context(self._detector.inside(engine.saves + 1))
             yield
 
     def _detect_missed_saves(
-        self, gang: RankGroup, spine: checkpoint_engine.CheckpointEngine
+        self, rank_group: RankGroup, engine: checkpoint_engine.CheckpointEngine
     ) -> None:
         """Start a thread that tells waiting peers when this rank trains on without saving."""
-        if gang.board is None or gang.world.size == 1:
+        if rank_group.board is None or rank_group.world.size == 1:
             return
         beat = self.beat
         steps = (lambda: beat.steps) if beat is not None else (lambda: 0)
-        board = gang.board.another()
-        self._detector = MissedSaveDetector(spine.comms, board, lambda: spine.saves, steps)
+        kv_store = rank_group.board.another()
+        self._detector = MissedSaveDetector(engine.comms, kv_store, lambda: engine.saves, steps)
         self._detector.start()
 
     def _resumed_counters(self) -> dict[str, int]:
@@ -363,10 +363,10 @@ class Checkpointer:
             self.emit(CountersUnread(tuple(sorted(self._unread.items()))))
             self._unread = {}
 
-    def _let_optimizers_wait(self, spine: checkpoint_engine.CheckpointEngine) -> None:
+    def _let_optimizers_wait(self, engine: checkpoint_engine.CheckpointEngine) -> None:
         """Make each optimizer wait before its step until the last save has copied the state."""
         for optimizer in self._optimizers():
-            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: spine.before_update()))
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: engine.before_update()))
 
     def _optimizers(self) -> list[Optimizer]:
         from torch.optim import Optimizer
@@ -386,7 +386,7 @@ class Checkpointer:
         return self._spine
 
     def _let_go(self) -> None:
-        spine, self._spine = self._spine, None
+        engine, self._spine = self._spine, None
         while self._hooks:
             self._hooks.pop().remove()
         if self.beat is not None:
@@ -395,8 +395,8 @@ class Checkpointer:
         if self._detector is not None:
             self._detector.stop()
             self._detector = None
-        if spine is not None:
-            spine.close()
+        if engine is not None:
+            engine.close()
 
     def _end(self) -> None:
         """Close at the end of the process; after an uncaught error, skip the exit barrier."""
@@ -405,8 +405,10 @@ class Checkpointer:
         else:
             self._let_go()
 
-    def _open(self, gang: RankGroup, told: events.Emitter) -> checkpoint_engine.CheckpointEngine:
-        launch, options = gang.launch, dict(self._options)
+    def _open(
+        self, rank_group: RankGroup, emit: events.Emitter
+    ) -> checkpoint_engine.CheckpointEngine:
+        launch, options = rank_group.launch, dict(self._options)
         url = launch.repo or self._url
         publish_repository(launch, url)
         # The launcher names the place, so its storage options take precedence.
@@ -415,29 +417,29 @@ class Checkpointer:
         signed = options.pop("require_signature", False) or launch.require_signature
         opened = open_engine(
             url,
-            gang.world,
-            gang.board,
+            rank_group.world,
+            rank_group.board,
             scope=self._topic,
-            keeper=keeper_of(gang),
+            keeper=keeper_of(rank_group),
             storage_options=reach,
             single_writer=alone,
             require_signature=signed,
-            **{"emit": told, **options},
+            **{"emit": emit, **options},
         )
-        opened.start, opened.claimant = gang.begin_training(), claimant_of(launch)
+        opened.start, opened.claimant = rank_group.begin_training(), claimant_of(launch)
         return opened
 
-    def _emitter(self, gang: RankGroup) -> events.Emitter:
+    def _emitter(self, rank_group: RankGroup) -> events.Emitter:
         """Return the emitter; on ranks above 0 the console shows only warnings and errors."""
         given: events.Emitter | None = self._options.get("emit")
         if given is not None:
             return given
-        shown = events.Level.INFO if gang.world.is_coordinator else events.Level.WARNING
+        shown = events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
         sinks = [events.console(shown)]
-        file = events_file(gang)
+        file = events_file(rank_group)
         if file:
             sinks.append(events.json_lines(file))
-        return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
+        return events.Emitter(SystemClock(), tuple(sinks), {"rank": rank_group.world.rank})
 
 
 def _is_zero(value: Any) -> bool:

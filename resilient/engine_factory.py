@@ -119,7 +119,7 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
     signing = read_signing(os.environ, require_signature=require_signature)
     emit = emit or events.Emitter(clock, (events.console(),))
-    desk = CheckpointContext(
+    context = CheckpointContext(
         store=with_retry_events(open_store(url, storage_options=options), emit),
         comms=ControlGroup(
             board.another() if board else InMemoryKVStore(), world, f"checkpointer/{scope}"
@@ -131,12 +131,12 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     )
     tiers = parse_tiering(tiering)
     if not near_url:
-        return CheckpointEngine(desk, make_save_executor(keeper, url, options, host_bytes_max))
-    desk = add_near_tier(desk, open_store(near_url), tiers)
+        return CheckpointEngine(context, make_save_executor(keeper, url, options, host_bytes_max))
+    context = add_near_tier(context, open_store(near_url), tiers)
     if keeper is not None:
         keeper = replace(keeper, near_url=near_url, tiering=tiers)
     return CheckpointEngine(
-        *use_daemon_promotion(desk, make_save_executor(keeper, url, options, host_bytes_max))
+        *use_daemon_promotion(context, make_save_executor(keeper, url, options, host_bytes_max))
     )
 
 
@@ -221,14 +221,14 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
     )
 
 
-def _refuse_slip(name: str, thing: Any) -> None:
+def _refuse_slip(name: str, value: Any) -> None:
     """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
-    if thing is not None and not isinstance(thing, _PLAIN):
+    if value is not None and not isinstance(value, _PLAIN):
         return
     anyway = (
         f"to save it under that name all the same, give {name}=Part(value), with resilient.Part"
     )
-    if isinstance(thing, str | bytes) and _SECRET.search(name):
+    if isinstance(value, str | bytes) and _SECRET.search(name):
         raise ConfigError(
             f"`{name}` would be saved as a thing, in plain text for all who read checkpoints",
             hint="credentials go into storage_options or RESILIENT_STORAGE_OPTIONS, and a key that "
@@ -264,13 +264,13 @@ def _retention(wished: Any) -> Retention:
     )
 
 
-def _require_common(url: str, world: World, board: KVStore | None) -> None:
+def _require_common(url: str, world: World, kv_store: KVStore | None) -> None:
     """Require that several ranks have a key-value store and save to one place.
 
     Raises:
         ConfigError: They have not.
     """
-    if board is None and world.size > 1:
+    if kv_store is None and world.size > 1:
         raise ConfigError(f"{world.size} ranks need a board to agree on checkpoints")
     if url.startswith("memory:") and world.size > 1:
         raise ConfigError(
@@ -280,18 +280,18 @@ def _require_common(url: str, world: World, board: KVStore | None) -> None:
         )
 
 
-def events_file(gang: RankGroup) -> Path | None:
+def events_file(rank_group: RankGroup) -> Path | None:
     """Return the events file of this rank, if the launcher set a folder."""
-    folder = gang.launch.events
-    return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
+    folder = rank_group.launch.events
+    return Path(folder).absolute() / f"rank-{rank_group.world.rank}.jsonl" if folder else None
 
 
-def keeper_of(gang: RankGroup) -> DaemonAddress | None:
+def keeper_of(rank_group: RankGroup) -> DaemonAddress | None:
     """Return the address of this host's saver daemon, if the launcher has started one."""
-    launch = gang.launch
+    launch = rank_group.launch
     if not launch.keeper:
         return None
-    return DaemonAddress(launch.keeper, launch.host, events=str(events_file(gang) or ""))
+    return DaemonAddress(launch.keeper, launch.host, events=str(events_file(rank_group) or ""))
 
 
 def claimant_of(launch: LaunchEnv) -> Claimant:

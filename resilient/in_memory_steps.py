@@ -109,9 +109,9 @@ class StepCache:
         Raises:
             ResilientError: The saver daemon is gone, or has no memory left.
         """
-        desk, life, bases, has_saved = _lent(self._checkpointer)
-        began_seconds = desk.clock.monotonic_seconds()
-        stall, slot = Stopwatch(desk.clock), self._turns % SLOTS
+        context, generation, bases, has_saved = _lent(self._checkpointer)
+        began_seconds = context.clock.monotonic_seconds()
+        stall, slot = Stopwatch(context.clock), self._turns % SLOTS
         with stall.running():
             self.before_update()
             if self._failure is not None:
@@ -119,12 +119,12 @@ class StepCache:
             self._turns += 1
             self._holder.invalidate(slot)
             about = self._checkpointer.with_setup(about)
-            snapshot = capture(step, parts, desk.world.rank, self._recall)
+            snapshot = capture(step, parts, context.world.rank, self._recall)
             is_beside = overlap and self._has_room_beside()
             steady = self._steadiness.of(parts, snapshot) if is_beside else ()
-            staged = stage(snapshot, desk.world, self._arenas[slot], *steady)
+            staged = stage(snapshot, context.world, self._arenas[slot], *steady)
             job = SaveJob(
-                about=draft_manifest(desk, life, step, about, ()),
+                about=draft_manifest(context, generation, step, about, ()),
                 files=staged.files,
                 parts=staged.parts,
                 keep=(),
@@ -132,9 +132,9 @@ class StepCache:
                 topic="",
                 began_seconds=began_seconds,
                 stall_seconds=stall.seconds,
-                bases=bases if desk.limits.save_unchanged == "refer" else (),
+                bases=bases if context.limits.save_unchanged == "refer" else (),
                 segment=about.segment,
-                token=life.token,
+                token=generation.token,
             )
             self._size_bytes = staged.size_bytes
             if staged.rest:
@@ -203,8 +203,8 @@ class StepCache:
 
     def _say(self, slot: int, job: SaveJob, spoiled: RankFailure | None) -> None:
         """Mark a step complete, unless its sources changed during the copy."""
-        said = spoiled or capture_failure(lambda: self._holder.hold(slot, job))
-        self._failure = said if isinstance(said, RankFailure) else None
+        answer = spoiled or capture_failure(lambda: self._holder.hold(slot, job))
+        self._failure = answer if isinstance(answer, RankFailure) else None
 
 
 def start_step_cache(
@@ -218,16 +218,16 @@ def start_step_cache(
         checkpointer: Engine of the attempt; it has resumed.
         lull: As in ``StepCache``.
     """
-    desk, *_ = _lent(checkpointer)
+    context, *_ = _lent(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
-    found = capture_failure(lambda: holder_for(persister, desk))
-    with _agreeing(desk) as settle:
+    found = capture_failure(lambda: holder_for(persister, context))
+    with _agreeing(context) as settle:
         reason = settle("begin", _why_not(found), _first_reason)
         if isinstance(found, StepCacheClient) and not reason:
-            return StepCache(checkpointer, found, lull, _near_sums(found, desk, settle))
+            return StepCache(checkpointer, found, lull, _near_sums(found, context, settle))
     if isinstance(found, StepCacheClient):
         found.close()
-    desk.emit_once(StepCacheDisabled(reason))
+    context.emit_once(StepCacheDisabled(reason))
     return None
 
 
@@ -239,12 +239,12 @@ def _why_not(found: Any) -> str:
 
 
 def _near_sums(
-    holder: StepCacheClient, desk: CheckpointContext, settle: _Settle
+    holder: StepCacheClient, context: CheckpointContext, settle: _Settle
 ) -> HostLocalSum | None:
     """Return a sum over all ranks if they are on one host, else None. Collective."""
     if (
-        desk.world.size == 1
-        or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != desk.world.size
+        context.world.size == 1
+        or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != context.world.size
     ):
         return None
     own: Any = capture_failure(lambda: holder.page(PAGE_BYTES))
@@ -254,8 +254,8 @@ def _near_sums(
     is_there = bool(paths) and not isinstance(pages, RankFailure)
     if not settle("mapped", is_there, all):
         return None
-    pages[desk.world.rank] = own[1]
-    return HostLocalSum(pages, desk.world.rank)
+    pages[context.world.rank] = own[1]
+    return HostLocalSum(pages, context.world.rank)
 
 
 def _page(path: Path) -> memoryview:
@@ -272,13 +272,13 @@ def _lent(
 
 
 @contextmanager
-def _agreeing(desk: CheckpointContext) -> Iterator[_Settle]:
+def _agreeing(context: CheckpointContext) -> Iterator[_Settle]:
     """Yield a function by which the ranks agree: topic, value shown, and the rule."""
     # The context's own control group may be in use by a save in flight.
-    comms = desk.comms.apart("hold", desk.world)
+    comms = context.comms.apart("hold", context.world)
 
-    def settle(topic: str, mine: Any, rule: Callable[[list[Any]], Any]) -> Any:
-        return agree(comms, topic, mine, rule, desk.limits.within_seconds)
+    def settle(topic: str, own_result: Any, rule: Callable[[list[Any]], Any]) -> Any:
+        return agree(comms, topic, own_result, rule, context.limits.within_seconds)
 
     try:
         yield settle

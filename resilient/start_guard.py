@@ -109,10 +109,10 @@ class StartGuard:
             StoreError: The store failed.
         """
         found = checkpoints_in_store(store)
-        mine = local_root(store.url)
+        own_root = local_root(store.url)
         for place in self.places:
             root = local_root(place)
-            if root is not None and root != mine:
+            if root is not None and root != own_root:
                 found += checkpoints_in_folder(root)
         if found:
             raise _refusal(found, self.door)

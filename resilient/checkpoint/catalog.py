@@ -177,16 +177,16 @@ def lineage(
     whole = sorted(
         (checkpoint for checkpoint, names in folders.items() if MANIFEST in names), reverse=True
     )
-    lives = _Lives(store, whole, numbers)
+    generations = _Lives(store, whole, numbers)
     newest = max([*numbers, *(folder.generation for folder in folders)], default=0)
-    line, ours, skipped, lost = _descend(lives, CheckpointId(newest, STEP_MAX))
+    line, ours, skipped, lost = _descend(generations, CheckpointId(newest, STEP_MAX))
     rest = [checkpoint for checkpoint in whole if checkpoint not in line]
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
     if marks and not lost:
         lost = f"life {marks[-1]} committed checkpoints, and no manifest is left"
     separate = tuple(
-        checkpoint for checkpoint in rest if not lives.joins(checkpoint.generation, ours)
+        checkpoint for checkpoint in rest if not generations.joins(checkpoint.generation, ours)
     )
     return Lineage(
         candidates=tuple(line),
@@ -216,7 +216,7 @@ def ancestry(store: Store, checkpoint: CheckpointId) -> list[CheckpointId]:
 
 
 def _descend(
-    lives: _Lives, bound: CheckpointId
+    generations: _Lives, bound: CheckpointId
 ) -> tuple[list[CheckpointId], set[int], list[Skipped], str]:
     """Walk from ``bound`` to the first generation.
 
@@ -231,12 +231,12 @@ def _descend(
     while bound.generation > 0:
         own = [
             checkpoint
-            for checkpoint in lives.whole
+            for checkpoint in generations.whole
             if checkpoint.generation == bound.generation and checkpoint <= bound
         ]
         line += own
         ours.add(bound.generation)
-        parent, trouble = lives.parent(bound.generation)
+        parent, trouble = generations.parent(bound.generation)
         if trouble:
             skipped.append(trouble)
         if parent is None and own:
@@ -244,7 +244,7 @@ def _descend(
         if parent is None:
             # An attempt that began from scratch and committed nothing hides nothing.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
-        elif parent not in lives.whole and not line:
+        elif parent not in generations.whole and not line:
             lost = f"life {bound.generation} began from {parent}, which is gone"
             skipped.append(Skipped(parent.folder, "its manifest is gone"))
         bound = parent

@@ -138,23 +138,25 @@ class PostCommitPlan:
 class Promoter(Protocol):
     """Promotion of checkpoints from a near tier to the durable one, by the leader of each place."""
 
-    def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
+    def begin(
+        self, context: CheckpointContext, generation: int, parent: CheckpointId | None
+    ) -> None:
         """Record the generation of this attempt, and the checkpoint that it began from."""
 
     def plan(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
+        self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
         """Return the actions after the commit of ``checkpoint``; called on the coordinator."""
 
     def committed(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
         """Start to promote what is due, and collect garbage in the near tier of this place."""
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Record as newest a checkpoint that another process has committed and handled."""
 
-    def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
+    def finish(self, context: CheckpointContext, within_seconds: float) -> None:
         """Return when the last commit and everything that the run protects are durable."""
 
     def close(self) -> None:
@@ -209,10 +211,10 @@ class CheckpointContext:
         if proved.mended:
             self.emit(CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.mended))
 
-    def for_generation(self, life: Generation) -> CheckpointContext:
+    def for_generation(self, generation: Generation) -> CheckpointContext:
         """Return a context that writes for this generation and names it in its events."""
-        emit = self.emit.bind(run=life.run_id, generation=life.number)
-        return replace(self, emit=emit, token=life.token)
+        emit = self.emit.bind(run=generation.run_id, generation=generation.number)
+        return replace(self, emit=emit, token=generation.token)
 
     def read_request(
         self,

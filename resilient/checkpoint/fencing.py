@@ -122,8 +122,8 @@ def is_exclusive(store: Store, rounds: int = ROUNDS) -> bool:
 def _race(store: Store, key: str) -> bool:
     start = Barrier(RACERS)
 
-    def run(racer: int) -> bytes | None:
-        content = f"{key} racer {racer}".encode()
+    def run(number: int) -> bytes | None:
+        content = f"{key} racer {number}".encode()
         # On a starved machine a late racer still races the others.
         with suppress(BrokenBarrierError):
             start.wait(_START_SECONDS)
@@ -202,25 +202,25 @@ def find_writer(store: Store) -> Writer | None:
         StoreError: The store failed; a missing answer proves nothing.
     """
     numbers, folders = list_numbers(store), folders_of(store)
-    life = max([*numbers, *(folder.generation for folder in folders)], default=0)
-    if not life:
+    generation = max([*numbers, *(folder.generation for folder in folders)], default=0)
+    if not generation:
         return None
-    own = sorted((folder for folder in folders if folder.generation == life), reverse=True)
+    own = sorted((folder for folder in folders if folder.generation == generation), reverse=True)
     last = next((checkpoint for checkpoint in own if MANIFEST in folders[checkpoint]), None)
     unfinished = tuple(checkpoint for checkpoint in own if last is None or checkpoint > last)
-    record, problem = _read(store, life)
+    record, problem = _read(store, generation)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None
-    return Writer(life, record, problem, last, _moment(store, last), unfinished, resume)
+    return Writer(generation, record, problem, last, _moment(store, last), unfinished, resume)
 
 
-def _read(store: Store, life: int) -> tuple[Generation | None, str]:
+def _read(store: Store, generation: int) -> tuple[Generation | None, str]:
     try:
-        return read_generation(store, life), ""
+        return read_generation(store, generation), ""
     except IntegrityError as error:
         return None, error.message
     except KeyNotFound:
-        return None, f"life {life} has no record"
+        return None, f"life {generation} has no record"
 
 
 def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
@@ -253,14 +253,14 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
     for _ in range(_ATTEMPTS_MAX):
         head = _resume_below(store, first)
         above = max((folder.generation for folder in folders_of(store)), default=0)
-        life = claim(
+        generation = claim(
             store, head, cause=UNLOCK, clock=clock, above=above, single_writer=single_writer
         )
-        check_fence(store, life.number, life.token)
-        first = first or life.number
+        check_fence(store, generation.number, generation.token)
+        first = first or generation.number
         # The writer may have saved, or deleted, between the look and the claim.
         if _resume_below(store, first) == head:
-            return life
+            return generation
     raise Fenced(
         f"whatever writes to {store.url} saved or rotated at each of {_ATTEMPTS_MAX} attempts",
         hint=f"resilient ckpt unlock {shell_quote(store.url)}",

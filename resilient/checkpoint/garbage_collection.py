@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time included
     store: Store,
     retention: Retention,
-    mine: int,
+    generation: int,
     keep: Collection[CheckpointId] = (),
     *,
     written: CheckpointId | None = None,
@@ -67,7 +67,7 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
     Args:
         store: Repository.
         retention: Policies.
-        mine: Generation number of this attempt.
+        generation: Generation number of this attempt.
         keep: Checkpoints that the run itself protects, such as its best.
         written: Checkpoint that this process has just committed with all receipts. It counts as
             verified unless the retention asks for more.
@@ -85,7 +85,7 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
     found = scan_and_plan(store, retention, keep, written=written, grace=grace)
     if written is not None and _is_outrun(written, found.folders):
         return RotationPlan((), {})
-    plan = apply_plan(store, found, mine, token)
+    plan = apply_plan(store, found, generation, token)
     return RotationPlan((), {}) if retention.is_empty else plan
 
 
@@ -124,8 +124,8 @@ def scan_and_plan(
         StoreError: The store failed; a missing answer proves nothing.
     """
     folders = folders_of(store)
-    lives = list_numbers(store)
-    descent = lineage(store, folders, lives)
+    generations = list_numbers(store)
+    descent = lineage(store, folders, generations)
     if keep is None:
         keep = _protected(store, descent.candidates, folders)
     known = RetentionInput(
@@ -137,16 +137,16 @@ def scan_and_plan(
     plan = plan_rotation(retention, known)
     if not (plan.doomed or in_full):
         return _with_needs(store, _found(plan, folders, None, grace), known.contents)
-    desk = _Evidence(store, retention, folders, written)
-    known = desk.prove_best(known)
+    evidence = _Evidence(store, retention, folders, written)
+    known = evidence.prove_best(known)
     tags = list_tags(store)
     pins, trouble = _pins(store, tags)
-    own, unsure = _unsaved_life(store, lives, known)
-    held = trouble or unsure or desk.doubt_newest(known)
+    own, unsure = _unsaved_life(store, generations, known)
+    reason = trouble or unsure or evidence.doubt_newest(known)
     left = held_for_undo(store, known.abandoned, retention.rolled_back)
-    known = replace(known, pinned=_joined(pins, own, left), held=held)
+    known = replace(known, pinned=_joined(pins, own, left), held=reason)
     found = _found(plan_rotation(retention, known), folders, tags, grace)
-    return _with_needs(store, found, {**desk.seen, **known.contents})
+    return _with_needs(store, found, {**evidence.seen, **known.contents})
 
 
 def _found(
@@ -177,18 +177,20 @@ def _with_needs(
         and (found.into or checkpoint not in found.plan.doomed)
         and checkpoint > oldest
     ]
-    held = {
+    in_trash = {
         checkpoint: mark for checkpoint, mark in found.trash.items() if checkpoint not in found.over
     }
-    contents = {**contents, **contents_in_trash(store, held)}
-    needed = needed_by(store, [*staying, *held], contents, found.folders)
+    contents = {**contents, **contents_in_trash(store, in_trash)}
+    needed = needed_by(store, [*staying, *in_trash], contents, found.folders)
     if needed.unknown is None:
         return replace(found, needed=needed)
     unsure = f"it is unknown what {needed.unknown} refers to: {needed.why}"
     return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
 
 
-def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") -> RotationPlan:
+def apply_plan(
+    store: Store, found: RepositoryScan, generation: int, token: str = ""
+) -> RotationPlan:
     """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
 
     With the trash, only the manifest moves there, because all files of its checkpoint are still
@@ -210,7 +212,7 @@ def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") 
     plan = found.plan
     fsync_leftovers(store)
     for done, checkpoint in enumerate(plan.doomed):
-        check_fence(store, mine, token)
+        check_fence(store, generation, token)
         if list_tags(store) != found.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
@@ -219,7 +221,7 @@ def apply_plan(store: Store, found: RepositoryScan, mine: int, token: str = "") 
         store.delete(checkpoint.manifest_key)
     unneeded = found.unneeded()
     if unneeded:
-        check_fence(store, mine, token)
+        check_fence(store, generation, token)
     back = empty_expired_trash(store, found.over, unneeded)
     if back:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
@@ -324,12 +326,12 @@ def _protected(
     return content.protects if content else ()
 
 
-def _without(known: RetentionInput, gone: Collection[CheckpointId]) -> RetentionInput:
+def _without(known: RetentionInput, removed: Collection[CheckpointId]) -> RetentionInput:
     """Drop checkpoints that another process has deleted meanwhile."""
     return replace(
         known,
-        line=[checkpoint for checkpoint in known.line if checkpoint not in gone],
-        abandoned=[checkpoint for checkpoint in known.abandoned if checkpoint not in gone],
+        line=[checkpoint for checkpoint in known.line if checkpoint not in removed],
+        abandoned=[checkpoint for checkpoint in known.abandoned if checkpoint not in removed],
     )
 
 
@@ -346,10 +348,10 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
 
 
 def _unsaved_life(
-    store: Store, lives: list[int], known: RetentionInput
+    store: Store, generations: list[int], known: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
     """Return the parent of the newest generation, while that has no commit of its own."""
-    newest = max(lives, default=0)
+    newest = max(generations, default=0)
     if not newest or any(checkpoint.generation >= newest for checkpoint in known.everything):
         return {}, ""
     try:

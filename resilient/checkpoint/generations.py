@@ -310,7 +310,7 @@ def read_generations(store: Store) -> list[Generation]:
     return records
 
 
-def check_fence(store: Store, mine: int, token: str = "") -> None:
+def check_fence(store: Store, generation: int, token: str = "") -> None:
     """Refuse a process whose claim is not the newest claim of the repository.
 
     A repository that was restored from a backup gives the same number to a second claim. Only
@@ -320,22 +320,22 @@ def check_fence(store: Store, mine: int, token: str = "") -> None:
 
     Args:
         store: Repository.
-        mine: Number of the generation that writes.
+        generation: Number of the generation that writes.
         token: Token of its claim; empty compares the number alone.
 
     Raises:
         Fenced: A newer generation began, or the record is of another claim or gone.
         StoreError: The store failed.
     """
-    newest = max(list_numbers(store), default=mine)
-    if newest > mine:
+    newest = max(list_numbers(store), default=generation)
+    if newest > generation:
         raise Fenced(
-            f"life {newest} of this run began while life {mine} was still running at "
+            f"life {newest} of this run began while life {generation} was still running at "
             f"{store.url}: this process has to stop",
             hint=f"resilient ckpt reflog {shell_quote(store.url)}",
         )
     if token:
-        _require_own_record(store, mine, token)
+        _require_own_record(store, generation, token)
 
 
 def newest_claim(store: Store) -> tuple[int, str]:
@@ -356,21 +356,21 @@ def newest_claim(store: Store) -> tuple[int, str]:
         return number, ""
 
 
-def _require_own_record(store: Store, mine: int, token: str) -> None:
+def _require_own_record(store: Store, generation: int, token: str) -> None:
     """Refuse unless the record of a generation holds this token."""
-    key = generation_key(mine)
+    key = generation_key(generation)
     try:
         fields = _read_fields(store, key)
         if fields.get("token") == token:
             return
-        _decode(fields, key, mine)
+        _decode(fields, key, generation)
         found = "is of another process"
     except IntegrityError:
         return
     except KeyNotFound:
         found = "is gone"
     raise Fenced(
-        f"the record of life {mine} at {store.url} {found}: the repository was restored or "
+        f"the record of life {generation} at {store.url} {found}: the repository was restored or "
         "replaced while this process ran. This process changed no committed file and has to stop",
         hint=f"resilient ckpt reflog {shell_quote(store.url)}",
     )

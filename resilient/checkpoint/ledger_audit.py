@@ -141,22 +141,22 @@ class Coverage:
         )
 
     def _step(self, *values: int) -> None:
-        first, last, epoch, start, stop, rounds, batch, seats, ranks, updates, _loss = values
+        first, last, epoch, start, stop, rounds, batch, owners, ranks, updates, _loss = values
         if first != self.place.step + 1 or last < first:
             raise LedgerGap(f"steps {first} to {last} come after step {self.place.step}")
         which = "step " + (f"{first}" if first == last else f"{first} to {last}")
         coverage = self._enter(which, epoch, start)
         self._advance(which, coverage, start, stop)
-        dealt, taken = rounds * batch * seats, stop - start
+        dealt, taken = rounds * batch * owners, stop - start
         # A round that is not full is the last of its epoch; a single rank does not pad it.
         is_tail = dealt > taken and (not coverage.size or stop == coverage.size)
         if not 0 < taken <= dealt or (dealt > taken and not is_tail):
             raise LedgerGap(
                 f"{which} used up samples {start} to {stop} of epoch {epoch} with {rounds} rounds "
-                f"of {seats} x {batch}: they are {dealt}"
+                f"of {owners} x {batch}: they are {dealt}"
             )
         coverage.trained += taken
-        coverage.repeated += dealt - taken if seats > 1 else 0
+        coverage.repeated += dealt - taken if owners > 1 else 0
         if self.ranks[-1:] != [ranks]:
             self.ranks.append(ranks)
         self.place = LedgerPosition(last, epoch, stop)
@@ -257,11 +257,11 @@ def flaws_of_lives(
     saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
     segments = (parse_segment(key) for key in list_segments(store))
     saved |= {segment.generation for segment in segments if segment}
-    known, lives = {*numbers, *chain, *saved}, dict[int, "Generation"]()
+    known, generations = {*numbers, *chain, *saved}, dict[int, "Generation"]()
     flaws = []
     for number in sorted(known):
         try:
-            lives[number] = read_generation(store, number)
+            generations[number] = read_generation(store, number)
         except KeyNotFound:
             flaws.append(
                 LedgerProblem(generation_key(number), 0, f"is missing: {_why(number, chain)}")
@@ -269,14 +269,16 @@ def flaws_of_lives(
         except IntegrityError as error:
             problem = f"{error.message}: {_why(number, chain)}"
             flaws.append(LedgerProblem(generation_key(number), 0, problem))
-    flaws += [flaw for life in lives.values() for flaw in _of_another_run(life, run_id)]
-    flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, lives)]
+    flaws += [
+        flaw for generation in generations.values() for flaw in _of_another_run(generation, run_id)
+    ]
+    flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, generations)]
     return sorted(flaws, key=lambda flaw: flaw.key)
 
 
-def _gap(before: int, after: int, lives: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
+def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
     """Find the numbers between two generations that no claim left out; there may be very many."""
-    skipped = lives[after].skipped if after in lives else 0
+    skipped = generations[after].skipped if after in generations else 0
     missing = after - skipped - before - 1
     if missing > 0:
         more = f", and {missing - 1} more up to life {before + missing}" if missing > 1 else ""
@@ -287,10 +289,10 @@ def _why(number: int, chain: Collection[int]) -> str:
     return _PART if number in chain else _NOTHING
 
 
-def _of_another_run(life: Generation, run_id: str) -> Iterator[LedgerProblem]:
-    if life.run_id != run_id:
-        problem = f"is of run {life.run_id}, and the ledger of run {run_id}"
-        yield LedgerProblem(generation_key(life.number), 0, problem)
+def _of_another_run(generation: Generation, run_id: str) -> Iterator[LedgerProblem]:
+    if generation.run_id != run_id:
+        problem = f"is of run {generation.run_id}, and the ledger of run {run_id}"
+        yield LedgerProblem(generation_key(generation.number), 0, problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,8 +515,8 @@ def _unanchored(
     for checkpoint, (manifest, anchor) in anchors.items():
         is_there = anchor.head == chain[-1].head if checkpoint == newest else anchor.head in known
         if not is_there:
-            said = f"says that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
-            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{said}, and it does not"))
+            claim = f"says that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
+            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, and it does not"))
         elif manifest.run_id != chain[0].run_id:
             problem = f"is of run {manifest.run_id}, and its ledger of run {chain[0].run_id}"
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, problem))
@@ -533,8 +535,10 @@ def _cover(
     coverage = Coverage(found.began, expected)
     for segment in chain:
         if (segment.start, segment.before) != (coverage.place, found.records):
-            said = f"{segment.start} after {segment.before} records"
-            problem = f"begins at {said}, and comes after {coverage.place}, {found.records} records"
+            claim = f"{segment.start} after {segment.before} records"
+            problem = (
+                f"begins at {claim}, and comes after {coverage.place}, {found.records} records"
+            )
             found.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
         for number, row in enumerate(segment.rows, 1):
@@ -562,8 +566,8 @@ def _ends_elsewhere(
     """Return why the records do not end at the checkpoint; empty if they do."""
     place, step = coverage.place, manifest.checkpoint.step
     if (anchor.place, anchor.records) != (place, records):
-        said = f"{anchor.records} records up to {anchor.place}"
-        return f"says that the ledger has {said}; it has {records} up to {place}"
+        claim = f"{anchor.records} records up to {anchor.place}"
+        return f"says that the ledger has {claim}; it has {records} up to {place}"
     if place.step != step:
         return f"is of step {step}, and the ledger ends at step {place.step}"
     if "epoch" in manifest.data and "samples" in manifest.data:

@@ -24,46 +24,48 @@ if TYPE_CHECKING:
     from resilient.checkpoint.context import CheckpointContext
 
 
-def discover_near_tiers(desk: CheckpointContext) -> CheckpointContext:
+def discover_near_tiers(context: CheckpointContext) -> CheckpointContext:
     """Return a context that knows the near repositories of all hosts.
 
     Collective: every rank, before it asks what to resume from.
     Crash: a few bytes may be left under ``store-probe/`` of a near repository; they are never read.
 
     Args:
-        desk: Context: ranks and this rank's tiers.
+        context: Context: ranks and this rank's tiers.
 
     Raises:
         ConfigError: Hosts with a near repository each do not reach each other.
         StoreError: A near repository failed.
     """
-    tiers = desk.store
+    tiers = context.store
     if not isinstance(tiers, TieredStore):
-        return desk
-    desk = replace(desk, places=_find_places(desk, tiers))
-    if desk.places.groups:
-        tiers.peers = _open_to_each_other(desk, tiers)
-    return desk
+        return context
+    context = replace(context, places=_find_places(context, tiers))
+    if context.places.groups:
+        tiers.peers = _open_to_each_other(context, tiers)
+    return context
 
 
-def _find_places(desk: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
-    within_seconds = desk.limits.within_seconds
-    token = agree(desk.comms, "near/token", None, lambda _: secrets.token_hex(16), within_seconds)
+def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGroups:
+    within_seconds = context.limits.within_seconds
+    token = agree(
+        context.comms, "near/token", None, lambda _: secrets.token_hex(16), within_seconds
+    )
     key = probe_key(token, 0)
-    mine: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
-    agree(desk.comms, "near/put", mine, lambda _: None, within_seconds)
+    written: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
+    agree(context.comms, "near/put", written, lambda _: None, within_seconds)
 
     def look() -> list[Any]:
         return [tiers.near.get(key).hex(), max(list_numbers(tiers.near), default=0)]
 
-    ruling = agree(desk.comms, "near/seen", capture_failure(look), _ruling, within_seconds)
+    ruling = agree(context.comms, "near/seen", capture_failure(look), _ruling, within_seconds)
     places = NearTierGroups(tuple(tuple(group) for group in ruling["groups"]))
-    if places.leads(desk.world.rank):
+    if places.leads(context.world.rank):
         # The remainder is a few bytes that are never read.
         with suppress(ResilientError):
             tiers.near.delete(key)
     if ruling["fresh"]:
-        desk.emit_once(events.NearTierEmpty(ruling["fresh"]))
+        context.emit_once(events.NearTierEmpty(ruling["fresh"]))
     return places
 
 
@@ -79,12 +81,12 @@ def _ruling(shown: list[Any]) -> dict[str, Any]:
     }
 
 
-def _open_to_each_other(desk: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
+def _open_to_each_other(context: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
     """Serve this host's near repository, if this rank leads it, and connect to the others."""
-    comms, within_seconds = desk.comms, desk.limits.within_seconds
+    comms, within_seconds = context.comms, context.limits.within_seconds
 
     def serve() -> dict[str, Any] | None:
-        if not desk.leads:
+        if not context.leads:
             return None
         here = comms.here
         try:
@@ -99,8 +101,8 @@ def _open_to_each_other(desk: CheckpointContext, tiers: TieredStore) -> tuple[Pe
     )
 
     def connect() -> tuple[PeerStore, ...]:
-        mine = desk.places.number(desk.world.rank)
-        others = [rank for at, rank in enumerate(desk.places.leaders) if at != mine]
+        own_place = context.places.number(context.world.rank)
+        others = [rank for at, rank in enumerate(context.places.leaders) if at != own_place]
         return tuple(_connect(tiers, rank, served[rank]) for rank in others)
 
     peers: Any = capture_failure(connect)

@@ -106,7 +106,7 @@ class _Cargo:
 def promote(
     tiers: TieredStore,
     checkpoint: CheckpointId,
-    mine: int,
+    generation: int,
     together: PromotionGroup | None = None,
     token: str = "",
 ) -> int:
@@ -124,7 +124,7 @@ def promote(
     Args:
         tiers: Both tiers.
         checkpoint: Checkpoint that is committed in the near tier.
-        mine: Generation that promotes.
+        generation: Generation that promotes.
         together: Group of the leaders of all places; this one alone by default.
         token: Token of the claim of that generation; empty compares the number alone.
 
@@ -138,15 +138,15 @@ def promote(
         StoreError: A tier failed; the manifest may be there, and if so it is whole.
     """
     together = together or PromotionGroup()
-    fence = partial(check_fence, tiers.durable, mine, token)
+    fence = partial(check_fence, tiers.durable, generation, token)
     with together.comms.at_work() as beat:
-        cargo: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
-    shown = cargo
-    if not isinstance(cargo, RankFailure):
-        shown = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
+        copied: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
+    shown = copied
+    if not isinstance(copied, RankFailure):
+        shown = {"names": copied.names, "put": copied.put_bytes} if copied else None
 
     def rule(shown: list[Any]) -> dict[str, Any]:
-        return _put_manifest(tiers, cargo, shown, fence) if cargo else {"put": 0, "is_new": False}
+        return _put_manifest(tiers, copied, shown, fence) if copied else {"put": 0, "is_new": False}
 
     ruling = _agree(together, "carried", shown, rule)
     put_bytes = int(ruling["put"])
@@ -155,10 +155,10 @@ def promote(
         leads = together.comms.world.is_coordinator
         with together.comms.at_work() as beat:
             again = capture_failure(
-                lambda: _carry_again(tiers, cargo, fence, beat, signature=leads)
+                lambda: _carry_again(tiers, copied, fence, beat, signature=leads)
             )
         put_bytes += _agree(together, "again", again, sum)
-        if leads and cargo.manifest.parity:
+        if leads and copied.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
     return put_bytes
 
@@ -192,28 +192,28 @@ def _carry_all(
 
 def _carry_again(
     tiers: TieredStore,
-    cargo: _Cargo | None,
+    copied: _Cargo | None,
     fence: Callable[[], None],
     beat: Callable[[], None],
     *,
     signature: bool,
 ) -> int:
-    if cargo is None:
+    if copied is None:
         return 0
     if signature:
         fence()
-        _carry_signature(tiers, cargo.manifest)
-    here = [file for file in cargo.manifest.files if file.name in cargo.names]
-    return _carry_each(tiers, cargo.manifest, here, fence, beat)
+        _carry_signature(tiers, copied.manifest)
+    here = [file for file in copied.manifest.files if file.name in copied.names]
+    return _carry_each(tiers, copied.manifest, here, fence, beat)
 
 
 def _put_manifest(
-    tiers: TieredStore, cargo: _Cargo, shown: list[Any], fence: Callable[[], None]
+    tiers: TieredStore, copied: _Cargo, shown: list[Any], fence: Callable[[], None]
 ) -> dict[str, Any]:
     """Decide over the shares of all places: only the coordinator puts the manifest, here."""
-    manifest = cargo.manifest
+    manifest = copied.manifest
     put_bytes = sum(report["put"] for report in shown if report)
-    if cargo.is_committed:
+    if copied.is_committed:
         return {"put": put_bytes, "is_new": False}
     carried = {name for report in shown if report for name in report["names"]}
     for entry in manifest.files:
@@ -222,8 +222,8 @@ def _put_manifest(
             raise IntegrityError(f"`{key}` is missing in every near tier", key=key)
     fence()
     _carry_signature(tiers, manifest)
-    put_manifest(tiers.durable, manifest.checkpoint.manifest_key, cargo.data)
-    return {"put": put_bytes + len(cargo.data), "is_new": True}
+    put_manifest(tiers.durable, manifest.checkpoint.manifest_key, copied.data)
+    return {"put": put_bytes + len(copied.data), "is_new": True}
 
 
 def _carry_each(
@@ -315,21 +315,23 @@ class TierPromoter:
         """Whether a promotion is in progress."""
         return self._in_flight is not None and not self._in_flight.done()
 
-    def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
+    def begin(
+        self, context: CheckpointContext, generation: int, parent: CheckpointId | None
+    ) -> None:
         """Record the generation and its parent, which is due at the first save.
 
         Crash: nothing changed.
         """
-        self._mine, self._newest = mine, parent
-        if self._pace and desk.world.is_coordinator:
-            self._pace.begin(desk)
-        leaders = desk.places.leaders
+        self._mine, self._newest = generation, parent
+        if self._pace and context.world.is_coordinator:
+            self._pace.begin(context)
+        leaders = context.places.leaders
         if len(leaders) > 1:
-            world = World(leaders.index(desk.world.rank), len(leaders))
-            self._comms = desk.comms.apart(f"promote/{mine}", world)
+            world = World(leaders.index(context.world.rank), len(leaders))
+            self._comms = context.comms.apart(f"promote/{generation}", world)
 
     def plan(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
+        self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
         """Return what to promote now, and what must stay near; called on the coordinator.
 
@@ -339,7 +341,7 @@ class TierPromoter:
         Crash: nothing changed.
 
         Args:
-            desk: Context for the time and the waiting ranks.
+            context: Context for the time and the waiting ranks.
             checkpoint: Checkpoint that the near tier just took.
             keep: Checkpoints that the run protects, and so wants durable.
         """
@@ -349,15 +351,15 @@ class TierPromoter:
         wanted = set(keep)
         if self._saves == 1 and self._newest is not None:
             wanted.add(self._newest)
-        now_seconds = desk.clock.monotonic_seconds()
+        now_seconds = context.clock.monotonic_seconds()
         passed_seconds = now_seconds - self._began_seconds
-        tiering = self._pace.plan(desk) if self._pace else self._tiering
+        tiering = self._pace.plan(context) if self._pace else self._tiering
         is_due = tiering.is_due(self._saves, passed_seconds)
         if is_due or self._saves == 1 or self._is_owing:
             wanted.add(checkpoint)
             self._began_seconds = now_seconds
         if any(candidate not in self._damaged for candidate in wanted - self._done):
-            self._wait(desk)
+            self._wait(context)
         owed = tuple(sorted(wanted - self._done))
         if any(candidate not in self._damaged for candidate in owed):
             # Nothing else is in progress once the next promotion begins.
@@ -365,7 +367,7 @@ class TierPromoter:
         return PostCommitPlan((), (*owed, *self._on_its_way), tuple(keep))
 
     def committed(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
         """Promote what is due, in the background, and collect garbage in this place's near tier.
 
@@ -373,7 +375,7 @@ class TierPromoter:
         Crash: either tier is consistent; checkpoints not promoted yet are near.
 
         Args:
-            desk: Context for events, and the retention of the durable tier.
+            context: Context for events, and the retention of the durable tier.
             checkpoint: Checkpoint that the near tier just took.
             orders: Result of ``plan`` on the coordinator.
         """
@@ -381,15 +383,15 @@ class TierPromoter:
         if orders.due:
             self._settle()
             self._on_its_way = list(orders.due)
-            self._in_flight = self._thread.submit(self._try, desk, checkpoint, self._on_its_way)
-        if not self._take_manifest(desk, checkpoint):
+            self._in_flight = self._thread.submit(self._try, context, checkpoint, self._on_its_way)
+        if not self._take_manifest(context, checkpoint):
             # Garbage collection would take the files of a checkpoint without manifest for
             # leftovers.
             return
         retention = Retention(self._tiering.near_total_limit)
         near, is_first = self._tiers.near, not self._is_near_marked
         self._is_near_marked = collect_garbage_after_commit(
-            desk, near, retention, checkpoint, orders.staying, is_first=is_first
+            context, near, retention, checkpoint, orders.staying, is_first=is_first
         )
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
@@ -399,14 +401,14 @@ class TierPromoter:
         """
         self._newest, self._keep = checkpoint, tuple(keep)
 
-    def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
+    def finish(self, context: CheckpointContext, within_seconds: float) -> None:
         """Promote the newest checkpoint and those that the run protects, and wait for the end.
 
         Collective: the leader of each place.
         Crash: as in ``committed``.
 
         Args:
-            desk: Context for events, and the retention of the durable tier.
+            context: Context for events, and the retention of the durable tier.
             within_seconds: Deadline for the other leaders to arrive.
 
         Raises:
@@ -425,7 +427,7 @@ class TierPromoter:
             # A host that is gone is detected at once, and not waited for.
             self._tiers.require_peers()
             owed = self._agree_on(topic, newest, owed, within_seconds)
-            self._bring(desk, topic, owed)
+            self._bring(context, topic, owed)
             for checkpoint in owed:
                 if checkpoint in self._damaged:
                     raise self._damaged[checkpoint]
@@ -447,11 +449,11 @@ class TierPromoter:
         self._thread.shutdown(wait=True)
         self._comms.close()
 
-    def _wait(self, desk: CheckpointContext) -> None:
+    def _wait(self, context: CheckpointContext) -> None:
         """Wait for the promotion in progress, without a deadline."""
         if self._in_flight is not None:
-            with desk.comms.at_work() as beat:
-                while not _has_ended(self._in_flight, desk.limits.within_seconds / 4):
+            with context.comms.at_work() as beat:
+                while not _has_ended(self._in_flight, context.limits.within_seconds / 4):
                     beat()
         self._settle()
 
@@ -477,63 +479,63 @@ class TierPromoter:
         return [checkpoint for folder in ruled if (checkpoint := parse_checkpoint(folder))]
 
     def _try(
-        self, desk: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
+        self, context: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
     ) -> bool:
         """Promote what is due and emit failures; return False if the newest of it failed."""
         topic = ordered_by.folder
         try:
-            self._bring(desk, topic, due)
+            self._bring(context, topic, due)
         except ResilientError as error:
-            desk.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
+            context.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
         for checkpoint in due:
             if checkpoint in self._damaged:
-                desk.emit_once(
+                context.emit_once(
                     checkpoint_events.PromotionFailed(
                         checkpoint.folder, self._damaged[checkpoint].message
                     )
                 )
         return due[-1] in self._done
 
-    def _bring(self, desk: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
+    def _bring(self, context: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
         """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
         for checkpoint in due:
             try:
-                self._bring_one(desk, topic, checkpoint)
+                self._bring_one(context, topic, checkpoint)
             except IntegrityError as error:
                 # The other checkpoints are not affected.
                 self._damaged[checkpoint] = error
         brought = [checkpoint for checkpoint in due if checkpoint in self._done]
         if brought:
-            self._rotate(desk, brought[-1])
+            self._rotate(context, brought[-1])
 
-    def _bring_one(self, desk: CheckpointContext, topic: str, checkpoint: CheckpointId) -> None:
-        began_seconds = desk.clock.monotonic_seconds()
+    def _bring_one(self, context: CheckpointContext, topic: str, checkpoint: CheckpointId) -> None:
+        began_seconds = context.clock.monotonic_seconds()
         together = PromotionGroup(
-            self._comms, f"{topic}/{checkpoint.folder}", desk.limits.within_seconds
+            self._comms, f"{topic}/{checkpoint.folder}", context.limits.within_seconds
         )
-        put_bytes = promote(self._tiers, checkpoint, self._mine, together, desk.token)
+        put_bytes = promote(self._tiers, checkpoint, self._mine, together, context.token)
         if put_bytes:
-            took_seconds = desk.clock.monotonic_seconds() - began_seconds
+            took_seconds = context.clock.monotonic_seconds() - began_seconds
             if self._pace:
                 self._pace.note(took_seconds)
-            desk.emit_once(
+            context.emit_once(
                 checkpoint_events.CheckpointPromoted(checkpoint.folder, put_bytes, took_seconds)
             )
         # A deleted checkpoint counts as done, because no later try would find it either.
         self._done.add(checkpoint)
         self._damaged.pop(checkpoint, None)
 
-    def _rotate(self, desk: CheckpointContext, newest: CheckpointId) -> None:
-        if newest.generation == self._mine and desk.world.is_coordinator:
-            durable, retention = self._tiers.durable, desk.limits.retention
+    def _rotate(self, context: CheckpointContext, newest: CheckpointId) -> None:
+        if newest.generation == self._mine and context.world.is_coordinator:
+            durable, retention = self._tiers.durable, context.limits.retention
             is_first = not self._is_marked
             self._is_marked = collect_garbage_after_commit(
-                desk, durable, retention, newest, self._keep, is_first=is_first
+                context, durable, retention, newest, self._keep, is_first=is_first
             )
 
-    def _take_manifest(self, desk: CheckpointContext, checkpoint: CheckpointId) -> bool:
+    def _take_manifest(self, context: CheckpointContext, checkpoint: CheckpointId) -> bool:
         """Copy the manifests that only the coordinator's place has; return whether all are here."""
-        if not desk.world.is_coordinator:
+        if not context.world.is_coordinator:
             self._lacking.append(checkpoint)
         try:
             while self._lacking:
@@ -541,7 +543,7 @@ class TierPromoter:
                 self._tiers.near.put(key, self._tiers.get(key))
                 del self._lacking[0]
         except ResilientError as error:
-            desk.emit(events.RetentionFailed(self._lacking[0].folder, error.message))
+            context.emit(events.RetentionFailed(self._lacking[0].folder, error.message))
             return False
         return True
 
@@ -556,26 +558,26 @@ def _has_ended(work: Future[bool], seconds: float) -> bool:
 
 
 def add_near_tier(
-    desk: CheckpointContext, near: Store, tiering: TieringOptions
+    context: CheckpointContext, near: Store, tiering: TieringOptions
 ) -> CheckpointContext:
-    """Return a context that saves to ``near`` and promotes to the store of ``desk``.
+    """Return a context that saves to ``near`` and promotes to the store of ``context``.
 
     Crash: nothing was stored.
 
     Args:
-        desk: Context at the durable repository.
+        context: Context at the durable repository.
         near: Store that takes every save.
         tiering: Promotion schedule, and the size of the near tier.
 
     Raises:
         ConfigError: Both stores are the same.
     """
-    if near.url == desk.store.url:
+    if near.url == context.store.url:
         raise ConfigError(f"the near tier is the repository itself: {near.url}")
-    durable = desk.store
+    durable = context.store
 
     def told(key: str, where: str) -> None:
-        desk.emit(checkpoint_events.NearCopyRejected(key, where, durable.url))
+        context.emit(checkpoint_events.NearCopyRejected(key, where, durable.url))
 
     tiers = TieredStore(near, durable, told)
-    return replace(desk, store=tiers, promoter=TierPromoter(tiers, tiering))
+    return replace(context, store=tiers, promoter=TierPromoter(tiers, tiering))

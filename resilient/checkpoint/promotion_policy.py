@@ -111,14 +111,14 @@ class PromotionSchedule:
         self._began_seconds = 0.0
         self._told_seconds = 0.0
 
-    def begin(self, desk: CheckpointContext) -> None:
+    def begin(self, context: CheckpointContext) -> None:
         """Read the generation records for losses of hosts; a failing store counts as no record.
 
         Crash: reads only.
         """
-        self._began_seconds = desk.clock.monotonic_seconds()
+        self._began_seconds = context.clock.monotonic_seconds()
         try:
-            self._history = observe(_lives(desk.store), HOST_LOSSES)
+            self._history = observe(_lives(context.store), HOST_LOSSES)
         except ResilientError:
             self._history = FailureObservations()
 
@@ -126,17 +126,17 @@ class PromotionSchedule:
         """Record the duration of a promotion."""
         self._took_seconds.append(took_seconds)
 
-    def plan(self, desk: CheckpointContext) -> TieringOptions:
+    def plan(self, context: CheckpointContext) -> TieringOptions:
         """Return the current schedule; emit an event if it changed by more than a quarter.
 
         Until a promotion was measured, every save is promoted.
         """
-        chosen = self.chosen(desk.clock.monotonic_seconds())
+        chosen = self.chosen(context.clock.monotonic_seconds())
         if chosen is None:
             return TieringOptions()
         if abs(chosen.seconds - self._told_seconds) > self._told_seconds / 4:
             self._told_seconds = chosen.seconds
-            desk.emit_once(
+            context.emit_once(
                 events.PromotionScheduleChosen(
                     chosen.seconds,
                     chosen.cost_seconds,
@@ -160,11 +160,11 @@ class PromotionSchedule:
 
 def _lives(store: Store) -> list[tuple[str, str]]:
     """Return cause and claim time of the newest generations, as far as they can be read."""
-    lives = []
+    generations = []
     for number in list_numbers(store)[-_LIVES_MAX:]:
         try:
             record = read_generation(store, number)
         except (IntegrityError, KeyNotFound):
             continue
-        lives.append((record.cause, record.claimed_at))
-    return lives
+        generations.append((record.cause, record.claimed_at))
+    return generations

@@ -93,12 +93,14 @@ class Reflog:
                 return ReflogHead(own[0])
             if number in self._marks:
                 return ReflogHead(None, f"what life {number} saved was deleted")
-            life = self._lives.get(number)
-            if life is None and number in self._lives:
+            generation = self._lives.get(number)
+            if generation is None and number in self._lives:
                 return ReflogHead(None, f"the record of life {number} cannot be read")
-            if life and life.parent:
-                there = life.parent in self._whole
-                return ReflogHead(life.parent, "" if there else f"{life.parent} was deleted")
+            if generation and generation.parent:
+                there = generation.parent in self._whole
+                return ReflogHead(
+                    generation.parent, "" if there else f"{generation.parent} was deleted"
+                )
             number -= 1
         return ReflogHead(None)
 
@@ -110,8 +112,8 @@ class Reflog:
             IntegrityError: A record is damaged, so the answer is unknown.
         """
         open_moves: list[int] = []
-        for number, life in self._lives.items():
-            if life is None:
+        for number, generation in self._lives.items():
+            if generation is None:
                 raise IntegrityError(
                     f"the record of life {number} at {self._url} cannot be read, so it is unknown "
                     "what there is to undo",
@@ -119,9 +121,9 @@ class Reflog:
                     hint=f"resilient ckpt rollback REF {shell_quote(self._url)} goes anywhere "
                     "by name",
                 )
-            if life.cause == ROLLBACK:
+            if generation.cause == ROLLBACK:
                 open_moves.append(number)
-            elif life.cause == UNDO and open_moves:
+            elif generation.cause == UNDO and open_moves:
                 open_moves.pop()
         if not open_moves:
             raise NothingToResume(
@@ -148,15 +150,17 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
     Crash: reads only.
     """
     numbers = list_numbers(store)
-    lives: dict[int, Generation | None] = {}
+    generations: dict[int, Generation | None] = {}
     found = set()
     for checkpoint in abandoned:
         for number in (number for number in numbers if number > checkpoint.generation):
-            if number not in lives:
-                lives[number] = _read(store, number)
-            life = lives[number]
-            if life is not None and (life.parent is None or life.parent < checkpoint):
-                if life.cause in BY_HAND:
+            if number not in generations:
+                generations[number] = _read(store, number)
+            generation = generations[number]
+            if generation is not None and (
+                generation.parent is None or generation.parent < checkpoint
+            ):
+                if generation.cause in BY_HAND:
                     found.add(checkpoint)
                 break
     return found
@@ -177,17 +181,17 @@ def held_for_undo(
     Raises:
         StoreError: The store failed.
     """
-    held: dict[CheckpointId, list[str]] = {}
+    holders: dict[CheckpointId, list[str]] = {}
     if left == "all":
         for checkpoint in rolled_back_by_user(store, abandoned) if abandoned else ():
-            held[checkpoint] = ["a rollback left it, and nobody pruned it"]
+            holders[checkpoint] = ["a rollback left it, and nobody pruned it"]
     elif left == "undo":
         try:
             _, target = Reflog(store).undone_to()
         except (IntegrityError, NothingToResume):
             return {}
-        held[target] = ["`ckpt undo` goes back to it"]
-    return held
+        holders[target] = ["`ckpt undo` goes back to it"]
+    return holders
 
 
 def _read(store: Store, number: int) -> Generation | None:

@@ -95,8 +95,8 @@ class SiblingSource:
 
     def may_have(self, entry: FileEntry, number: int) -> bool:
         """Return whether the manifest of the other checkpoint lists the same chunk."""
-        held = self._entries.get(entry.name)
-        return held is not None and entry.chunks[number] == _chunk(held, number)
+        known = self._entries.get(entry.name)
+        return known is not None and entry.chunks[number] == _chunk(known, number)
 
 
 def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
@@ -266,8 +266,8 @@ def plan_repair(
         fixes = [*fixes, RepairStep(MANIFEST_COPY, problem, "the manifest")]
     # The manifest last, as in a save: everything that it names must be stored before it.
     fixes = sorted(fixes, key=lambda repair: repair.file == MANIFEST)
-    gone = data is not None and not _is_there(store, checkpoint)
-    return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
+    is_missing = data is not None and not _is_there(store, checkpoint)
+    return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), is_missing)
 
 
 def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> dict[str, str]:
@@ -435,9 +435,9 @@ def _not_elsewhere(
 
 def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | SiblingSource]) -> str:
     """Describe the source of a file's missing bytes."""
-    elsewhere = " or ".join(other.url for other in others)
+    other_urls = " or ".join(other.url for other in others)
     if not damage.chunks:
         return OWN_BYTES
     if not left:
-        return elsewhere
-    return PARITY if left == damage.chunks else f"{PARITY} and {elsewhere}"
+        return other_urls
+    return PARITY if left == damage.chunks else f"{PARITY} and {other_urls}"

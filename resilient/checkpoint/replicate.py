@@ -105,14 +105,16 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
         raise ConfigError(f"{checkpoint} is at {target.url} already")
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
-    lives = tuple(_lives(source, checkpoint.generation))
-    others = tuple(_others(source, target, lives))
-    _require_same_run(target, manifest, lives)
+    generations = tuple(_lives(source, checkpoint.generation))
+    others = tuple(_others(source, target, generations))
+    _require_same_run(target, manifest, generations)
     is_there = _require_same_manifest(target, key, data)
     sizes = {file.name: _size_of(target, manifest.key(file.name)) for file in manifest.files}
     missing = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
     segments, problem = _ledger(source, manifest)
-    return ReplicationPlan(manifest, data, missing, is_there, lives, others, segments, problem)
+    return ReplicationPlan(
+        manifest, data, missing, is_there, generations, others, segments, problem
+    )
 
 
 def replicate(
@@ -120,7 +122,7 @@ def replicate(
     target: Store,
     shipment: ReplicationPlan,
     clock: Clock,
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
     *,
     single_writer: bool = False,
 ) -> None:
@@ -134,7 +136,7 @@ def replicate(
         target: As in ``plan_copy``.
         shipment: Plan.
         clock: Time of the record of the target's capabilities.
-        told: Callback with the bytes done and all bytes.
+        on_progress: Callback with the bytes done and all bytes.
         single_writer: Promise of the user that no other process writes to the target.
 
     Raises:
@@ -149,7 +151,7 @@ def replicate(
     for entry in shipment.missing:
         _carry(source, target, manifest, entry, fence)
         done += entry.size_bytes
-        told(done, shipment.size_bytes)
+        on_progress(done, shipment.size_bytes)
     fence()
     for segment in shipment.segments:
         if _size_of(target, segment.key) < 0:
@@ -161,8 +163,8 @@ def replicate(
     _require_files(target, manifest)
     if not shipment.is_there:
         put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)
-    for life in (*shipment.lives, *shipment.others):
-        _record(target, life)
+    for generation in (*shipment.lives, *shipment.others):
+        _record(target, generation)
     mark_committed(target, manifest.checkpoint.generation)
     if manifest.parity:
         copy_manifest(target, manifest.checkpoint)
@@ -187,21 +189,25 @@ def _lives(store: Store, number: int) -> Iterator[Generation]:
         number = record.parent.generation if record.parent else 0
 
 
-def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Iterator[Generation]:
+def _others(
+    store: Store, target: Store, generations: tuple[Generation, ...]
+) -> Iterator[Generation]:
     """Yield the readable records that an audit of the copy would miss."""
-    known = {attempt.number for attempt in lives} | set(list_numbers(target))
-    newest = max((attempt.number for attempt in lives), default=0)
+    known = {attempt.number for attempt in generations} | set(list_numbers(target))
+    newest = max((attempt.number for attempt in generations), default=0)
     for number in list_numbers(store):
         if number < newest and number not in known:
             with suppress(IntegrityError, KeyNotFound):
                 yield read_generation(store, number)
 
 
-def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation, ...]) -> None:
+def _require_same_run(
+    target: Store, manifest: Manifest, generations: tuple[Generation, ...]
+) -> None:
     """Refuse a target that holds another run, or in which this run continued."""
-    there, mine = committed(target), manifest.checkpoint.generation
+    there, own_generation = committed(target), manifest.checkpoint.generation
     runs = {generation.run_id for generation in read_generations(target)} - {
-        attempt.run_id for attempt in lives
+        attempt.run_id for attempt in generations
     }
     if there:
         runs |= {read_manifest(target, there[0]).run_id} - {manifest.run_id}
@@ -214,9 +220,10 @@ def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation
     newest = max(
         [*list_numbers(target), *(checkpoint.generation for checkpoint in there)], default=0
     )
-    if newest > mine:
+    if newest > own_generation:
         raise Fenced(
-            f"a run went on at {target.url}: life {newest} is there, and this is of life {mine}",
+            f"a run went on at {target.url}: life {newest} is there, and "
+            f"this is of life {own_generation}",
             hint=f"resilient ckpt reflog {shell_quote(target.url)}",
         )
 
@@ -281,10 +288,10 @@ def _require_files(target: Store, manifest: Manifest) -> None:
             )
 
 
-def _record(target: Store, life: Generation) -> None:
-    data = seal(life.to_json())
+def _record(target: Store, generation: Generation) -> None:
+    data = seal(generation.to_json())
     try:
-        create_record(target, generation_key(life.number), data)
+        create_record(target, generation_key(generation.number), data)
     except KeyExists:
         # The same record, or a damaged one that `ckpt repair` reports; never that of another run.
         return

@@ -69,9 +69,9 @@ class ResumeResult:
     def of(manifest: Manifest, absent: tuple[str, ...]) -> ResumeResult:
         """Return the result for a loaded checkpoint with this manifest."""
         checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
-        held = tuple(entry.name for entry in manifest.parts)
+        parts = tuple(entry.name for entry in manifest.parts)
         return ResumeResult(
-            checkpoint, checkpoint.step, manifest.config, size, absent, manifest.data, held
+            checkpoint, checkpoint.step, manifest.config, size, absent, manifest.data, parts
         )
 
 
@@ -186,14 +186,14 @@ def _nothing_left(
     )
 
 
-def resolve_collectively(desk: CheckpointContext, topic: str, ref: str) -> CheckpointId:
+def resolve_collectively(context: CheckpointContext, topic: str, ref: str) -> CheckpointId:
     """Return the checkpoint that ``ref`` names, as the coordinator sees it.
 
     Collective: every rank, same topic, each topic once.
     Crash: reads only.
 
     Args:
-        desk: Context: repository and ranks.
+        context: Context: repository and ranks.
         topic: Name of this agreement.
         ref: As :func:`resilient.checkpoint.refs.resolve` takes it.
 
@@ -204,7 +204,7 @@ def resolve_collectively(desk: CheckpointContext, topic: str, ref: str) -> Check
     """
 
     def rule(_: object) -> list[int]:
-        found = resolve(desk.store, ref)
+        found = resolve(context.store, ref)
         return [found.generation, found.step]
 
-    return CheckpointId(*agree(desk.comms, topic, None, rule, desk.limits.within_seconds))
+    return CheckpointId(*agree(context.comms, topic, None, rule, context.limits.within_seconds))

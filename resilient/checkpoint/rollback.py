@@ -123,7 +123,7 @@ def apply_rollback(
     if not journey.is_needed:
         return None
     check_store_capabilities(store, clock, single_writer=single_writer)
-    life = claim(
+    generation = claim(
         store,
         journey.after,
         cause=UNDO if journey.undoes else ROLLBACK,
@@ -131,7 +131,7 @@ def apply_rollback(
         above=max((folder.generation for folder in folders_of(store)), default=0),
         single_writer=single_writer,
     )
-    check_fence(store, life.number, life.token)
+    check_fence(store, generation.number, generation.token)
     try:
         store.stat(journey.after.manifest_key)
     except KeyNotFound as error:
@@ -141,4 +141,4 @@ def apply_rollback(
             key=journey.after.manifest_key,
             hint=f"resilient ckpt undo {shell_quote(store.url)}",
         ) from error
-    return life.number
+    return generation.number

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def start_generation(
-    desk: CheckpointContext,
+    context: CheckpointContext,
     choice: ResumeChoice,
     cause: str,
     start: StartIdentity | None = None,
@@ -44,7 +44,7 @@ def start_generation(
     Crash: the number is used up; nothing else changed.
 
     Args:
-        desk: Context: repository and ranks.
+        context: Context: repository and ranks.
         choice: Checkpoint from which the attempt starts, and the skipped ones.
         cause: Cause of the attempt.
         start: Identity of the start that the generation belongs to.
@@ -57,40 +57,42 @@ def start_generation(
     """
 
     def look() -> None:
-        if isinstance(desk.store, TieredStore) and desk.leads:
-            require_same_run(desk.store)
+        if isinstance(context.store, TieredStore) and context.leads:
+            require_same_run(context.store)
 
     def work(_shown: list[Any]) -> dict[str, Any]:
-        check_store_capabilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
-        fsync_leftovers(desk.store)
-        above = _highest(desk.store)
-        _require_parent(desk.store, choice)
+        check_store_capabilities(
+            context.store, context.clock, single_writer=context.limits.single_writer
+        )
+        fsync_leftovers(context.store)
+        above = _highest(context.store)
+        _require_parent(context.store, choice)
         return claim(
-            desk.store,
+            context.store,
             choice.checkpoint,
             cause=cause,
-            clock=desk.clock,
+            clock=context.clock,
             above=above,
-            single_writer=desk.limits.single_writer,
+            single_writer=context.limits.single_writer,
             start=start,
             process=process,
         ).to_json()
 
     ruling = agree(
-        desk.comms, "resume/claim", capture_failure(look), work, desk.limits.within_seconds
+        context.comms, "resume/claim", capture_failure(look), work, context.limits.within_seconds
     )
-    life = Generation.from_json(ruling)
-    _share_near_tier(desk, life)
-    told = desk.for_generation(life)
+    generation = Generation.from_json(ruling)
+    _share_near_tier(context, generation)
+    new_context = context.for_generation(generation)
     for skip in choice.skipped:
-        told.emit_once(events.CheckpointSkipped(skip.name, skip.reason))
-    if life.parent is None and desk.world.is_coordinator:
-        _tell_what_is_left(told)
-    parent = life.parent.folder if life.parent else ""
-    told.emit_once(events.GenerationClaimed(life.number, parent, cause))
-    if desk.leads:
-        sweep_uploads(told, life.number)
-    return life
+        new_context.emit_once(events.CheckpointSkipped(skip.name, skip.reason))
+    if generation.parent is None and context.world.is_coordinator:
+        _tell_what_is_left(new_context)
+    parent = generation.parent.folder if generation.parent else ""
+    new_context.emit_once(events.GenerationClaimed(generation.number, parent, cause))
+    if context.leads:
+        sweep_uploads(new_context, generation.number)
+    return generation
 
 
 def _require_parent(store: Store, choice: ResumeChoice) -> None:
@@ -118,35 +120,35 @@ def _highest(store: Store) -> int:
     return max((folder.generation for folder in folders), default=0)
 
 
-def _share_near_tier(desk: CheckpointContext, life: Generation) -> None:
+def _share_near_tier(context: CheckpointContext, generation: Generation) -> None:
     """Make the near tier of every place accept the saves of this generation. Collective."""
-    tiers = desk.store
+    tiers = context.store
     if not isinstance(tiers, TieredStore):
         return
 
     def share() -> None:
-        if desk.leads:
+        if context.leads:
             adopt_manifests(tiers)
-            copy_generation_record(tiers, life.number)
+            copy_generation_record(tiers, generation.number)
 
     agree(
-        desk.comms,
+        context.comms,
         "resume/near",
         capture_failure(share),
         lambda _: None,
-        desk.limits.within_seconds,
+        context.limits.within_seconds,
     )
-    if desk.promoter and desk.leads:
-        desk.promoter.begin(desk, life.number, life.parent)
+    if context.promoter and context.leads:
+        context.promoter.begin(context, generation.number, generation.parent)
 
 
-def _tell_what_is_left(desk: CheckpointContext) -> None:
-    left = committed(desk.store)
+def _tell_what_is_left(context: CheckpointContext) -> None:
+    left = committed(context.store)
     if left:
-        desk.emit_once(events.RunRestartedFromScratch(len(left), left[0].folder))
+        context.emit_once(events.RunRestartedFromScratch(len(left), left[0].folder))
 
 
-def sweep_uploads(desk: CheckpointContext, mine: int) -> None:
+def sweep_uploads(context: CheckpointContext, generation: int) -> None:
     """Remove unfinished uploads and temporary files of killed processes of older generations.
 
     No age is needed, because nothing that an older generation still writes can be committed.
@@ -154,7 +156,7 @@ def sweep_uploads(desk: CheckpointContext, mine: int) -> None:
 
     Crash: some uploads are aborted; none of them was ever an object.
     """
-    store = desk.store if desk.world.is_coordinator else nearest_store(desk.store)
+    store = context.store if context.world.is_coordinator else nearest_store(context.store)
     if not isinstance(store, Sweepable):
         return
 
@@ -162,12 +164,12 @@ def sweep_uploads(desk: CheckpointContext, mine: int) -> None:
         folder, _, name = key.partition("/")
         checkpoint = parse_checkpoint(folder)
         is_known = is_file_name(name) or name.startswith(TEMPORARY)
-        return is_known and checkpoint is not None and checkpoint.generation < mine
+        return is_known and checkpoint is not None and checkpoint.generation < generation
 
     try:
-        gone = store.sweep(is_of_an_older_life, 0.0, desk.clock)
+        swept = store.sweep(is_of_an_older_life, 0.0, context.clock)
     except ResilientError as error:
-        desk.emit(events.UploadCleanupFailed(error.message, error.hint))
+        context.emit(events.UploadCleanupFailed(error.message, error.hint))
         return
-    if gone:
-        desk.emit(events.UploadsAborted(len(gone)))
+    if swept:
+        context.emit(events.UploadsAborted(len(swept)))

@@ -152,7 +152,7 @@ def compare(
     after: CheckpointView,
     *,
     wanted: Callable[[str], bool] = lambda _: True,
-    told: Callable[[int, int], None] = nobody,
+    on_progress: Callable[[int, int], None] = nobody,
 ) -> Comparison:
     """Compare two checkpoints.
 
@@ -163,7 +163,7 @@ def compare(
         before: One checkpoint.
         after: The other.
         wanted: Predicate on a tensor's name, prefixed with its part, that selects it.
-        told: Function called with the bytes compared and the total bytes.
+        on_progress: Function called with the bytes compared and the total bytes.
 
     Raises:
         StoreError: A checkpoint could not be read.
@@ -174,7 +174,7 @@ def compare(
     both = [(pair.name, pair.before, pair.after) for pair in pairs if pair.before and pair.after]
     only_before = tuple(pair.before for pair in pairs if pair.before and pair.after is None)
     only_after = tuple(pair.after for pair in pairs if pair.after and pair.before is None)
-    changes = _Tensors(before, after, told).measured(both)
+    changes = _Tensors(before, after, on_progress).measured(both)
     fields, same = _fields(before, after)
     opaque, unread = _opaque(before, after, fields)
     logs = (before.history, after.history)
@@ -216,15 +216,19 @@ def _opaque(
     if before.layout != after.layout:
         return (), ((), ())
     (value, left), (other, right) = before.opaque(), after.opaque()
-    told = {f"{change.name}." for change in fields}
+    changed_fields = {f"{change.name}." for change in fields}
     changes = []
     for place in sorted({*value, *other}):
-        held, now = value.get(place), other.get(place)
-        is_cut = before.world != after.world and any(it.is_cut for it in (held, now) if it)
+        before_value, now = value.get(place), other.get(place)
+        is_cut = before.world != after.world and any(
+            opaque.is_cut for opaque in (before_value, now) if opaque
+        )
         path = f"{place.partition(': ')[2] or place}."
-        if is_cut or held == now or any(path.startswith(name) for name in told):
+        if is_cut or before_value == now or any(path.startswith(name) for name in changed_fields):
             continue
-        changes.append(OpaqueChange(place, "a" if now is None else "b" if held is None else "both"))
+        changes.append(
+            OpaqueChange(place, "a" if now is None else "b" if before_value is None else "both")
+        )
     return tuple(changes), (left, right)
 
 
@@ -281,16 +285,16 @@ def _without_tied(
 
     Some tools write tied weights once, others twice.
     """
-    held: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
+    by_content: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for pair in pairs:
         if pair.before and pair.after:
             for number, tensor in enumerate((pair.before, pair.after)):
-                held[number, tensor.part, tensor.shape, tensor.dtype].append(tensor)
+                by_content[number, tensor.part, tensor.shape, tensor.dtype].append(tensor)
     left, tied = [], []
     for pair in pairs:
         number = 1 if pair.before is None else 0
         alone = None if pair.before and pair.after else (pair.before, pair.after)[number]
-        alike = held.get((number, MODEL, alone.shape, alone.dtype), []) if alone else []
+        alike = by_content.get((number, MODEL, alone.shape, alone.dtype), []) if alone else []
         if alone and _is_copy(sides[number], alone, alike):
             tied.append(pair.name)
         else:
@@ -340,10 +344,10 @@ class _Tensors:
     """Comparison of pairs of tensors; the next block is read while one is measured."""
 
     def __init__(
-        self, before: CheckpointView, after: CheckpointView, told: Callable[[int, int], None]
+        self, before: CheckpointView, after: CheckpointView, on_progress: Callable[[int, int], None]
     ) -> None:
         self._sides = (before, after)
-        self._told = told
+        self._told = on_progress
         self._meters: dict[int, DifferenceMeter] = {}
         self._failed: dict[int, str] = {}
 

@@ -105,8 +105,8 @@ class _Walk:
                 self._known[id(value)] = self._of_many(value, depth + 1)
             return self._known[id(value)]
         if isinstance(value, TensorRef):
-            told = repr((value.dtype, value.shape, value.offset, value.strides)).encode()
-            return _hashed("tensor", told, self._of_stored(value.storage))
+            described = repr((value.dtype, value.shape, value.offset, value.strides)).encode()
+            return _hashed("tensor", described, self._of_stored(value.storage))
         if isinstance(value, StorageRef):
             return self._of_stored(value)
         return _hashed(type(value).__name__, _plain(value))
@@ -114,17 +114,17 @@ class _Walk:
     def _of_many(self, value: Any, depth: int) -> bytes:
         if isinstance(value, dict):
             pairs = value.items()
-            held = sorted(self.of(key, depth) + self.of(item, depth) for key, item in pairs)
-            return _hashed("dict", *held)
+            digests = sorted(self.of(key, depth) + self.of(item, depth) for key, item in pairs)
+            return _hashed("dict", *digests)
         if isinstance(value, PickledCall):
             if _is_set(value):
                 return self._of_many(Unordered(value.args[0]), depth)
             parts = (value.name, value.args, value.state, value.items)
             return _hashed("made", *(self.of(part, depth) for part in parts))
-        held = [self.of(item, depth) for item in value]
+        digests = [self.of(item, depth) for item in value]
         if isinstance(value, Unordered):
-            return _hashed("set", *sorted(held))
-        return _hashed(type(value).__name__, *held)
+            return _hashed("set", *sorted(digests))
+        return _hashed(type(value).__name__, *digests)
 
     def _of_stored(self, stored: StorageRef | None) -> bytes:
         """Return the digest of the bytes of a storage; a constant digest without bytes."""

@@ -181,7 +181,7 @@ class _OpaqueReader:
     ) -> None:
         self._folder, self._listing, self._known = folder, listing, known
         self._digests = Digests(folder, listing)
-        self._places = {(it.file, it.start) for tensor in tensors for it in tensor.pieces}
+        self._places = {(piece.file, piece.start) for tensor in tensors for piece in tensor.pieces}
         self.notes: list[str] = []
 
     def of_file(self, name: str) -> list[tuple[str, bytes]]:
@@ -234,10 +234,10 @@ class _OpaqueReader:
         yield name, b"".join(parts)
 
     def _unread(
-        self, archive: Archive, value: Any, path: str, told: Callable[[str], bool] | None
+        self, archive: Archive, value: Any, path: str, is_reported: Callable[[str], bool] | None
     ) -> Iterator[tuple[str, bytes]]:
         value = _without(value, self._known.names.get(archive.name, frozenset()))
-        walk = _Walk(archive, self._digests, self._places, told or (lambda _: False))
+        walk = _Walk(archive, self._digests, self._places, is_reported or (lambda _: False))
         yield from walk.of(value, path, 0)
 
 
@@ -249,9 +249,14 @@ class _Walk:
         archive: Archive,
         digests: Digests,
         places: set[tuple[str, int]],
-        told: Callable[[str], bool],
+        is_reported: Callable[[str], bool],
     ) -> None:
-        self._archive, self._digests, self._places, self._told = archive, digests, places, told
+        self._archive, self._digests, self._places, self._told = (
+            archive,
+            digests,
+            places,
+            is_reported,
+        )
 
     def of(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
         """Yield paths with digests; a value none of whose parts is a field gets a single digest."""
@@ -373,7 +378,7 @@ class _ContentReader:
     def opaque(self, tensors: Iterable[Tensor]) -> tuple[dict[str, Opaque], list[str]]:
         """Return the digests of opaque content, and notes on what could not be read."""
         alone = self._listing.sizes if self._listing.is_file else ()
-        told: dict[str, Callable[[str], bool]] = {
+        is_reported: dict[str, Callable[[str], bool]] = {
             **dict.fromkeys(alone, _is_field),
             **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_shown),
             **dict.fromkeys((*_OPTIMIZERS, *self._shares()), _is_group),
@@ -383,9 +388,9 @@ class _ContentReader:
             with suppress(Unreadable):
                 indexes[prefix] = read_index(self._folder, self._listing, prefix)
                 looked = sorted(indexes[prefix].values)[:VALUES_MAX]
-                told |= dict.fromkeys(looked, _is_field)
+                is_reported |= dict.fromkeys(looked, _is_field)
         names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
-        known = Understood(self._engine() or "", indexes, told, names)
+        known = Understood(self._engine() or "", indexes, is_reported, names)
         return opaque_in(self._folder, self._listing, tensors, known)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
@@ -420,9 +425,9 @@ class _ContentReader:
             value = archive.value if archive else None
             groups = value.get("param_groups") if isinstance(value, dict) else None
             for group in groups if isinstance(groups, list) else ():
-                told = group.get("params") if isinstance(group, dict) else None
-                held = told if isinstance(told, list | tuple) else ()
-                names += [name for name in held if isinstance(name, str)]
+                members = group.get("params") if isinstance(group, dict) else None
+                items = members if isinstance(members, list | tuple) else ()
+                names += [name for name in items if isinstance(name, str)]
         for prefix in self._indexes():
             for key, value in sorted(self._values(prefix).items()):
                 if key.endswith(".params") and isinstance(value, list | tuple):
@@ -442,8 +447,8 @@ class _ContentReader:
         if len(names) > VALUES_MAX:
             left = len(names) - VALUES_MAX
             self.notes.append(f"{prefix or '.'}: {left} values that are no tensors were left out")
-        held = names[:VALUES_MAX]
-        return {path: value_at(self._folder, self._listing, index, path) for path in held}
+        paths = names[:VALUES_MAX]
+        return {path: value_at(self._folder, self._listing, index, path) for path in paths}
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section."""
@@ -455,7 +460,7 @@ class _ContentReader:
             MODEL_CONFIG: dict(plain_leaves(self._json("config.json"))),
             SOFTWARE: dict(self._contents.versions),
             TRAINER: dict(plain_leaves(state)),
-            SCHEDULE: {name: it for file in _SCHEDULES for name, it in self._leaves(file)},
+            SCHEDULE: {name: leaf for file in _SCHEDULES for name, leaf in self._leaves(file)},
             GROUPS: {},
             DATA: dict(self._contents.data),
         }
@@ -468,10 +473,10 @@ class _ContentReader:
     def _config(self) -> Any:
         archive = self._open(_ARGUMENTS)
         value = archive.value if archive else None
-        told = value.state if isinstance(value, PickledCall) else value
-        if not isinstance(told, dict):
+        config = value.state if isinstance(value, PickledCall) else value
+        if not isinstance(config, dict):
             return {}
-        return {name: option for name, option in told.items() if name not in _OF_THE_PROCESS}
+        return {name: option for name, option in config.items() if name not in _OF_THE_PROCESS}
 
     def _loose(self) -> Iterator[tuple[str, Any]]:
         """Yield values beside tensors, by a path that shows their owner."""

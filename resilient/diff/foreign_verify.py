@@ -131,8 +131,8 @@ def verify_foreign(
     """
     found = [*check_bytes(folder, listing), *_dangers(folder, listing)]
     # Weights without an optimizer are not damaged.
-    told = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
-    broken = [*(problem for problem in found if problem.what != BEHIND), *told]
+    fatal = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
+    broken = [*(problem for problem in found if problem.what != BEHIND), *fatal]
     spoiled = {problem.place for problem in broken}
     near = ReadAhead(folder, listing)
     # Numbers of a damaged file do not show what was saved.

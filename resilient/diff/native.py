@@ -142,20 +142,20 @@ class _Reader:
         found: dict[str, Opaque] = {}
         for name, tree in trees.items():
             if kinds[name] == OPTIMIZER:
-                rest = {path: it for path, it in plain_leaves(tree) if not _is_option(path)}
+                rest = {path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)}
             elif _RANDOM.fullmatch(name) and isinstance(tree, dict):
                 rest = self._unread(tree)
             else:
                 continue
-            found |= {f"{name}.{key}": Opaque(digests.of_value(it)) for key, it in rest.items()}
+            found |= {f"{name}.{key}": Opaque(digests.of_value(leaf)) for key, leaf in rest.items()}
         return found
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the states of unknown generators; for a tensor its bytes."""
-        unread = {kind.partition(" ")[0] for kind, it in self._states(tree) if it is None}
+        unread = {kind.partition(" ")[0] for kind, state in self._states(tree) if state is None}
         return {
-            key: self._words(it) if isinstance(it, TensorPlaceholder) else it
-            for key, it in tree.items()
+            key: self._words(value) if isinstance(value, TensorPlaceholder) else value
+            for key, value in tree.items()
             if key not in _GENERATORS or key in unread
         }
 
@@ -171,9 +171,13 @@ class _Reader:
         for number, state in enumerate(tree.get("cuda") or ()):
             yield f"cuda {number}", of_philox(self._words(state))
 
-    def _words(self, held: Any) -> bytes:
+    def _words(self, placeholder: Any) -> bytes:
         entry = next(
-            (value for value in self._manifest.tensors if held == TensorPlaceholder(value.name)),
+            (
+                value
+                for value in self._manifest.tensors
+                if placeholder == TensorPlaceholder(value.name)
+            ),
             None,
         )
         if entry is None:
@@ -205,8 +209,8 @@ def _tensors(
         if not _RANDOM.fullmatch(entry.part):
             yield _tensor(entry, _named(entry, kinds, len(models)), kinds.get(entry.part, OTHER))
     for name in models:
-        for path, held in trees[name].items():
-            tied = by_name.get(held.name)
+        for path, placeholder in trees[name].items():
+            tied = by_name.get(placeholder.name)
             if tied is not None and tied.name != f"{name}/{_escaped(path)}":
                 yield _tensor(tied, path if len(models) == 1 else f"{name}.{path}", MODEL)
 

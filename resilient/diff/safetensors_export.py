@@ -22,7 +22,7 @@ _JOINS = "dcp"
 
 
 def write_parts(
-    side: CheckpointView, folder: Path, told: Callable[[int, int], None]
+    side: CheckpointView, folder: Path, on_progress: Callable[[int, int], None]
 ) -> dict[str, Path]:
     """Write ``model.safetensors``, and ``optimizer.safetensors`` if there are moments.
 
@@ -33,7 +33,7 @@ def write_parts(
     Args:
         side: The checkpoint; its bytes were verified.
         folder: An existing, empty folder.
-        told: Function called with the bytes written and the total bytes.
+        on_progress: Function called with the bytes written and the total bytes.
 
     Returns:
         The file of each part.
@@ -56,7 +56,7 @@ def write_parts(
                 for block in blocks(side, tensor, lambda _done, _of: None):
                     file.write(block.tobytes())
                     done += block.nbytes
-                    told(done, of_bytes)
+                    on_progress(done, of_bytes)
         written[part] = path
     return written
 

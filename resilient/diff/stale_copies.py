@@ -56,14 +56,14 @@ def stale_copies(
     if listing.is_file or contents.layout not in _LAYOUTS:
         return
     kinds = {**_of_tensors(contents), **_of_random(folder, listing)}
-    for other, theirs in older_steps(folder.url):
+    for other, older in older_steps(folder.url):
         alike = [
             name
             for name in sorted(kinds)
-            if 0 < listing.sizes.get(name, 0) == theirs.sizes.get(name)
+            if 0 < listing.sizes.get(name, 0) == older.sizes.get(name)
             and _same(folder, other, name, listing.sizes[name])
         ]
-        found = read_layout(other, theirs) if alike else None
+        found = read_layout(other, older) if alike else None
         has_scaler = _SCALER in listing.sizes
         if found is None or not _is_moved(contents, found, has_scaler=has_scaler):
             continue
@@ -87,12 +87,12 @@ def _of_tensors(contents: Contents) -> dict[str, str]:
     }
     found = {}
     for name in files:
-        held = [weight for weight in weights if name in weight.files]
-        is_narrow = all(tensor.dtype in _NARROW for tensor in held)
+        weights_in_file = [weight for weight in weights if name in weight.files]
+        is_narrow = all(tensor.dtype in _NARROW for tensor in weights_in_file)
         if is_narrow and max(optimizer.rates, default=0.0) < _RATE_MIN:
             continue
         if name.endswith(SLICES):
-            names = {tensor.name.removeprefix("model.") for tensor in held}
+            names = {tensor.name.removeprefix("model.") for tensor in weights_in_file}
             is_trained = any(_owner(tensor) in names for tensor in moved)
         else:
             is_trained = len(files) == 1 or optimizer.states >= len(weights)
@@ -113,11 +113,11 @@ def _of_random(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
     names = [file for file in listing.sizes if _RANDOM.fullmatch(file)]
     try:
         config = read_json(folder, listing, CONFIG) if names else {}
-        held = open_archive(folder, listing, OPTIMIZERS[0]).value if names else None
+        content = open_archive(folder, listing, OPTIMIZERS[0]).value if names else None
     except Unreadable:
         return {}
     drops = any("drop" in key and _is_share(value) for key, value in config.items())
-    devices = _devices(held)
+    devices = _devices(content)
     is_saved = bool(devices) and all(device.startswith(("cpu", "cuda")) for device in devices)
     return dict.fromkeys(names, "random") if drops and is_saved else {}
 
@@ -145,9 +145,9 @@ def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
         for rate in content.optimizer.rates
     ]
     ours = contents.optimizer.step if contents.optimizer else None
-    theirs = older.optimizer.step if older.optimizer else None
+    older_step = older.optimizer.step if older.optimizer else None
     # A scaler of fp16 may have skipped every update between two steps.
-    is_skipped = has_scaler and ours is not None and ours == theirs
+    is_skipped = has_scaler and ours is not None and ours == older_step
     return any(rates) and not is_skipped
 
 

@@ -188,7 +188,7 @@ class Summary:
 
 
 def blocks(
-    side: CheckpointView, tensor: Tensor, told: Callable[[int, int], None]
+    side: CheckpointView, tensor: Tensor, on_progress: Callable[[int, int], None]
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the elements of a tensor, row-major, as little-endian bytes with a row for each.
 
@@ -200,11 +200,11 @@ def blocks(
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         yield elements.read(start, count)
-        told((start + count) * elements.item_bytes, tensor.size_bytes)
+        on_progress((start + count) * elements.item_bytes, tensor.size_bytes)
 
 
 def summarize(
-    side: CheckpointView, tensor: Tensor, first: int, told: Callable[[int, int], None]
+    side: CheckpointView, tensor: Tensor, first: int, on_progress: Callable[[int, int], None]
 ) -> Summary | None:
     """Return summary statistics of a tensor; None for a dtype that is not known.
 
@@ -215,7 +215,7 @@ def summarize(
         side: The checkpoint.
         tensor: One of its tensors.
         first: Number of first elements to return.
-        told: Function called with the bytes read and the total bytes.
+        on_progress: Function called with the bytes read and the total bytes.
 
     Raises:
         Unreadable: The tensor cannot be read by ranges, or is damaged.
@@ -225,7 +225,7 @@ def summarize(
         return None
     sums = SummaryAccumulator()
     head: tuple[Any, ...] = ()
-    for number, block in enumerate(blocks(side, tensor, told)):
+    for number, block in enumerate(blocks(side, tensor, on_progress)):
         if number == 0:
             head = first_of(block, tensor.dtype, first)
         sums.add(values(block, tensor.dtype))
@@ -357,7 +357,7 @@ class Histogram:
 def histogram(
     side: CheckpointView,
     tensor: Tensor,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
     blocks_max: int = BLOCKS_MAX,
 ) -> Histogram | None:
     """Return the histogram of a tensor; None for a dtype that is not known.
@@ -365,7 +365,7 @@ def histogram(
     Args:
         side: The checkpoint.
         tensor: One of its tensors.
-        told: Function called with the blocks read and the total blocks.
+        on_progress: Function called with the blocks read and the total blocks.
         blocks_max: Largest number of blocks to read, of a million elements each.
 
     Raises:
@@ -385,7 +385,7 @@ def histogram(
         cells.add(finite)
         _count_powers(powers, finite)
         seen += count
-        told(number, len(starts))
+        on_progress(number, len(starts))
     found = tuple(
         (int(exponent) + _DEEPEST, int(powers[exponent])) for exponent in np.flatnonzero(powers)
     )

@@ -35,10 +35,10 @@ class ControlGroup:
         scope: Prefix of every key.
     """
 
-    def __init__(self, board: KVStore, world: World, scope: str) -> None:
+    def __init__(self, kv_store: KVStore, world: World, scope: str) -> None:
         self.world = world
         self.scope = scope
-        self._board = board
+        self._board = kv_store
         self._spoken: list[str] = []
         self._beats = 0
 
@@ -46,9 +46,9 @@ class ControlGroup:
         """Return the key of a rank's value, or of the coordinator's decision."""
         return f"{self.scope}/{topic}/{who}"
 
-    def over(self, board: KVStore) -> ControlGroup:
+    def over(self, kv_store: KVStore) -> ControlGroup:
         """Return a group of the same ranks and scope on another store."""
-        return ControlGroup(board, self.world, self.scope)
+        return ControlGroup(kv_store, self.world, self.scope)
 
     def apart(self, name: str, world: World) -> ControlGroup:
         """Return a group of another world on its own connection, for use by another thread."""
@@ -93,8 +93,8 @@ class ControlGroup:
             PeerFailed: The key-value store is gone.
         """
         who = "ruling" if self.world.is_coordinator else self.world.rank
-        said = {key: value for key, value in failure.items() if key != "rank" or who == "ruling"}
-        self._board.post(self.key(topic, who), json.dumps(said).encode())
+        shown = {key: value for key, value in failure.items() if key != "rank" or who == "ruling"}
+        self._board.post(self.key(topic, who), json.dumps(shown).encode())
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
@@ -165,7 +165,7 @@ class ControlGroup:
             self._forget_mine(topic)
             return ruling
         before: dict[int, bytes] = {}
-        while (heard := self._board.wait([key], within_seconds)) is None:
+        while (received := self._board.wait([key], within_seconds)) is None:
             # The coordinator may be waiting for any of the ranks.
             beats = self._beats_of(range(self.world.size))
             if beats == before:
@@ -176,7 +176,7 @@ class ControlGroup:
                 )
             before = beats
         self._forget_mine(topic)
-        return json.loads(heard[0])
+        return json.loads(received[0])
 
     def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return the last heartbeats of the ranks that are in ``at_work``."""
@@ -259,18 +259,18 @@ def capture_failure(work: Callable[[], Any]) -> Any | RankFailure:
 def agree(
     comms: ControlGroup,
     topic: str,
-    mine: Any | RankFailure,
+    own_result: Any | RankFailure,
     rule: Callable[[list[Any]], Any],
     within_seconds: float,
 ) -> Any:
-    """Post ``mine``, let the coordinator decide over all values, and return the decision.
+    """Post ``own_result``, let the coordinator decide over all values, and return the decision.
 
     Collective: every rank, same topic, each topic once.
 
     Args:
         comms: Group of ranks.
         topic: Name of this agreement.
-        mine: A JSON-able value, or a RankFailure.
+        own_result: A JSON-able value, or a RankFailure.
         rule: Function called on the coordinator with the values by rank, if no rank failed. Its
             result is JSON-able. An error that it raises becomes the failure of all ranks.
         within_seconds: Deadline for the ranks' values, and then for the coordinator's decision.
@@ -279,22 +279,22 @@ def agree(
         ResilientError: The first rank's failure, or the rule's, as an error of the same kind.
         DeadlineExceeded: A rank was silent, or the coordinator did not decide.
     """
-    shown = mine.to_json() if isinstance(mine, RankFailure) else {"value": mine}
+    shown = own_result.to_json() if isinstance(own_result, RankFailure) else {"value": own_result}
     ruling: Any = None
     gathered = capture_failure(lambda: comms.gather(topic, shown, within_seconds))
     if comms.world.is_coordinator:
         ruling = _conclude(gathered, rule)
-        heard = (
+        answer = (
             ruling.to_json() | {"rank": ruling.rank} if isinstance(ruling, RankFailure) else None
         )
         # Ranks that were silent until now may still come; they read the same decision.
-        comms.broadcast(topic, heard or {"value": ruling}, within_seconds)
+        comms.broadcast(topic, answer or {"value": ruling}, within_seconds)
     else:
         if isinstance(gathered, RankFailure):
             raise gathered.to_error(comms.world.size) from gathered.cause
         ruling = _hear(comms, topic, within_seconds)
     if isinstance(ruling, RankFailure):
-        cause = ruling.cause or (mine.cause if isinstance(mine, RankFailure) else None)
+        cause = ruling.cause or (own_result.cause if isinstance(own_result, RankFailure) else None)
         raise ruling.to_error(comms.world.size) from cause
     return ruling
 
@@ -328,7 +328,7 @@ def _conclude(gathered: Any, rule: Callable[[list[Any]], Any]) -> Any | RankFail
     return capture_failure(lambda: rule([answer["value"] for answer in gathered]))
 
 
-def _parse(heard: dict[str, Any]) -> Any | RankFailure:
-    if "failure" in heard:
-        return RankFailure(**heard["failure"], rank=heard.get("rank", -1))
-    return heard["value"]
+def _parse(answer: dict[str, Any]) -> Any | RankFailure:
+    if "failure" in answer:
+        return RankFailure(**answer["failure"], rank=answer.get("rank", -1))
+    return answer["value"]

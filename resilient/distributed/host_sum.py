@@ -59,9 +59,9 @@ class HostLocalSum:
         Crash: the other ranks wait until they are killed, too.
         """
         self._turn += 1
-        said = _SAID.pack(self._turn, number)
+        message = _SAID.pack(self._turn, number)
         start = _start(self._turn)
-        record = said + _CHECK.pack(zlib.crc32(said))
+        record = message + _CHECK.pack(zlib.crc32(message))
         self._pages[self._rank][start : start + _RECORD_BYTES] = record
         return self._turn
 

@@ -418,17 +418,17 @@ class SocketKVStore:
 
     def peek(self, key: str) -> bytes | None:
         """Ask the server once; never waits for another client."""
-        held = self._ask(verb="peek", keys=[key])
-        return None if held is None else _bytes(held)
+        value = self._ask(verb="peek", keys=[key])
+        return None if value is None else _bytes(value)
 
     def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
         """Wait for all ``keys``, with a new request each second, so that neither side hangs."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
             left_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
-            held = self._ask(verb="wait", keys=list(keys), within_seconds=left_seconds)
-            if held is not None:
-                return [_bytes(value) for value in held]
+            values = self._ask(verb="wait", keys=list(keys), within_seconds=left_seconds)
+            if values is not None:
+                return [_bytes(value) for value in values]
             if left_seconds <= _SLICE_SECONDS:
                 return None
 

@@ -72,12 +72,12 @@ class MissedSaveDetector:
     def __init__(
         self,
         comms: ControlGroup,
-        board: KVStore,
+        kv_store: KVStore,
         saves: Callable[[], int],
         steps: Callable[[], int],
     ) -> None:
-        self._comms = comms.over(board)
-        self._board = board
+        self._comms = comms.over(kv_store)
+        self._board = kv_store
         self._saves = saves
         self._steps = steps
         rank, size = comms.world.rank, comms.world.size

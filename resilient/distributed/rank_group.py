@@ -97,12 +97,12 @@ def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGrou
         if not launch.start.id:
             launch = replace(launch, start=own_start(os.environ))
         _joined.append(_join(launch, may_serve=backend is not None))
-    gang = _joined[0]
+    rank_group = _joined[0]
     if dist.is_initialized():
-        _require_same_size(gang.world.size)
-    elif backend is not None and gang.board is not None:
-        _compute_together(gang, gang.board, backend(gang.world))
-    return gang
+        _require_same_size(rank_group.world.size)
+    elif backend is not None and rank_group.board is not None:
+        _compute_together(rank_group, rank_group.board, backend(rank_group.world))
+    return rank_group
 
 
 def _join(launch: LaunchEnv, *, may_serve: bool) -> RankGroup:
@@ -132,10 +132,12 @@ def _require_same_size(size: int) -> None:
         )
 
 
-def _compute_together(gang: RankGroup, board: TorchKVStore, backend: ProcessGroupSpec) -> None:
+def _compute_together(
+    rank_group: RankGroup, kv_store: TorchKVStore, backend: ProcessGroupSpec
+) -> None:
     """Start the default process group on the group's key-value store. Collective."""
-    attempt = gang.launch.attempt
-    join_process_group(board, gang.world, backend.name, attempt, backend.timeout_seconds)
+    attempt = rank_group.launch.attempt
+    join_process_group(kv_store, rank_group.world, backend.name, attempt, backend.timeout_seconds)
     atexit.register(_leave_process_group)
 
 
@@ -180,16 +182,16 @@ def _serve(host: str) -> Any:
     return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
 
 
-def exit_barrier(gang: RankGroup, topic: str) -> None:
+def exit_barrier(rank_group: RankGroup, topic: str) -> None:
     """Wait until no rank needs the key-value store for this topic, if this rank may serve it.
 
     Bounded: a rank that died delays the others by at most ten seconds.
     """
-    if gang.board is None:
+    if rank_group.board is None:
         return
-    keys = [f"farewell/{topic}/{rank}" for rank in range(gang.world.size)]
+    keys = [f"farewell/{topic}/{rank}" for rank in range(rank_group.world.size)]
     # Everything is durable by now; a missing key-value store is no failure.
     with suppress(PeerFailed):
-        gang.board.post(keys[gang.world.rank], b"1")
-        if gang.world.is_coordinator:
-            gang.board.wait(keys, _FAREWELL_SECONDS)
+        rank_group.board.post(keys[rank_group.world.rank], b"1")
+        if rank_group.world.is_coordinator:
+            rank_group.board.wait(keys, _FAREWELL_SECONDS)

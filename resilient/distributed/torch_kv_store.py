@@ -111,7 +111,7 @@ def connect(world: World, host: str, port: int, *, hosted: bool) -> TorchKVStore
 
 
 def join_process_group(
-    board: TorchKVStore, world: World, backend: str, attempt: str, timeout_seconds: float
+    kv_store: TorchKVStore, world: World, backend: str, attempt: str, timeout_seconds: float
 ) -> None:
     """Start torch's default process group on the key-value store.
 
@@ -120,7 +120,7 @@ def join_process_group(
     """
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"group/{attempt}", board.another().store),
+        store=dist.PrefixStore(f"group/{attempt}", kv_store.another().store),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout_seconds),

@@ -214,20 +214,20 @@ class ElasticAgent(SimpleElasticAgent):
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
         stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
-        elsewhere = PeerHangExchange(
+        peer_hangs = PeerHangExchange(
             group.store, group.group_rank, nodes, attempt, clock, self._emit
         )
         tend = partial(_tend, self._nursery, self._beats, self._folder)
-        seen = (stops, members, barrier, self._health, elsewhere)
+        seen = (stops, members, barrier, self._health, peer_hangs)
         around = MonitorContext(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
         watch = AttemptMonitor(self._workers, around)
         members.start()
-        elsewhere.start()
+        peer_hangs.start()
         try:
             return watch.observe(), watch.failures
         finally:
             self._stop_seconds = watch.stop_seconds
-            elsewhere.stop()
+            peer_hangs.stop()
             members.stop()
             self._roster.tell(members.lost)
 
@@ -325,8 +325,8 @@ def _unreachable(error: Exception, roster: Roster) -> Outcome:
     return Outcome(OutcomeKind.UNREACHABLE, reason=reason)
 
 
-def _name_of(life: Attempt | None) -> str:
-    return life.attempt if life else ""
+def _name_of(attempt: Attempt | None) -> str:
+    return attempt.attempt if attempt else ""
 
 
 def _state_of(workers: WorkerGroup | None) -> WorkerState:
@@ -338,8 +338,8 @@ def _state_of(workers: WorkerGroup | None) -> WorkerState:
     return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
 
 
-def _name_next(action: Action, life: int, restarts_left: int) -> str:
+def _name_next(action: Action, number: int, restarts_left: int) -> str:
     if not isinstance(action, Restart):
         return f"exit {action.code}"
     delay = f" in {action.delay_seconds:.1f} s" if action.delay_seconds else ""
-    return f"restart as life {life}{delay}, {restarts_left} restarts left"
+    return f"restart as life {number}{delay}, {restarts_left} restarts left"

@@ -115,7 +115,7 @@ class WorkerFailed(Event):
 
 
 def tell_failure(
-    failures: Sequence[WorkerFailure], life: int, safe: str, follows: str
+    failures: Sequence[WorkerFailure], attempt: int, safe: str, follows: str
 ) -> WorkerFailed:
     """Return the event for the first of ``failures``; it only counts the others."""
     first = failures[0]
@@ -124,7 +124,7 @@ def tell_failure(
         local_rank=first.exit.command.local_rank,
         host=socket.gethostname(),
         pid=first.exit.pid,
-        life=life,
+        life=attempt,
         status=first.status,
         cause=first.cause.value,
         proof=first.proof,

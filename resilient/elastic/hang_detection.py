@@ -392,8 +392,8 @@ def find_stuck_end(
     """
     if ended_seconds is None or not are_quiet(seen, rule, ended_seconds, now_seconds):
         return None
-    heard = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
-    return _hang_of(heard, ENDING, rule, ended_seconds, now_seconds)
+    reporting = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
+    return _hang_of(reporting, ENDING, rule, ended_seconds, now_seconds)
 
 
 def are_quiet(
@@ -403,10 +403,12 @@ def are_quiet(
 
     Without any heartbeat so far the result is False.
     """
-    heard = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
-    if not heard or any(rank_vitals.reach is StartupStage.TRAINING for rank_vitals in heard):
+    reporting = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
+    if not reporting or any(
+        rank_vitals.reach is StartupStage.TRAINING for rank_vitals in reporting
+    ):
         return False
-    last_seconds = max(rank_vitals.quiet_since(from_seconds) for rank_vitals in heard)
+    last_seconds = max(rank_vitals.quiet_since(from_seconds) for rank_vitals in reporting)
     return now_seconds - last_seconds > rule.patience_seconds
 
 
@@ -510,7 +512,7 @@ def standing_of(
     return min(found, key=HostHangStatus.order, default=None)
 
 
-def find_culprit(ours: HostHangStatus, theirs: Iterable[HostHangStatus]) -> HostHangStatus | None:
+def find_culprit(ours: HostHangStatus, peers: Iterable[HostHangStatus]) -> HostHangStatus | None:
     """Return the rank of another host that is to blame; None if the rank of this host is."""
-    worst = min(theirs, key=HostHangStatus.order, default=ours)
+    worst = min(peers, key=HostHangStatus.order, default=ours)
     return worst if worst.order() < ours.order() else None

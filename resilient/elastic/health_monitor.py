@@ -461,11 +461,11 @@ class HealthMonitor:
         self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
     ) -> list[ObservedRank]:
         """Return all running ranks, with or without a heartbeat."""
-        heard = {rank_vitals.rank: rank_vitals for rank_vitals in vitals}
+        by_rank = {rank_vitals.rank: rank_vitals for rank_vitals in vitals}
         pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
         return [
-            ObservedRank(rank, heard[rank].signs, heard[rank].state)
-            if rank in heard
+            ObservedRank(rank, by_rank[rank].signs, by_rank[rank].state)
+            if rank in by_rank
             else ObservedRank(rank, None, state_of(pid_of[rank]))
             for rank in running
         ]

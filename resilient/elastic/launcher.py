@@ -194,7 +194,7 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
 
     plan = resolve(options)
     alone = "127.0.0.1" if plan.nodes_max == 1 else ""
-    keeper = resolve_memory_limit(DaemonOptions(options.host_bytes_max, alone, plan.nproc))
+    daemon = resolve_memory_limit(DaemonOptions(options.host_bytes_max, alone, plan.nproc))
     with stops.interrupting():
         handler = _connect_in_thread(plan)
     spec = WorkerSpec(
@@ -209,7 +209,7 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
     )
     wishes = replace(
         options.wishes,
-        keeper=keeper,
+        keeper=daemon,
         notes=str(make_folder()),
         start=new_start(os.environ, options.rendezvous.run_id),
     )

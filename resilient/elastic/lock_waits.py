@@ -56,11 +56,11 @@ def _owner(lock: Path) -> str:
     return f"no process of this host has the lock open; if no other host builds: {command}"
 
 
-def _file_locks(ranks: list[int], held: Mapping[str, int]) -> list[str]:
+def _file_locks(ranks: list[int], owners: Mapping[str, int]) -> list[str]:
     who = _name(ranks)
-    if not held:
+    if not owners:
         return [f"{who} for a file lock that no process of this host holds"]
-    rows = sorted(held.items())[:_LOCKS_MAX]
+    rows = sorted(owners.items())[:_LOCKS_MAX]
     return [f"{who} for a file lock; {describe_process(pid)} holds {path}" for path, pid in rows]
 
 

@@ -177,8 +177,8 @@ def _leave(outcome: Outcome, budget: RestartBudget) -> Action:
             "workers had to be killed before they had saved; the last durable checkpoint is "
             f"intact and {budget.again} resumes from it",
         )
-    told = exit_code(outcome.status) or PeerFailed.exit_code
-    return GiveUp(told, outcome.reason or "the other nodes cannot be reached")
+    code = exit_code(outcome.status) or PeerFailed.exit_code
+    return GiveUp(code, outcome.reason or "the other nodes cannot be reached")
 
 
 def _after_save(outcome: Outcome, budget: RestartBudget) -> Action:
@@ -572,21 +572,21 @@ class FailureHistory:
         if outcome.kind is not OutcomeKind.FAILED:
             interrupted = outcome.is_interruption
             return replace(self, preemptions=self.preemptions + 1) if interrupted else self
-        mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
-        lives = self.no_progress_lives
+        own_failure = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
+        attempts = self.no_progress_lives
         is_silent = progressed is None or (outcome.is_robbed and not progressed)
         return replace(
             self,
             failures=(*self.failures, at_seconds),
-            host_failures=(*self.host_failures, *mine),
-            no_progress_lives=lives if is_silent else 0 if progressed else lives + 1,
+            host_failures=(*self.host_failures, *own_failure),
+            no_progress_lives=attempts if is_silent else 0 if progressed else attempts + 1,
         )
 
     def _after_loss(self, at_seconds: float, *, progressed: bool | None) -> FailureHistory:
         if progressed:
             return replace(self, losses=(), no_progress_lives=0)
-        lives = self.no_progress_lives + (progressed is False)
-        return replace(self, losses=(*self.losses, at_seconds), no_progress_lives=lives)
+        attempts = self.no_progress_lives + (progressed is False)
+        return replace(self, losses=(*self.losses, at_seconds), no_progress_lives=attempts)
 
     def budget(
         self, limits: FailureLimits, at_seconds: float, *, seed: str = "", may_leave: bool = False

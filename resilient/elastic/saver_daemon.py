@@ -119,10 +119,10 @@ class DaemonSupervisor:
         if self._process and self._process.stdout and not self._process.stdout.closed:
             # The daemon prints one line, or exits.
             readable, _, _ = select.select([self._process.stdout], [], [], _READY_SECONDS)
-            said = os.read(self._process.stdout.fileno(), 1 << 12) if readable else b"ready"
+            output = os.read(self._process.stdout.fileno(), 1 << 12) if readable else b"ready"
             self._process.stdout.close()
-            if said.strip() != b"ready":
-                self._give_up(said.decode(errors="replace").strip())
+            if output.strip() != b"ready":
+                self._give_up(output.decode(errors="replace").strip())
 
     def stop(self, within_seconds: float | None = None) -> None:
         """Wait for the save in flight to be committed, at most for the grace, and clean up.

@@ -133,9 +133,9 @@ class StopSignals:
 
     def _asked(self, number: int, now_seconds: float) -> StopRequest:
         """Return the request of a signal; a notice may come long before the end of the host."""
-        told, self._told = self._told, None
-        if told is not None:
-            return told
+        pending, self._told = self._told, None
+        if pending is not None:
+            return pending
         reason = signal.Signals(number).name
         end_seconds = self.end_seconds
         if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:

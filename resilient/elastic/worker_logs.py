@@ -296,8 +296,8 @@ class LogReader:
         """Yield the existing lines, attempt by attempt, with the lines of all ranks by time."""
         for source in sources:
             self._offsets[source.path] = self._begin(source)
-        lives = groupby(sources, key=lambda source: source.life)
-        lines = chain.from_iterable(self._merged(list(ranks)) for _, ranks in lives)
+        attempts = groupby(sources, key=lambda source: source.life)
+        lines = chain.from_iterable(self._merged(list(ranks)) for _, ranks in attempts)
         return iter(deque(lines, self.tail)) if self.tail is not None else lines
 
     def read_on(self, sources: Sequence[LogSource]) -> list[LogRecord]:
@@ -396,11 +396,13 @@ def _numbered(root: Path, files: Sequence[Path]) -> list[LogSource]:
             at = _at(file.readline(LINE_BYTES_MAX))
         name = entry.parent.name
         begun[name] = min(at, begun.get(name, at))
-    lives = {
+    attempts = {
         name: nth for nth, name in enumerate(sorted(begun, key=lambda entry: (begun[entry], entry)))
     }
     found = [
-        LogSource(lives[entry.parent.name] + 1, entry.parent.name, int(entry.stem[5:]), entry, root)
+        LogSource(
+            attempts[entry.parent.name] + 1, entry.parent.name, int(entry.stem[5:]), entry, root
+        )
         for entry in files
     ]
     return sorted(found, key=lambda entry: (entry.life, entry.rank))

@@ -55,7 +55,7 @@ def digest_file(data: bytes | bytearray | memoryview) -> FileDigest:
 def digest_with(
     data: bytes | bytearray | memoryview,
     ranges: Sequence[tuple[int, int]],
-    told: Callable[[int], None] = no_progress,
+    on_progress: Callable[[int], None] = no_progress,
 ) -> tuple[FileDigest, tuple[str, ...]]:
     """Compute the digests of a whole file's content and of ranges of it.
 
@@ -64,7 +64,7 @@ def digest_with(
     Args:
         data: Content of the file.
         ranges: (start, stop) inside the content; they do not overlap.
-        told: Callback with the length of each digested chunk; it may block.
+        on_progress: Callback with the length of each digested chunk; it may block.
     """
     view = memoryview(data).cast("B")
     left = deque(sorted(enumerate(ranges), key=lambda span: span[1]))
@@ -87,7 +87,7 @@ def digest_with(
                 running.reset()
                 left.popleft()
         chunks.append(chunk.hexdigest())
-        told(stop - start)
+        on_progress(stop - start)
     proof = FileDigest(len(view), join_chunks(tuple(chunks)), tuple(chunks))
     return proof, tuple(found)
 
@@ -115,18 +115,18 @@ class RunningDigest:
         return digest
 
 
-def digest_slowly(data: memoryview, told: Callable[[int], None]) -> str:
+def digest_slowly(data: memoryview, on_progress: Callable[[int], None]) -> str:
     """Return the digest of ``data`` and report each digested piece.
 
     Args:
         data: Flat bytes.
-        told: Callback with the length of each piece; it may block.
+        on_progress: Callback with the length of each piece; it may block.
     """
     running = xxhash.xxh3_128()
     for start in range(0, len(data), CHUNK_BYTES):
         piece = data[start : start + CHUNK_BYTES]
         running.update(piece)
-        told(len(piece))
+        on_progress(len(piece))
     return running.hexdigest()
 
 

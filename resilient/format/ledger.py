@@ -150,8 +150,8 @@ class Segment:
 
 def beginning(run_id: str, start: LedgerPosition) -> str:
     """Return the link before the first record of a ledger."""
-    said = {"format": FORMAT, "run_id": run_id, "start": _place(start)}
-    return root_digest(canonical(said))
+    document = {"format": FORMAT, "run_id": run_id, "start": _place(start)}
+    return root_digest(canonical(document))
 
 
 def extend_chain(link: str, generation: int, rows: Iterable[str]) -> Iterator[str]:
@@ -173,10 +173,10 @@ def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
         step: Last step, epoch, start, stop, rounds, batch, seats, ranks, updates.
         loss: Mean over the steps and ranks.
     """
-    last, epoch, start, stop, rounds, batch, seats, ranks, updates = step
+    last, epoch, start, stop, rounds, batch, owners, ranks, updates = step
     shown = repr(loss) if math.isfinite(loss) else f'"{loss}"'
     return (
-        f'["step",{place.step + 1},{last},{epoch},{start},{stop},{rounds},{batch},{seats},'
+        f'["step",{place.step + 1},{last},{epoch},{start},{stop},{rounds},{batch},{owners},'
         f"{ranks},{updates},{shown}]"
     )
 

@@ -103,17 +103,17 @@ def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
             now[record.agent] = _begin(by_attempt, record)
         elif record.event in _OF_AGENTS and record.agent in now:
             _note(now[record.agent], record)
-    lives = sorted(by_attempt.values(), key=lambda life: life.began_ms)
-    _take_ranks(lives, [record for record in records if not record.agent])
-    lives.sort(key=lambda life: life.began_ms)
+    attempts = sorted(by_attempt.values(), key=lambda attempt: attempt.began_ms)
+    _take_ranks(attempts, [record for record in records if not record.agent])
+    attempts.sort(key=lambda attempt: attempt.began_ms)
     over_ms = 0
-    for number, life in enumerate(lives, 1):
-        life.number = number
-        life.records.sort(key=lambda record: record.at_ms)
+    for number, attempt in enumerate(attempts, 1):
+        attempt.number = number
+        attempt.records.sort(key=lambda record: record.at_ms)
         # A host may return to the rendezvous while another host still ends its workers.
-        life.began_ms = min(max(life.began_ms, over_ms), life.started_ms)
-        over_ms = life.ended_ms if life.is_ended else over_ms
-    return lives
+        attempt.began_ms = min(max(attempt.began_ms, over_ms), attempt.started_ms)
+        over_ms = attempt.ended_ms if attempt.is_ended else over_ms
+    return attempts
 
 
 def _begin(by_attempt: dict[str, AttemptRecord], record: EventRecord) -> AttemptRecord:
@@ -132,38 +132,38 @@ def _begin(by_attempt: dict[str, AttemptRecord], record: EventRecord) -> Attempt
     return life
 
 
-def _note(life: AttemptRecord, record: EventRecord) -> None:
-    life.records.append(record)
-    if record.event == "AttemptEnded" or not life.is_ended:
-        life.ended_ms = max(life.ended_ms, record.at_ms)
-    life.is_ended |= record.event == "AttemptEnded"
+def _note(attempt: AttemptRecord, record: EventRecord) -> None:
+    attempt.records.append(record)
+    if record.event == "AttemptEnded" or not attempt.is_ended:
+        attempt.ended_ms = max(attempt.ended_ms, record.at_ms)
+    attempt.is_ended |= record.event == "AttemptEnded"
 
 
-def _take_ranks(lives: list[AttemptRecord], told: Sequence[EventRecord]) -> None:
+def _take_ranks(attempts: list[AttemptRecord], records: Sequence[EventRecord]) -> None:
     """Assign events of ranks to attempts, by generation if the event has one, else by time."""
-    by_agents = list(lives)
-    begun_ms = [life.began_ms for life in by_agents]
+    by_agents = list(attempts)
+    begun_ms = [attempt.began_ms for attempt in by_agents]
     generations: dict[int, AttemptRecord] = {}
-    for record in told:
+    for record in records:
         generation = round(record.number("generation", -1))
-        life = generations.get(generation)
-        if life is None:
+        attempt = generations.get(generation)
+        if attempt is None:
             nth = bisect_right(begun_ms, record.at_ms) - 1
-            life = by_agents[nth] if nth >= 0 else None
-            if life is None or (life.is_ended and record.at_ms > life.ended_ms):
-                life = AttemptRecord(0, "", set(), record.at_ms, record.at_ms, record.at_ms)
-                lives.append(life)
+            attempt = by_agents[nth] if nth >= 0 else None
+            if attempt is None or (attempt.is_ended and record.at_ms > attempt.ended_ms):
+                attempt = AttemptRecord(0, "", set(), record.at_ms, record.at_ms, record.at_ms)
+                attempts.append(attempt)
             if generation >= 0:
-                generations[generation] = life
-        life.records.append(record)
-        if not life.attempt:
+                generations[generation] = attempt
+        attempt.records.append(record)
+        if not attempt.attempt:
             began_ms = record.at_ms - (
                 record.milliseconds("took_seconds") if record.event == "CheckpointRestored" else 0
             )
-            life.began_ms = life.started_ms = min(life.began_ms, began_ms)
+            attempt.began_ms = attempt.started_ms = min(attempt.began_ms, began_ms)
         # The saver daemon may commit checkpoints of an attempt after its end.
-        if not life.is_ended and record.event != "CheckpointCommitted":
-            life.ended_ms = max(life.ended_ms, record.at_ms)
+        if not attempt.is_ended and record.event != "CheckpointCommitted":
+            attempt.ended_ms = max(attempt.ended_ms, record.at_ms)
 
 
 TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressReported")
@@ -202,20 +202,20 @@ class Rewind:
 
 
 def walk(
-    told: Iterable[EventRecord], began: StepTime, ended_ms: int
+    records: Iterable[EventRecord], began: StepTime, ended_ms: int
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     """Return the times of steps and the rewinds of an attempt.
 
     The step times ascend in step and in time.
 
     Args:
-        told: Events of the ranks, by time. Several ranks may report the same step.
+        records: Events of the ranks, by time. Several ranks may report the same step.
         began: First step of the attempt and its time.
         ended_ms: End of its training; later events are ignored.
     """
     points: list[StepTime] = [began]
     returns: list[Rewind] = []
-    for record in sorted(told, key=done_ms):
+    for record in sorted(records, key=done_ms):
         at_ms = done_ms(record)
         if not began.at_ms <= at_ms <= ended_ms:
             continue
@@ -327,24 +327,26 @@ class AttemptTimeline:
         return when_done([*(point for point in self.points if point.step < last.step), last], step)
 
 
-def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
+def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     """Return the timeline of an attempt, as far as its events show it."""
-    failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
-    until_ms = life.ended_ms if failed_ms is None else failed_ms
-    began, over = life.first("TrainingStarted"), life.told(*ENDS)
-    signs = [record for record in life.told("ProgressReported") if record.number("step", -1) >= 0]
-    restored = life.first("CheckpointRestored")
+    failed_ms, hung_ms = _failed_ms(attempt), _hung_ms(attempt)
+    until_ms = attempt.ended_ms if failed_ms is None else failed_ms
+    began, over = attempt.first("TrainingStarted"), attempt.told(*ENDS)
+    signs = [
+        record for record in attempt.told("ProgressReported") if record.number("step", -1) >= 0
+    ]
+    restored = attempt.first("CheckpointRestored")
     first_step = step_of(began or restored, 0)
     begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
     training = None
     if begins_ms is not None:
         stops_ms = over[-1].at_ms if over else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
-    points, returns = _walk(life, first_step, training)
-    first_done = life.first("FirstStepEnded")
+    points, returns = _walk(attempt, first_step, training)
+    first_done = attempt.first("FirstStepEnded")
     done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
     return AttemptTimeline(
-        life=life,
+        life=attempt,
         restore=_before(restored) if restored else None,
         training=training,
         is_over=bool(over),
@@ -352,61 +354,61 @@ def build_attempt_timeline(life: AttemptRecord) -> AttemptTimeline:
         hung_ms=hung_ms,
         first_step_ms=done_ms,
         first_step=first_step,
-        last_step=max(first_step, _last_step(life, returns)) if training else first_step,
-        evaluations=tuple(map(_before, _phases(life, _EVALUATING))),
-        stalls=_stalls(life),
+        last_step=max(first_step, _last_step(attempt, returns)) if training else first_step,
+        evaluations=tuple(map(_before, _phases(attempt, _EVALUATING))),
+        stalls=_stalls(attempt),
         points=points,
         returns=returns,
     )
 
 
-def _failed_ms(life: AttemptRecord) -> int | None:
+def _failed_ms(attempt: AttemptRecord) -> int | None:
     """Return the time of the first sign of failure; None if the attempt did not fail."""
-    ends = life.told("AttemptEnded")
+    ends = attempt.told("AttemptEnded")
     if not ends:
-        told = life.first("WorkerFailed")
-        return told.at_ms if told else None
+        failure = attempt.first("WorkerFailed")
+        return failure.at_ms if failure else None
     failed = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
     if not failed:
         return None
     return min(
-        life.ended_ms, *(record.at_ms - record.milliseconds("stop_seconds") for record in failed)
+        attempt.ended_ms, *(record.at_ms - record.milliseconds("stop_seconds") for record in failed)
     )
 
 
-def _hung_ms(life: AttemptRecord) -> int | None:
-    hang = life.first("HangFound")
+def _hung_ms(attempt: AttemptRecord) -> int | None:
+    hang = attempt.first("HangFound")
     return hang.at_ms - hang.milliseconds("waited_seconds") if hang else None
 
 
 def _walk(
-    life: AttemptRecord, first_step: int, training: Span | None
+    attempt: AttemptRecord, first_step: int, training: Span | None
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     if training is None:
         return (), ()
     began = StepTime(first_step, training.began_ms)
-    return walk(life.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
+    return walk(attempt.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
 
 
-def _last_step(life: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
+def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
     back = returns[-1] if returns else None
-    told = life.told(*TELL_STEPS, "AttemptEnded", *ENDS)
-    since = [step_of(record, 0) for record in told if back is None or record.at_ms > back.at_ms]
+    records = attempt.told(*TELL_STEPS, "AttemptEnded", *ENDS)
+    since = [step_of(record, 0) for record in records if back is None or record.at_ms > back.at_ms]
     return max([*since, back.step if back else 0], default=0)
 
 
-def _phases(life: AttemptRecord, phase: str) -> list[EventRecord]:
-    return [record for record in life.told("PhaseEnded") if record.text("phase") == phase]
+def _phases(attempt: AttemptRecord, phase: str) -> list[EventRecord]:
+    return [record for record in attempt.told("PhaseEnded") if record.text("phase") == phase]
 
 
-def _stalls(life: AttemptRecord) -> tuple[Span, ...]:
+def _stalls(attempt: AttemptRecord) -> tuple[Span, ...]:
     """Return the times in which training waited for a save, from its events or from the commits."""
-    told = _phases(life, _SAVING)
-    if told:
-        return tuple(map(_before, told))
+    phases = _phases(attempt, _SAVING)
+    if phases:
+        return tuple(map(_before, phases))
     found = []
-    for record in life.told("CheckpointCommitted"):
+    for record in attempt.told("CheckpointCommitted"):
         began_ms = record.at_ms - record.milliseconds("commit_seconds")
         found.append(Span(began_ms, began_ms + record.milliseconds("stall_seconds")))
     return tuple(found)

@@ -36,9 +36,9 @@ def correct_clock_steps(records: Iterable[EventRecord]) -> list[EventRecord]:
 
     Records without a boot name or boot seconds keep their time of day.
     """
-    told = list(records)
-    offsets = _offsets_ms(told)
-    return sorted((_moved(record, offsets) for record in told), key=lambda record: record.at_ms)
+    present = list(records)
+    offsets = _offsets_ms(present)
+    return sorted((_moved(record, offsets) for record in present), key=lambda record: record.at_ms)
 
 
 def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int:

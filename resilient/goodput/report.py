@@ -164,12 +164,15 @@ def build_report(
     by_time = correct_clock_steps(told)
     records = align(by_time)
     last_ms = records[-1].at_ms if records else 0
-    launches, lives = find_agent_runs(records), find_attempts(records)
+    launches, attempts = find_agent_runs(records), find_attempts(records)
     if goes_on and until_ms - last_ms <= SILENT_MS:
-        _go_on(launches, lives, until_ms)
-    doings = [build_attempt_timeline(life) for life in lives]
+        _go_on(launches, attempts, until_ms)
+    doings = [build_attempt_timeline(attempt) for attempt in attempts]
     faults = find_faults(doings, launches)
-    firsts = [*(record.at_ms for record in records[:1]), *(life.began_ms for life in lives)]
+    firsts = [
+        *(record.at_ms for record in records[:1]),
+        *(attempt.began_ms for attempt in attempts),
+    ]
     began_ms = min(firsts, default=0)
     line = Timeline(began_ms, max(last_ms, until_ms))
     paint_launches(line, launches, doings)
@@ -191,35 +194,37 @@ def build_report(
     )
 
 
-def _go_on(launches: Sequence[AgentRun], lives: Sequence[AttemptRecord], until_ms: int) -> None:
+def _go_on(launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], until_ms: int) -> None:
     """Extend the last agent run and attempt to the present if they have not ended."""
     for launch in launches[-1:]:
         if launch.exit_code is None:
             launch.ended_ms = max(launch.ended_ms, until_ms)
-    for life in lives[-1:]:
-        is_over = life.is_ended or life.told(*ENDS)
+    for attempt in attempts[-1:]:
+        is_over = attempt.is_ended or attempt.told(*ENDS)
         if not is_over and all(run.exit_code is None for run in launches[-1:]):
-            life.ended_ms = max(life.ended_ms, until_ms)
+            attempt.ended_ms = max(attempt.ended_ms, until_ms)
 
 
 def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
     lost = [span for fault in faults for span in fault.lost]
     found = []
     for timeline in doings:
-        gone = [(began, ended) for began, ended, life in lost if life == timeline.life.number]
-        for told in timeline.life.told("MetricsLogged"):
-            value = _loss_of(told)
+        lost_spans = [
+            (began, ended) for began, ended, attempt in lost if attempt == timeline.life.number
+        ]
+        for record in timeline.life.told("MetricsLogged"):
+            value = _loss_of(record)
             if value is None:
                 continue
-            is_lost = any(began < told.at_ms <= ended for began, ended in gone)
-            step, life = round(told.number("step")), timeline.life.number
-            found.append(LoggedLoss(life, step, told.at_ms, value, is_lost))
+            is_lost = any(began < record.at_ms <= ended for began, ended in lost_spans)
+            step, attempt = round(record.number("step")), timeline.life.number
+            found.append(LoggedLoss(attempt, step, record.at_ms, value, is_lost))
     return tuple(found)
 
 
-def _loss_of(told: EventRecord) -> float | None:
+def _loss_of(record: EventRecord) -> float | None:
     """Return the logged loss, finite or not; None if it is no number."""
-    metrics = told.fields.get("metrics")
+    metrics = record.fields.get("metrics")
     value = metrics.get("loss") if isinstance(metrics, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -232,20 +237,20 @@ def _loss_of(told: EventRecord) -> float | None:
 def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]:
     found = []
     for timeline in doings:
-        for told in timeline.life.told("CheckpointCommitted"):
-            name, size = told.text("checkpoint"), round(told.number("size_bytes"))
-            written = round(told.number("written_bytes", -1))
+        for record in timeline.life.told("CheckpointCommitted"):
+            name, size = record.text("checkpoint"), round(record.number("size_bytes"))
+            written = round(record.number("written_bytes", -1))
             checkpoint = parse_checkpoint(name)
             found.append(
                 CommittedCheckpoint(
                     checkpoint=name,
                     step=checkpoint.step if checkpoint else 0,
                     life=timeline.life.number,
-                    at_ms=told.at_ms,
+                    at_ms=record.at_ms,
                     size_bytes=size,
                     written_bytes=written if written >= 0 else size,
-                    commit_ms=told.milliseconds("commit_seconds"),
-                    stall_ms=told.milliseconds("stall_seconds"),
+                    commit_ms=record.milliseconds("commit_seconds"),
+                    stall_ms=record.milliseconds("stall_seconds"),
                 )
             )
     return tuple(sorted(found, key=lambda saved: saved.at_ms))

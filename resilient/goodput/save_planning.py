@@ -90,14 +90,14 @@ class TierPlan:
     expected: dict[str, IntervalEstimate]
 
 
-def measure_save_costs(found: GoodputReport, told: Sequence[EventRecord]) -> SaveCosts:
+def measure_save_costs(found: GoodputReport, records: Sequence[EventRecord]) -> SaveCosts:
     """Return the costs of saves and the rates of failures from the events of a run."""
     spent = found.spent_ms
     worked_ms = spent[TimeClass.TRAINING] + spent[TimeClass.LOST]
     steps = found.now.step + found.lost_steps
     seen_seconds = (found.wall_ms - spent[TimeClass.DOWN]) / 1000
     causes = [fault.cause for fault in found.faults]
-    promoted = [record for record in told if record.event == "CheckpointPromoted"]
+    promoted = [record for record in records if record.event == "CheckpointPromoted"]
     return SaveCosts(
         saving=Times.of([save.commit_ms / 1000 for save in found.saved]),
         stalling=Times.of([save.stall_ms / 1000 for save in found.saved]),
@@ -201,13 +201,13 @@ def parse_every(text: str, where: str) -> SaveEvery:
         ConfigError: The text matches none of the forms, or a number is 0.
     """
     words = [word.strip() for word in text.lower().split(",")]
-    held = [word.removeprefix(_MEMORY) for word in words if word.startswith(_MEMORY)]
+    sizes = [word.removeprefix(_MEMORY) for word in words if word.startswith(_MEMORY)]
     saves = [word for word in words if not word.startswith(_MEMORY)]
-    if len(held) > 1 or len(saves) > 1:
+    if len(sizes) > 1 or len(saves) > 1:
         raise _refuse(text, where)
     every = _parse_one(saves[0]) if saves else SaveEvery(says_saves=False)
-    memory = _parse_one(held[0]) if held else SaveEvery()
-    if every is None or memory is None or (held and not memory.steps):
+    memory = _parse_one(sizes[0]) if sizes else SaveEvery()
+    if every is None or memory is None or (sizes and not memory.steps):
         raise _refuse(text, where)
     return replace(every, memory_steps=memory.steps)
 

@@ -126,21 +126,21 @@ def paint_launches(
 ) -> None:
     """Paint the time of agents outside their attempts."""
     for launch in launches:
-        lives = [timeline.life for timeline in doings if launch.agent in timeline.life.agents]
+        attempts = [timeline.life for timeline in doings if launch.agent in timeline.life.agents]
         line.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
-        begins_ms = min((attempt.began_ms for attempt in lives), default=launch.ended_ms)
+        begins_ms = min((attempt.began_ms for attempt in attempts), default=launch.ended_ms)
         line.paint(launch.began_ms, begins_ms, TimeClass.START)
-        ends_ms = max((attempt.ended_ms for attempt in lives), default=launch.ended_ms)
+        ends_ms = max((attempt.ended_ms for attempt in attempts), default=launch.ended_ms)
         line.paint(ends_ms, launch.ended_ms, TimeClass.FINISH)
 
 
 def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
     """Paint the time of an attempt, over that of its agents."""
-    life, training = timeline.life, timeline.training
+    attempt, training = timeline.life, timeline.training
     paint = line.paint
-    number, ended_ms = life.number, life.ended_ms
-    paint(life.began_ms, life.started_ms, TimeClass.RENDEZVOUS, number)
-    paint(life.started_ms, ended_ms, TimeClass.START, number)
+    number, ended_ms = attempt.number, attempt.ended_ms
+    paint(attempt.began_ms, attempt.started_ms, TimeClass.RENDEZVOUS, number)
+    paint(attempt.started_ms, ended_ms, TimeClass.START, number)
     if timeline.restore:
         paint(
             timeline.restore.began_ms,
@@ -160,7 +160,9 @@ def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
     if timeline.failed_ms is None:
         return
     if timeline.hung_ms is not None:
-        paint(max(timeline.hung_ms, life.started_ms), timeline.failed_ms, TimeClass.DETECT, number)
+        paint(
+            max(timeline.hung_ms, attempt.started_ms), timeline.failed_ms, TimeClass.DETECT, number
+        )
     paint(timeline.failed_ms, ended_ms, TimeClass.TEARDOWN, number)
 
 
@@ -290,8 +292,8 @@ def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary
 def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
     """Paint lost training over the classes below it."""
     for fault in faults:
-        for began_ms, ended_ms, life in fault.lost:
-            line.paint(began_ms, ended_ms, TimeClass.LOST, life, {TimeClass.TRAINING})
+        for began_ms, ended_ms, attempt in fault.lost:
+            line.paint(began_ms, ended_ms, TimeClass.LOST, attempt, {TimeClass.TRAINING})
 
 
 def _sum_up(faults: Sequence[Fault]) -> RecoverySummary:
@@ -344,40 +346,42 @@ def _how_it_ended(
     timeline: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
 ) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank of an attempt's end; None if it is done or running."""
-    life = timeline.life
-    ends = life.told("AttemptEnded")
+    attempt = timeline.life
+    ends = attempt.told("AttemptEnded")
     kinds = [end.text("ended") for end in ends]
-    failures = life.told("WorkerFailed")
+    failures = attempt.told("WorkerFailed")
     if failures and ("failed" in kinds or not kinds):
-        first = next((told for told in failures if told.text("cause") != _ECHO), failures[0])
-        gone = _who_is_gone(life) if first.text("cause") == _ECHO else None
+        first = next(
+            (failure for failure in failures if failure.text("cause") != _ECHO), failures[0]
+        )
+        lost_peer = _who_is_gone(attempt) if first.text("cause") == _ECHO else None
         detail = first.text("error") or _status(round(first.number("status")))
         own = first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
-        return gone or own
+        return lost_peer or own
     kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
     if kind:
-        gone = _who_is_gone(life) if kind in _WITHOUT_A_WORD else None
-        return gone or (_NAMES.get(kind, kind), _reason(life), ends[0].host, -1)
-    if kinds or life.told("TrainingEnded", "UntilStepReached"):
+        lost_peer = _who_is_gone(attempt) if kind in _WITHOUT_A_WORD else None
+        return lost_peer or (_NAMES.get(kind, kind), _reason(attempt), ends[0].host, -1)
+    if kinds or attempt.told("TrainingEnded", "UntilStepReached"):
         return None
-    if life.told("TrainingStopped"):
-        return "preemption", _reason(life), "", -1
-    is_gone = any(left.get(agent) is not None for agent in life.agents)
+    if attempt.told("TrainingStopped"):
+        return "preemption", _reason(attempt), "", -1
+    is_gone = any(left.get(agent) is not None for agent in attempt.agents)
     return None if is_last and not is_gone else ("agent_lost", "nobody told its end", "", -1)
 
 
-def _who_is_gone(life: AttemptRecord) -> tuple[str, str, str, int] | None:
+def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank if the attempt lost nodes without a report."""
-    told = life.told("NodesLost")
-    for cause, field, said in _LOSSES:
-        lost = [word for record in told for word in record.words(field)]
+    losses = attempt.told("NodesLost")
+    for cause, field, text in _LOSSES:
+        lost = [word for record in losses for word in record.words(field)]
         if lost:
-            return cause, said.format(", ".join(dict.fromkeys(lost))), lost[0], -1
+            return cause, text.format(", ".join(dict.fromkeys(lost))), lost[0], -1
     return None
 
 
-def _reason(life: AttemptRecord) -> str:
-    asked = life.first("StopRequested") or life.first("TrainingStopped")
+def _reason(attempt: AttemptRecord) -> str:
+    asked = attempt.first("StopRequested") or attempt.first("TrainingStopped")
     return asked.text("reason") if asked else ""
 
 

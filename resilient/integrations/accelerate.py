@@ -119,11 +119,11 @@ class AcceleratorCheckpointer(Checkpointer):
         Raises:
             ConfigError: Also if the accelerator trains on this rank alone, of several.
         """
-        ranks, mine = read_launch(os.environ).world.size, self._accelerator.num_processes
-        if mine != ranks:
+        ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
+        if processes != ranks:
             raise ConfigError(
-                f"this is one of {ranks} ranks (WORLD_SIZE), and the Accelerator is one of {mine}: "
-                "each rank would train its own model",
+                f"this is one of {ranks} ranks (WORLD_SIZE), and the Accelerator is one of "
+                f"{processes}: each rank would train its own model",
                 hint="on CPUs Accelerator(cpu=True) joins them",
             )
         self._require_known("resume()")
@@ -192,21 +192,21 @@ class AcceleratorCheckpointer(Checkpointer):
         self.epoch, self._taken = self.epoch + 1, 0
 
     @contextmanager
-    def _saving(self, spine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
+    def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
         """Return the context of a save, in which the save hooks have been called."""
-        with super()._saving(spine):
+        with super()._saving(engine):
             if self._hooked.exists():
                 if self._accelerator.num_processes > 1:
                     # A hook may be collective; a rank that saves alone must not begin it.
-                    spine.meet()
+                    engine.meet()
                 self._hooked.collect()
             yield
 
-    def _limit(self, things: Mapping[str, Any]) -> dict[str, int]:
+    def _limit(self, tracked: Mapping[str, Any]) -> dict[str, int]:
         """Return the checkpoint limit that the script set on accelerate."""
         project = self._accelerator.project_configuration
         limit = project.total_limit if project.automatic_checkpoint_naming else None
-        return {} if limit is None or _LIMITS & set(things) else {"keep_last": limit}
+        return {} if limit is None or _LIMITS & set(tracked) else {"keep_last": limit}
 
     def _require_known(self, call: str) -> None:
         """Raise if an object was prepared or registered after this checkpointer was made."""

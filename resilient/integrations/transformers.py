@@ -163,9 +163,9 @@ class ResilientCallback(TrainerCallback):
         if trainer.args.restore_callback_states_from_checkpoint:
             trainer._load_callback_state()  # noqa: SLF001 - as the trainer does when it resumes
         else:
-            gone = self._callbacks.restore(trainer.state)
-            if gone and checkpointer is not None:
-                checkpointer.emit(StateNotKept(gone, "this run has no such callback"))
+            missing = self._callbacks.restore(trainer.state)
+            if missing and checkpointer is not None:
+                checkpointer.emit(StateNotKept(missing, "this run has no such callback"))
         self._stopped_by = _stopping_callback(trainer) if had_stopped else ""
         if self._stopped_by and checkpointer is not None:
             checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))

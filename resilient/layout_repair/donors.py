@@ -48,12 +48,14 @@ def _is_whole(case: RepairCase, copy: Donor) -> bool:
 def _take(case: RepairCase, copy: Donor) -> bool:
     """Take the usable files of a copy; return True if any was taken."""
     different = _different(case, copy)
-    _, theirs = looked_through(copy.folder)
-    known = names_of(theirs)
+    _, donor_problems = looked_through(copy.folder)
+    known = names_of(donor_problems)
     spoiled = {
         problem.place for problem in case.problems if (problem.place, problem.what) not in known
     }
-    hurt = {problem.place for problem in theirs if problem.is_fatal and problem.what != ALONE}
+    hurt = {
+        problem.place for problem in donor_problems if problem.is_fatal and problem.what != ALONE
+    }
     is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
     wanted: list[str] = []
     doubtful: list[str] = []
@@ -105,14 +107,14 @@ def _replace(case: RepairCase, copy: Donor, name: str) -> None:
 
 def _different(case: RepairCase, copy: Donor) -> list[str]:
     """Return the files that differ between both places, or exist in one of them only."""
-    ours, theirs = case.listing.sizes, copy.listing.sizes
-    if len(theirs) == 1 and copy.listing.is_file and not case.listing.is_file:
+    ours, donor_sizes = case.listing.sizes, copy.listing.sizes
+    if len(donor_sizes) == 1 and copy.listing.is_file and not case.listing.is_file:
         return []
     return [
         name
-        for name in sorted(set(ours) | set(theirs))
-        if ours.get(name) != theirs.get(name)
-        or not _same(case.draft, copy.folder, name, theirs[name])
+        for name in sorted(set(ours) | set(donor_sizes))
+        if ours.get(name) != donor_sizes.get(name)
+        or not _same(case.draft, copy.folder, name, donor_sizes[name])
     ]
 
 
@@ -176,8 +178,10 @@ def drop_optional_files(case: RepairCase) -> None:
 
 def _is_kept(case: RepairCase, name: str) -> bool:
     """Return True for a file that a resume partly uses, or that is whole but of an older step."""
-    told = [problem for problem in case.problems if problem.place == name]
-    return all(problem.loses == OF_DEVICES or problem.what.startswith(STALE) for problem in told)
+    own_problems = [problem for problem in case.problems if problem.place == name]
+    return all(
+        problem.loses == OF_DEVICES or problem.what.startswith(STALE) for problem in own_problems
+    )
 
 
 def _leave_unread(case: RepairCase) -> None:

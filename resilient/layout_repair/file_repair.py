@@ -116,12 +116,12 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
     whole, at = case.listing.sizes[name], 0
     found: list[Piece] = []
     for start, size_bytes in places:
-        held = min(size_bytes, whole - start)
-        if start != at or held <= 0:
+        available = min(size_bytes, whole - start)
+        if start != at or available <= 0:
             return None
-        made: tuple[Piece, ...] | None = sliced(case.draft.pieces(name), start, start + held)
-        if held < size_bytes or not _is_whole(case, name, start, held):
-            made = mended_zip(case.draft, name, start, held)
+        made: tuple[Piece, ...] | None = sliced(case.draft.pieces(name), start, start + available)
+        if available < size_bytes or not _is_whole(case, name, start, available):
+            made = mended_zip(case.draft, name, start, available)
         if made is None or sum(map(size_of, made)) != size_bytes:
             return None
         found += made
@@ -147,10 +147,10 @@ def mend_headers(case: RepairCase) -> None:
             continue
         for mend in (_cut_behind, _without_doubles, _with_header_of_another):
             trial = case.draft.copy()
-            said = mend(case, trial, name)
-            if said and _is_header(trial, name):
+            description = mend(case, trial, name)
+            if description and _is_header(trial, name):
                 case.draft.take(trial)
-                case.done(name, *said)
+                case.done(name, *description)
                 break
 
 
@@ -216,10 +216,10 @@ def _with_header_of_another(
             continue
         length = other.folder.read(name, 0, _LENGTH.size)
         stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
-        theirs, ours = other.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
-        changed = sum(byte != two for byte, two in zip(theirs, ours, strict=True))
+        donor_header, ours = other.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
+        changed = sum(byte != two for byte, two in zip(donor_header, ours, strict=True))
         if 0 < changed <= _BITS_MAX:
-            trial.put(name, theirs, *sliced(case.draft.pieces(name), stop, size_bytes))
+            trial.put(name, donor_header, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (
                 f"its header, of which {changed} byte was another, as in the other step",
                 other.url,
@@ -254,7 +254,7 @@ def swap_back(case: RepairCase) -> None:
         trial.put(first, *case.draft.pieces(other))
         trial.put(other, *case.draft.pieces(first))
         _, problems = looked_through(trial)
-        if not {first, other} & {it.place for it in problems if it.is_fatal}:
+        if not {first, other} & {problem.place for problem in problems if problem.is_fatal}:
             case.draft.take(trial)
             case.done(first, f"swapped with `{other}`: each is what the other should be", "both")
             return
@@ -368,17 +368,19 @@ def _of_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
     sizes = draft.list().sizes
     whole = set()
     for entry in (piece for pieces in index.slices.values() for piece in pieces):
-        held = min(entry.size_bytes, sizes.get(entry.file, 0) - entry.start)
+        available = min(entry.size_bytes, sizes.get(entry.file, 0) - entry.start)
         scan = (
-            scan_members(draft, entry.file, entry.start, held) if held == entry.size_bytes else None
+            scan_members(draft, entry.file, entry.start, available)
+            if available == entry.size_bytes
+            else None
         )
-        if scan and scan.has_all and all(it.is_whole for it in scan.members):
+        if scan and scan.has_all and all(member.is_whole for member in scan.members):
             whole.add((entry.file, entry.start))
     tensors = [tensor for tensor in index.tensors if name in tensor.files]
     kept = [
         tensor
         for tensor in tensors
-        if tensor.pieces and all((it.file, it.start) in whole for it in tensor.pieces)
+        if tensor.pieces and all((piece.file, piece.start) in whole for piece in tensor.pieces)
     ]
     found = _split(draft, name, kept)
     return SalvagedFile(

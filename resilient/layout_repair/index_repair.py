@@ -174,12 +174,12 @@ def mend_name(case: RepairCase) -> None:
     if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
         return
     found = case.contents
-    said = (
+    steps = (
         found.step,
         found.schedule.step if found.schedule else None,
         found.optimizer.step if found.optimizer else None,
     )
-    counted = Counter(entry for entry in said if entry is not None)
+    counted = Counter(entry for entry in steps if entry is not None)
     step, votes = counted.most_common(1)[0] if counted else (None, 0)
     if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
         return
@@ -250,20 +250,20 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
     Raises:
         Unreadable: The other index is invalid, or does not fit the slices here.
     """
-    theirs = read_index(other.folder, other.listing, prefix)
+    donor_index = read_index(other.folder, other.listing, prefix)
     value = read_pickle(other.folder.read(f"{prefix}{INDEX}", 0, BYTES_MAX)).value
     by_file = _entries(value)
     here = {entry[len(prefix) :] for entry in case.listing.sizes if _is_slices(entry, prefix)}
     if here != set(by_file):
         raise Unreadable("it has other files of slices")
-    kinds = _kinds(theirs)
+    kinds = _kinds(donor_index)
     for file, entries in by_file.items():
         found = _slices(case, f"{prefix}{file}")
         if len(found) != len(entries):
             raise Unreadable(f"`{file}` has {len(found)} slices, and {len(entries)} there")
-        for (_, key, info), (start, size_bytes, held) in zip(entries, found, strict=True):
+        for (_, key, info), (start, size_bytes, data) in zip(entries, found, strict=True):
             fqn, offsets = key.get("fqn"), _numbers(key.get("offset"))
-            if held != kinds.get((fqn, offsets)):
+            if data != kinds.get((fqn, offsets)):
                 raise Unreadable(f"`{file}` has no `{str(fqn)[:80]}` at its place")
             info.state = {**info.state, "offset": start, "length": size_bytes}
     value.state = {**value.state, "storage_meta": None}  # it names the other checkpoint

@@ -237,8 +237,8 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
     is_mixed = any((problem.place, problem.loses) == (".", AGREEMENT) for problem in case.problems)
     if is_mixed and len(names) == 1:
         return True  # the step in its files is in doubt
-    ours, theirs = _step(case.contents), _step(other.contents)
-    return ours is None or theirs is None or ours == theirs
+    ours, donor_step = _step(case.contents), _step(other.contents)
+    return ours is None or donor_step is None or ours == donor_step
 
 
 def _step(contents: Contents) -> int | None:
@@ -248,8 +248,8 @@ def _step(contents: Contents) -> int | None:
         contents.schedule.step if contents.schedule else None,
         contents.optimizer.step if contents.optimizer else None,
     ]
-    said = [step for step in found if step is not None]
-    ranked = sorted(said, key=lambda step: (-said.count(step), said.index(step)))
+    steps = [step for step in found if step is not None]
+    ranked = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
     return ranked[0] if ranked else None
 
 
@@ -340,7 +340,7 @@ def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
         name = f"{salvaged.file}.salvaged.safetensors"
         _write_pieces(safetensors_pieces(salvaged.saved), partial / name)
     partial.mkdir(parents=True, exist_ok=True)
-    said = {
+    document = {
         "source": plan.url,
         "steps": [
             {"file": step.file, "what": step.what, "from": step.source} for step in plan.steps
@@ -349,7 +349,7 @@ def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
         "refused": dict(plan.refused),
         "lost_tensors": {salvaged.file: list(salvaged.lost) for salvaged in plan.salvaged},
     }
-    text = json.dumps(said, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     (partial / REPORT).write_text(text, encoding="utf-8")
     _sync(partial)
 

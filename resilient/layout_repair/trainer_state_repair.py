@@ -160,17 +160,17 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
     found = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
     named = int(name[1]) if name and found.layout == "hf-trainer" else None
-    said = {
+    steps = {
         "name": named,
         "state": found.step,
         "schedule": found.schedule.step if found.schedule else None,
         "optimizer": found.optimizer.step if found.optimizer else None,
     }
-    updates = said["optimizer"]
+    updates = steps["optimizer"]
     if _SCALER in case.listing.sizes and named and updates and updates < named:
         # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
-        said = {key: value for key, value in said.items() if value != updates}
-    votes = Counter(value for key, value in said.items() if value is not None and key != without)
+        steps = {key: value for key, value in steps.items() if value != updates}
+    votes = Counter(value for key, value in steps.items() if value is not None and key != without)
     ranked = votes.most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
         return None
@@ -215,10 +215,10 @@ def _schedule_state(
     rates = [now for _, now in groups]
     for other in case.near:
         try:
-            theirs = open_archive(other.folder, other.listing, name).value
+            donor_state = open_archive(other.folder, other.listing, name).value
         except Unreadable:
             continue
-        return _from_another(case, theirs, other.contents, step, rates), other.url
+        return _from_another(case, donor_state, other.contents, step, rates), other.url
     kind = arguments_of(case.draft, case.listing).get("lr_scheduler_type")
     if kind not in _LAMBDAS:
         raise Unreadable(f"a schedule of the kind `{str(kind)[:40]}`" if kind else _NO_KIND)
@@ -236,11 +236,11 @@ def _schedule_state(
 
 
 def _from_another(
-    case: RepairCase, theirs: Any, contents: Any, step: int, rates: list[float]
+    case: RepairCase, donor_state: Any, contents: Any, step: int, rates: list[float]
 ) -> dict[str, Any]:
     """Return the scheduler of another step, moved to this step."""
-    last = whole(theirs.get("last_epoch")) if isinstance(theirs, dict) else None
-    strange = sorted(str(key)[:40] for key in set(theirs or ()) - _STEADY - _COUNTED)
+    last = whole(donor_state.get("last_epoch")) if isinstance(donor_state, dict) else None
+    strange = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
     if last is None or strange:
         raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
@@ -248,9 +248,9 @@ def _from_another(
     each = last // updates if case.contents.layout == "accelerate" and updates else 1
     if case.contents.layout == "accelerate" and (not updates or each * updates != last):
         raise Unreadable("another step does not say how often it moves")
-    count = whole(theirs.get("_step_count"))
+    count = whole(donor_state.get("_step_count"))
     more = {"_step_count": each * step + count - last} if count is not None else {}
-    return {**theirs, **more, "last_epoch": each * step, "_last_lr": rates}
+    return {**donor_state, **more, "last_epoch": each * step, "_last_lr": rates}
 
 
 def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
@@ -330,20 +330,20 @@ def mend_state(case: RepairCase) -> None:
     if case.contents.layout != "hf-trainer":
         return
     try:
-        held = read_json(case.draft, case.listing, STATE)
+        state = read_json(case.draft, case.listing, STATE)
     except Unreadable:
-        held = {}
-    if set(held) - KEYS:
-        held = _known_alone(case, held)
-    odd = [name for name in NUMBERS if name in held and decimal(held[name]) is None]
-    held = {name: value for name, value in held.items() if name not in odd}
+        state = {}
+    if set(state) - KEYS:
+        state = _known_alone(case, state)
+    odd = [name for name in NUMBERS if name in state and decimal(state[name]) is None]
+    state = {name: value for name, value in state.items() if name not in odd}
     step = step_of(case, without="state")
-    if case.is_broken(STATE) and (not held or whole(held.get("global_step")) is None):
+    if case.is_broken(STATE) and (not state or whole(state.get("global_step")) is None):
         _rebuild(case, step, {})
-    elif held and step is not None and whole(held["global_step"]) != step:
-        _rebuild(case, step, held)
-    elif case.is_broken(STATE) and held:
-        _fill(case, held, odd)
+    elif state and step is not None and whole(state["global_step"]) != step:
+        _rebuild(case, step, state)
+    elif case.is_broken(STATE) and state:
+        _fill(case, state, odd)
     mend_best(case)
 
 
@@ -381,8 +381,8 @@ def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[
         sources += [where] if new else []
         found |= new
     arguments = arguments_of(case.draft, case.listing)
-    told = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
-    new = {key: value for key, value in told.items() if key in lacking and key not in found}
+    known = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
+    new = {key: value for key, value in known.items() if key in lacking and key not in found}
     # The arguments may give a fraction of all steps, while the state needs a count.
     new = {
         key: int(value) for key, value in new.items() if decimal(value) is not None and value >= 1
@@ -391,11 +391,11 @@ def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[
     return {**new, **found}, sources
 
 
-def _known_alone(case: RepairCase, held: dict[str, Any]) -> dict[str, Any]:
+def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
-    strange = sorted(set(held) - KEYS)
-    meant = {key: own for key in strange if (own := _without_flip(key, KEYS - set(held)))}
-    kept = {meant.get(key, key): value for key, value in held.items()}
+    strange = sorted(set(state) - KEYS)
+    meant = {key: own for key in strange if (own := _without_flip(key, KEYS - set(state)))}
+    kept = {meant.get(key, key): value for key, value in state.items()}
     kept = {key: value for key, value in kept.items() if key in KEYS}
     named = ", ".join(strange[:4])[:80]
     if len(meant) == len(strange):
@@ -475,7 +475,9 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     if arguments:
         known.sources.append(ARGUMENTS)
     known.state |= {
-        ours: arguments[theirs] for theirs, ours in _OF_ARGUMENTS.items() if theirs in arguments
+        ours: arguments[argument]
+        for argument, ours in _OF_ARGUMENTS.items()
+        if argument in arguments
     }
     run = [(state, where) for state, where in others] + ([(stale, STATE)] if stale else [])
     for state, where in reversed(run):
@@ -523,13 +525,15 @@ _States = list[tuple[dict[str, Any], str]]
 
 def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
     found = state.get("log_history")
-    held = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    return [entry for entry in held if (whole(entry.get("step")) or 0) <= step]
+    entries = (
+        [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    )
+    return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]
 
 
 def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     """Use the longest history, with all digits as far as an exact source has them."""
-    told = [
+    candidates = [
         (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in others))
     ]
     exact = [
@@ -538,7 +542,7 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
         if metrics_log.is_exact
     ]
     entries, where = max(
-        (*told, *exact), key=lambda candidate: (_last(candidate[0]), len(candidate[0]))
+        (*candidates, *exact), key=lambda candidate: (_last(candidate[0]), len(candidate[0]))
     )
     sources = [where] if where else []
     rounded = [
@@ -562,10 +566,10 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
         known.lost.append("history")
 
 
-def _is_behind(entry: dict[str, Any], held: list[dict[str, Any]]) -> bool:
+def _is_behind(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
     """Return True if an entry follows others: at a later step, or of another kind at the last."""
-    last = _last(held)
-    beside = {key for other in held if whole(other.get("step")) == last for key in other}
+    last = _last(entries)
+    beside = {key for other in entries if whole(other.get("step")) == last for key in other}
     return entry["step"] > last or (entry["step"] == last and not beside & set(entry) - set(SHARED))
 
 
@@ -575,14 +579,14 @@ def _last(entries: list[dict[str, Any]]) -> int:
 
 def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     logged = [entry for entry in known.state["log_history"] if whole(entry.get("step")) == step]
-    held = [decimal(entry.get("epoch")) for entry in logged]
-    exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else held)]
+    epochs = [decimal(entry.get("epoch")) for entry in logged]
+    exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else epochs)]
     ratio = [
         (decimal(donor_state.get("epoch")) or 0.0) * step / whole_step
         for donor_state, _ in others
         if (whole_step := whole(donor_state.get("global_step")))
     ]
-    found = [epoch for epoch in (*exact, *ratio, *held) if epoch is not None]
+    found = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
     if found:
         known.state["epoch"] = found[0]
     else:
@@ -601,10 +605,10 @@ def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) 
         best_logged = _best_logged(known)
         known.state |= best_logged
         known.lost += [] if best_logged else ["best model"]
-    held = next((donor_state.get("stateful_callbacks") for donor_state, _ in others), None)
-    if isinstance(held, dict):
-        known.state["stateful_callbacks"] = dict(held)
-    if not isinstance(held, dict) or set(held) - {CONTROL}:
+    callbacks = next((donor_state.get("stateful_callbacks") for donor_state, _ in others), None)
+    if isinstance(callbacks, dict):
+        known.state["stateful_callbacks"] = dict(callbacks)
+    if not isinstance(callbacks, dict) or set(callbacks) - {CONTROL}:
         known.lost.append("callbacks")
     # Transformers raises at the next save without this state, so it is always written.
     known.state["stateful_callbacks"].setdefault(CONTROL, _control())
@@ -616,16 +620,16 @@ def _best_logged(known: _Known) -> dict[str, Any]:
     if "history" in known.lost or not isinstance(metric, str):
         return {}
     key = metric if metric.startswith("eval_") else f"eval_{metric}"
-    told = [
+    candidates = [
         (number, entry["step"])
         for entry in known.state["log_history"]
         if (number := decimal(entry.get(key))) is not None
     ]
-    if not told:
+    if not candidates:
         return {}
     is_greater = known.arguments.get("greater_is_better")
     # The first of equals: only a better result replaces it.
-    number, step = (max if is_greater else min)(told, key=lambda pair: pair[0])
+    number, step = (max if is_greater else min)(candidates, key=lambda pair: pair[0])
     where = _checkpoint_of(known.case, step)
     return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
 

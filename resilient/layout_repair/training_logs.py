@@ -62,7 +62,10 @@ class MetricsLog:
 
     def reach(self) -> int:
         """Return the last logged step."""
-        return max((entry["step"] for life in self.lives for entry in life), default=0)
+        return max(
+            (entry["step"] for attempt_entries in self.lives for entry in attempt_entries),
+            default=0,
+        )
 
 
 def logs_beside(url: str) -> list[MetricsLog]:
@@ -96,12 +99,12 @@ def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
         if name in (LINES, _EVENTS, _EVENTS.rpartition("/")[2])
         and (log := _of_lines(folder, listing, name))
     ]
-    board = _of_board(folder, listing, [name for name in names if FILE.fullmatch(name)])
-    return [*found, *([board] if board else [])]
+    event_log = _of_board(folder, listing, [name for name in names if FILE.fullmatch(name)])
+    return [*found, *([event_log] if event_log else [])]
 
 
 def _of_board(folder: Folder, listing: DirectoryListing, names: list[str]) -> MetricsLog | None:
-    told, broken = [], ""
+    points, broken = [], ""
     for name in names[:_FILES_MAX]:
         try:
             scalars = read_scalars(folder, listing, name)
@@ -110,13 +113,15 @@ def _of_board(folder: Folder, listing: DirectoryListing, names: list[str]) -> Me
             continue
         broken = broken or (f"{name}: {scalars.broken}" if scalars.broken else "")
         if entries := list(entries_of(scalars.found)):
-            told.append((scalars.began, entries))
-    if not told:
+            points.append((scalars.began, entries))
+    if not points:
         return None
-    told.sort(key=lambda pair: pair[0])
-    lives = tuple(life for _, entries in told for life in _lives(entries))
-    where = f"{len(told)} event files of TensorBoard in {folder.url}"
-    return MetricsLog(where, lives, is_exact=False, broken=broken)
+    points.sort(key=lambda pair: pair[0])
+    attempts = tuple(
+        attempt_entries for _, entries in points for attempt_entries in _lives(entries)
+    )
+    where = f"{len(points)} event files of TensorBoard in {folder.url}"
+    return MetricsLog(where, attempts, is_exact=False, broken=broken)
 
 
 def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
@@ -142,17 +147,21 @@ def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
 def _of_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLog | None:
     size_bytes = listing.sizes[name]
     data = folder.read(name, 0, _LINES_BYTES_MAX)
-    lives: dict[int, list[Entry]] = {}
+    attempts: dict[int, list[Entry]] = {}
     for line in data.decode("utf-8", "replace").splitlines():
-        life, entry = _line(line)
+        attempt_entries, entry = _line(line)
         if entry:
-            lives.setdefault(life, []).append(entry)
+            attempts.setdefault(attempt_entries, []).append(entry)
     broken = "" if size_bytes <= _LINES_BYTES_MAX else "of its lines the first are read"
-    if not lives:
+    if not attempts:
         return None
     where = folder.url if listing.is_file else f"{folder.url}/{name}"
-    told = tuple(life for attempt in sorted(lives) for life in _lives(lives[attempt]))
-    return MetricsLog(where, told, is_exact=True, broken=broken)
+    entries = tuple(
+        attempt_entries
+        for attempt in sorted(attempts)
+        for attempt_entries in _lives(attempts[attempt])
+    )
+    return MetricsLog(where, entries, is_exact=True, broken=broken)
 
 
 def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
@@ -184,18 +193,18 @@ def _line(text: str) -> tuple[int, Entry]:
     return whole(line.get("generation")) or 0, plain if is_entry else {}
 
 
-def woven(lives: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
+def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     """Return the entries that led to a step, from attempts that each began at some step (pure).
 
     The attempt that reached the step last counts, from its start. Before that start, the earlier
     attempt that reached it last counts, and so on. All other attempts are ignored.
     """
     found: list[Entry] = []
-    limit, count = step, len(lives)
+    limit, count = step, len(attempts)
     while count and limit > 0:
-        ends = [_end(attempt, limit) for attempt in lives[:count]]
+        ends = [_end(attempt, limit) for attempt in attempts[:count]]
         at = max(range(count), key=lambda index: (ends[index], index))
-        taken = [attempt for attempt in lives[at] if attempt["step"] <= limit]
+        taken = [attempt for attempt in attempts[at] if attempt["step"] <= limit]
         if taken:
             found = [*taken, *found]
             limit = taken[0]["step"] - 1

@@ -199,10 +199,10 @@ def directory(members: Sequence[Member], at: int) -> bytes:
 
 def header(name: str, padding: int = 0) -> bytes:
     """Return the header of a member, with padding after its name."""
-    said = name.encode()
+    encoded = name.encode()
     extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4) if padding else b""
-    head = _HEADER.pack(_LOCAL, 0, _FLAGS, 0, 0, 0, 0, 0, 0, len(said), len(extra))
-    return head + said + extra
+    head = _HEADER.pack(_LOCAL, 0, _FLAGS, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+    return head + encoded + extra
 
 
 def descriptor(checksum: int, size_bytes: int) -> bytes:
@@ -231,7 +231,7 @@ def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) 
     data = at + _HEADER.size + named + extra
     if method or named > _NAME_BYTES_MAX or data > stop:
         return None
-    said = draft.read(name, at + _HEADER.size, named).decode("utf-8", "replace")
+    name_there = draft.read(name, at + _HEADER.size, named).decode("utf-8", "replace")
     if flags & _STREAMED:
         found = _described(draft, name, data, stop)
         if found is None:
@@ -243,7 +243,7 @@ def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) 
         return None
     is_whole = _sum(draft, name, data, size_bytes) == checksum
     places = (at - start, data - start, size_bytes, checksum, end - start)
-    return Member(said, *places, is_whole)
+    return Member(name_there, *places, is_whole)
 
 
 def _described(
@@ -251,12 +251,12 @@ def _described(
 ) -> tuple[int, int, int] | None:
     """Return length, checksum and end of the first descriptor that fits its position."""
     for at in _places(draft, name, data, stop):
-        held = draft.read(name, at + 4, 20)
+        header_bytes = draft.read(name, at + 4, 20)
         for form in ("<3I", "<I2Q"):
             length = struct.calcsize(form)
-            if len(held) < length or at + 4 + length > stop:
+            if len(header_bytes) < length or at + 4 + length > stop:
                 continue
-            checksum, packed, size_bytes = struct.unpack(form, held[:length])
+            checksum, packed, size_bytes = struct.unpack(form, header_bytes[:length])
             if packed == size_bytes == at - data:
                 return size_bytes, checksum, at + 4 + length
     return None
@@ -343,8 +343,8 @@ def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
         flat = [part for pair in value.items() for part in pair]
         return b"}(" + b"".join(_put(item, inner, is_old=is_old) for item in flat) + b"u"
     if isinstance(value, list | tuple):
-        held = b"".join(_put(item, inner, is_old=is_old) for item in value)
-        return b"](" + held + b"e" if isinstance(value, list) else b"(" + held + b"t"
+        packed = b"".join(_put(item, inner, is_old=is_old) for item in value)
+        return b"](" + packed + b"e" if isinstance(value, list) else b"(" + packed + b"t"
     if is_old or not isinstance(value, PickledCall | PickledGlobal):
         raise Unreadable(f"a {type(value).__name__}, which is no plain value")
     return _name(value) if isinstance(value, PickledGlobal) else _made(value, inner)

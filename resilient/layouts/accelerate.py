@@ -290,8 +290,8 @@ def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) ->
         value = open_archive(folder, listing, "scheduler.bin").value
     except Unreadable:
         return []
-    held = optimizer.optimizer if optimizer.is_in_one else None
-    return check_update_count("scheduler.bin", value, held, "optimizer.bin")
+    saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
+    return check_update_count("scheduler.bin", value, saved_optimizer, "optimizer.bin")
 
 
 def _scheduled(
@@ -322,8 +322,8 @@ def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
     except Unreadable:
         return False
     groups = value.get("param_groups") if isinstance(value, dict) else None
-    held = groups if isinstance(groups, list) else []
-    return any(isinstance(group, dict) and "initial_lr" in group for group in held)
+    entries = groups if isinstance(groups, list) else []
+    return any(isinstance(group, dict) and "initial_lr" in group for group in entries)
 
 
 def _own(

@@ -85,13 +85,13 @@ def _slices(
         index = read_index(folder, listing, prefix)
     except Unreadable:
         return ()
-    held = {
+    spans = {
         (piece.file, piece.start, piece.size_bytes)
         for pieces in index.slices.values()
         for piece in pieces
         if piece.is_plain and piece.start + piece.size_bytes <= listing.sizes.get(piece.file, 0)
     }
-    return sorted(held)
+    return sorted(spans)
 
 
 def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator[str]:

@@ -215,9 +215,9 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
             what = f"a rate it begins from is {rate}: a step spoils all weights"
             return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
-    step, told = whole(last), value.get("_last_lr")
-    if _LAMBDAS in value and isinstance(rates, list) and isinstance(told, list):
-        for at, (left, right) in enumerate(zip(rates, told, strict=False)):
+    step, last_rates = whole(last), value.get("_last_lr")
+    if _LAMBDAS in value and isinstance(rates, list) and isinstance(last_rates, list):
+        for at, (left, right) in enumerate(zip(rates, last_rates, strict=False)):
             if decimal(left) == 0 and decimal(right):
                 what = f"group {at} begins from a rate of 0, and its last one was {right:g}"
                 return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
@@ -248,16 +248,16 @@ def check_update_count(
         what = "it has no `base_lrs`: the rates it begins from would be those of today's arguments"
         return [Problem(place, what, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
     count, begun = optimizer.groups, len(bases)
-    told = len(last) if isinstance(last, list) else count
+    groups = len(last) if isinstance(last, list) else count
     stops = Problem(place, "", is_fatal=True, cure=Remedy.COPY)
-    if begun == told != count:
-        what = f"it has {count} groups, and the schedule rates of {told}: torch stops at that"
+    if begun == groups != count:
+        what = f"it has {count} groups, and the schedule rates of {groups}: torch stops at that"
         return [replace(stops, place=owner or place, what=what)]
-    if begun != count and (_LAMBDAS in value or told != count):
+    if begun != count and (_LAMBDAS in value or groups != count):
         what = f"it has rates of {begun} groups, and the optimizer has {count}"
         return [replace(stops, what=f"{what}: torch stops at that")]
-    what = f"it tells of {begun} and {told} groups, and the optimizer has {count}"
-    return [] if begun == told else [Problem(place, what, cure=Remedy.NEEDLESS)]
+    what = f"it tells of {begun} and {groups} groups, and the optimizer has {count}"
+    return [] if begun == groups else [Problem(place, what, cure=Remedy.NEEDLESS)]
 
 
 def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
@@ -321,8 +321,8 @@ def check_model_config(
         config: Content of the file.
         tensors: Tensors of the checkpoint.
     """
-    held = [tensor for tensor in tensors if tensor.part == MODEL]
-    sayings = (*_embedded(config, held), *_layered(config, held))
+    model_tensors = [tensor for tensor in tensors if tensor.part == MODEL]
+    sayings = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
     after = "`from_pretrained` of this folder would make another model"
     return [Problem(place, f"{message}: {after}") for message in sayings]
 
@@ -423,8 +423,8 @@ def check_optimizer(
 def _few(place: str, value: Any) -> list[Problem]:
     """Return the problem of a state for only some of the parameters."""
     states = [held_state for held_state in value["state"].values() if isinstance(held_state, dict)]
-    held = (group.get("params") for group in value["param_groups"] if isinstance(group, dict))
-    count = sum(len(group) for group in held if isinstance(group, list | tuple))
+    members = (group.get("params") for group in value["param_groups"] if isinstance(group, dict))
+    count = sum(len(group) for group in members if isinstance(group, list | tuple))
     if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
         return []
     lacking = count - len(states)
@@ -449,8 +449,8 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
     named = [
         parameter
         for group in groups
-        if isinstance(held := group.get("params"), list | tuple)
-        for parameter in held
+        if isinstance(members := group.get("params"), list | tuple)
+        for parameter in members
         if isinstance(parameter, int | str)
     ]
     own = set(named)
@@ -459,7 +459,7 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
         yield f"parameter `{str(twice)[:80]}` is twice in its groups: another goes on without state"
     elif own == set(range(len(own))) and named != sorted(named, key=int):
         yield "the numbers of its parameters are not in order: torch would give them to others"
-    lost = [key for key, held in state.items() if isinstance(held, dict) and key not in own]
+    lost = [key for key, members in state.items() if isinstance(members, dict) and key not in own]
     if own and lost:
         yield (
             f"the state of `{str(lost[0])[:80]}` is of no parameter in its groups: whose it was "
@@ -485,8 +485,10 @@ def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator
     """Yield the first state that lacks a key its groups' optimizer (torch's Adam) needs."""
     if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
         return
-    for key, held in state.items():
-        lacking = [name for name in _STATE_OF_ADAM if name not in held] if _is_full(held) else []
+    for key, moments in state.items():
+        lacking = (
+            [name for name in _STATE_OF_ADAM if name not in moments] if _is_full(moments) else []
+        )
         if lacking:
             yield (
                 f"its groups are of Adam, and the state of `{str(key)[:80]}` has no "
@@ -495,15 +497,15 @@ def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator
             return
 
 
-def _is_full(held: Any) -> bool:
-    return isinstance(held, dict) and bool(held)
+def _is_full(moments: Any) -> bool:
+    return isinstance(moments, dict) and bool(moments)
 
 
 def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]:
     for at, group in enumerate(groups):
         for name in _SCALARS:
-            held = group.get(name)
-            for value in held if isinstance(held, list | tuple) else (held,):
+            option = group.get(name)
+            for value in option if isinstance(option, list | tuple) else (option,):
                 number = archive.number(value) if isinstance(value, TensorRef | float) else None
                 if number is not None and not math.isfinite(number):
                     yield f"`{name}` of its group {at} is {number}: a step spoils all weights"
@@ -584,36 +586,38 @@ def _misshapen(
                 )
                 yield Problem(_place(value), f"{what}: {_ANOTHER}", is_fatal=True)
         counts = Counter(weight.shape for weight in weights)
-        held = Counter(value.shape for value in of_one.values())
-        if odd := [value for value in of_one.values() if held[value.shape] > counts[value.shape]]:
+        shapes = Counter(value.shape for value in of_one.values())
+        if odd := [value for value in of_one.values() if shapes[value.shape] > counts[value.shape]]:
             # Positions do not identify the weight of a moment.
             yield (
-                _beyond(counts, held, odd[0])
-                if counts - held
-                else _lost(weights, held, odd[0], is_lenient=is_lenient)
+                _beyond(counts, shapes, odd[0])
+                if counts - shapes
+                else _lost(weights, shapes, odd[0], is_lenient=is_lenient)
             )
 
 
-def _beyond(weights: Counter[_Shape], held: Counter[_Shape], odd: Tensor) -> Problem:
+def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> Problem:
     """Return the problem of more moments than weights of one shape."""
     count = weights[odd.shape]
-    of = f"{count} weights have it, and {held[odd.shape]} moments" if count else "no weight has it"
+    of = (
+        f"{count} weights have it, and {shapes[odd.shape]} moments" if count else "no weight has it"
+    )
     what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, and {of}: {_ANOTHER}"
     return Problem(_place(odd), what, is_fatal=True)
 
 
 def _lost(
-    weights: Sequence[Tensor], held: Counter[_Shape], odd: Tensor, *, is_lenient: bool
+    weights: Sequence[Tensor], shapes: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""
-    lost, places = held.total() - len(weights), {_place(weight) for weight in weights}
+    lost, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
     follows = "begins those anew" if is_lenient else "stops at that"
     what = (
-        f"the optimizer has the state of {held.total()} weights, and {lost} of them are not here, "
-        f"one of the shape {list(odd.shape)} among them: its tool {follows}"
+        f"the optimizer has the state of {shapes.total()} weights, and {lost} of them are not "
+        f"here, one of the shape {list(odd.shape)} among them: its tool {follows}"
     )
     place = places.pop() if len(places) == 1 else "."
-    loses = f"{lost} of {held.total()} weights"
+    loses = f"{lost} of {shapes.total()} weights"
     return Problem(place, what, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
 
 

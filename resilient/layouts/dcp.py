@@ -148,11 +148,11 @@ def read_index(
     )
 
 
-def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
+def _paths(names: Any) -> dict[str, tuple[str | int, ...]]:
     """Return the path of each name, as torch's default planner writes it."""
     return {
         name: tuple(path)
-        for name, path in (told.items() if isinstance(told, dict) else ())
+        for name, path in (names.items() if isinstance(names, dict) else ())
         if isinstance(name, str)
         and isinstance(path, tuple | list)
         and path
@@ -162,9 +162,9 @@ def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
 
 def _is_strange(name: PickledGlobal) -> bool:
     """Return True if a name is not where torch defines it, or belongs to another package."""
-    homes = _HOMES.get(name.name)
-    if homes is not None:
-        return name.module not in homes
+    modules = _HOMES.get(name.name)
+    if modules is not None:
+        return name.module not in modules
     return name.module in _HOMES["Metadata"] or name.module.partition(".")[0] not in _ROOTS
 
 
@@ -401,8 +401,8 @@ def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tenso
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"its header has no `{_PLACES}` that is JSON") from error
     for tensor in tensors:
-        said = places.get(tensor.name) if isinstance(places, dict) else None
-        offsets = said.get(_OFFSETS) if isinstance(said, dict) else None
+        place = places.get(tensor.name) if isinstance(places, dict) else None
+        offsets = place.get(_OFFSETS) if isinstance(place, dict) else None
         if not isinstance(offsets, list) or len(offsets) != len(tensor.shape):
             raise Unreadable(f"its header does not say where `{tensor.name[:80]}` begins")
         region = Region(shape_of(offsets), tensor.shape)

@@ -89,22 +89,22 @@ class Engine:
 
 
 def missing(
-    what: str, place: str, held: Collection[tuple[int, int]], ranks: int, rows: int
+    what: str, place: str, present: Collection[tuple[int, int]], ranks: int, rows: int
 ) -> list[Problem]:
     """Return the ranks without a file; DeepSpeed stops at the first of them.
 
     Args:
         what: Description, with ``{}`` in place of the rank.
         place: Folder of the tag.
-        held: Data-parallel and model-parallel ranks that have a file.
+        present: Data-parallel and model-parallel ranks that have a file.
         ranks: Number of data-parallel ranks.
         rows: Number of model-parallel ranks.
     """
-    last = max((row for _, row in held), default=0) + 1
+    last = max((row for _, row in present), default=0) + 1
     rows = max(rows, last)
     # Both numbers come from a file and may be huge.
     wanted = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
-    lost = islice((name for name in wanted if name not in held), _NAMED_MAX)
+    lost = islice((name for name in wanted if name not in present), _NAMED_MAX)
     return [
         Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
         for rank, row in lost
@@ -142,12 +142,12 @@ def _pointer(engine: Engine) -> list[Problem]:
     """Return the problem of ``latest`` in a Trainer's folder, which selects the tag to load."""
     if not engine.prefix or _trainer_step(engine) is None:
         return []
-    told, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
+    latest, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
     right = f"global_step{_trainer_step(engine)}"
     is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
     mend = _REPAIR if is_there else ""
-    if told != tag and "latest_universal" not in engine.listing.sizes:
-        what = f"it names `{told[:80]}`, which is not there" if told else "it names no tag"
+    if latest != tag and "latest_universal" not in engine.listing.sizes:
+        what = f"it names `{latest[:80]}`, which is not there" if latest else "it names no tag"
         what = f"{what}: DeepSpeed loads nothing, and the Trainer stops"
         return [Problem(LATEST, what, is_fatal=True, help=mend)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
@@ -176,18 +176,18 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
 
 
 def _steps_of_parts(engine: Engine) -> list[Problem]:
-    said = {part.archive.name: part.step for part in engine.parts if part.step is not None}
+    steps = {part.archive.name: part.step for part in engine.parts if part.step is not None}
     models = [value for value in _said(engine, "global_steps").values() if value is not None]
     likely = [_expected(engine), *models[:1]]
     wanted = next((item for item in likely if item is not None and _fits(engine, item)), None)
     wanted = models[0] if wanted is None and models else wanted
-    if wanted is None or not said:
-        return _odd_ones("step", said)
-    is_mixed = len(set(said.values())) > 1
+    if wanted is None or not steps:
+        return _odd_ones("step", steps)
+    is_mixed = len(set(steps.values())) > 1
     low = wanted - _skipped(engine)
     problems = []
-    for name, step in said.items():
-        if low <= step <= wanted and not (is_mixed and step != _common(said.values(), wanted)):
+    for name, step in steps.items():
+        if low <= step <= wanted and not (is_mixed and step != _common(steps.values(), wanted)):
             continue
         what = f"its optimizer made {step} updates by step {wanted}: {_ODD}"
         # A load without the optimizer's state restarts it in the middle of a run.
@@ -233,10 +233,10 @@ def _is_blank(archive: Archive) -> bool:
 
 
 def _odd_ones(
-    field: str, said: Mapping[str, Any], wanted: Any = None, loses: str = ""
+    field: str, values: Mapping[str, Any], wanted: Any = None, loses: str = ""
 ) -> list[Problem]:
     """Return the files whose value differs from the wanted or the most common one."""
-    known = {name: value for name, value in said.items() if value is not None}
+    known = {name: value for name, value in values.items() if value is not None}
     if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
     right = _common(known.values(), wanted)
@@ -375,13 +375,13 @@ def _open(
 def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Problem]:
     """Return the missing model states; with ZeRO 3 each rank has its own."""
     cut = [model for model in models.values() if model[1]]
-    held = {(int(match[1] or 0), int(match[2])) for match in cut or models.values()}
+    present = {(int(match[1] or 0), int(match[2])) for match in cut or models.values()}
     world, rows = _sizes(engine)
-    ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1
+    ranks = max(world or 1, max(rank for rank, _ in present) + 1) if cut else 1
     return missing(
         "the model's states of {} are missing: DeepSpeed stops there",
         engine.prefix,
-        held,
+        present,
         ranks,
         rows,
     )
@@ -389,8 +389,8 @@ def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Pr
 
 def _sizes(engine: Engine) -> tuple[int | None, int]:
     """Return the number of data-parallel and of model-parallel ranks."""
-    said = engine.models[0].value
-    fields = said if isinstance(said, dict) else {}
+    state = engine.models[0].value
+    fields = state if isinstance(state, dict) else {}
     return whole(fields.get("dp_world_size")), whole(fields.get("mp_world_size")) or 1
 
 
@@ -437,11 +437,15 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
         what = "no optimizer states beside the model's"
         lost = Problem(engine.prefix or ".", what, _MOMENTS, cure=Remedy.COPY)
         return replace(found, problems=(*found.problems, *disagreements(engine), lost))
-    held = {(int(name[1]), int(name[2])) for name in names.values()}
+    present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
-    ranks = max(rank for rank, _ in held) + 1
+    ranks = max(rank for rank, _ in present) + 1
     lost_ones = missing(
-        "the optimizer's part of {} is missing", engine.prefix, held, max(ranks, world or 0), rows
+        "the optimizer's part of {} is missing",
+        engine.prefix,
+        present,
+        max(ranks, world or 0),
+        rows,
     )
     archives, broken = _open(engine.folder, engine.listing, names)
     tensors: list[Tensor] = []

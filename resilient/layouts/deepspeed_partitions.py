@@ -104,8 +104,8 @@ def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Te
     engine = _engine(folder, listing, prefix)
     weights = tensors_in(engine.models[0], _field(engine.models[0].value, "module"), MODEL)
     if not engine.stage:
-        held = _field(engine.models[0].value, "optimizer")
-        return (*weights, *tensors_in(engine.models[0], held, OPTIMIZER))
+        optimizer = _field(engine.models[0].value, "optimizer")
+        return (*weights, *tensors_in(engine.models[0], optimizer, OPTIMIZER))
     vectors = [_vectors(engine, r, engine.parts[r].get(engine.flat)) for r in _ranks(engine)]
     if engine.stage == _CUT_EACH:
         whole_ones = tuple(weight for weight in weights if weight.elements)
@@ -129,18 +129,18 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
     opened = tuple(open_archive(folder, listing, model) for model in models)
     if not opened:
         raise Unreadable("the engine's model states are missing")
-    told = opened[0].value
-    config = _field(_field(told, "ds_config"), "zero_optimization")
+    first = opened[0].value
+    config = _field(_field(first, "ds_config"), "zero_optimization")
     odd = [name for name in _OTHERWISE if _field(config, name)]
     if odd:
         raise Unreadable(f"it was saved with `{odd[0]}`, which lays its parts out otherwise")
     stage = whole(_field(config, "stage")) or 0
-    ranks = whole(_field(told, "dp_world_size")) or len(files)
+    ranks = whole(_field(first, "dp_world_size")) or len(files)
     if stage and (not files or ranks != len(files) or max(files) + 1 != ranks):
         raise Unreadable(f"it has the parts of {len(files)} ranks, and not of all")
     archives = tuple(open_archive(folder, listing, files[rank]) for rank in sorted(files))
     parts = tuple(_dict(_field(archive.value, "optimizer_state_dict")) for archive in archives)
-    shapes = _field(told, "param_shapes")
+    shapes = _field(first, "param_shapes")
     listed = shapes if isinstance(shapes, list) else [shapes]
     return _Engine(opened, parts, archives, tuple(dict(shapes_in(item)) for item in listed), stage)
 
@@ -152,8 +152,8 @@ def _moments(engine: _Engine) -> Iterator[Tensor]:
     for kind in kinds:
         if any(_is_flat(state.get(kind)) for state in states[0]):
             found = [[moment.get(kind) for moment in rank] for rank in states]
-            held = [_vectors(engine, rank, moment) for rank, moment in enumerate(found)]
-            yield from _cut(engine, held, OPTIMIZER, f"state.{{name}}.{kind}")
+            vectors = [_vectors(engine, rank, moment) for rank, moment in enumerate(found)]
+            yield from _cut(engine, vectors, OPTIMIZER, f"state.{{name}}.{kind}")
             continue
         for nth, group in enumerate(engine.groups):
             # All vectors count the same steps.
@@ -174,11 +174,13 @@ def _is_flat(value: Any) -> bool:
 
 def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
     """Return a rank's vectors of one kind: one for each group, except with ZeRO 3."""
-    held = found if isinstance(found, list | tuple) else []
+    tensors = found if isinstance(found, list | tuple) else []
     vectors = [
-        _Vector(engine.archives[rank], tensor) for tensor in held if isinstance(tensor, TensorRef)
+        _Vector(engine.archives[rank], tensor)
+        for tensor in tensors
+        if isinstance(tensor, TensorRef)
     ]
-    if len(vectors) != len(held) or not vectors:
+    if len(vectors) != len(tensors) or not vectors:
         raise Unreadable(f"`{engine.archives[rank].name}` lacks a part of its optimizer's state")
     if engine.stage != _CUT_EACH and len(vectors) != len(engine.groups):
         raise Unreadable(f"`{engine.archives[rank].name}` has other groups than the model")
@@ -186,7 +188,7 @@ def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
 
 
 def _cut(
-    engine: _Engine, held: Sequence[Sequence[_Vector]], part: str, named: str
+    engine: _Engine, vectors: Sequence[Sequence[_Vector]], part: str, named: str
 ) -> Iterator[Tensor]:
     """Yield the parameters from the vectors of one kind of each rank."""
     place = 0
@@ -195,11 +197,11 @@ def _cut(
         for name, shape in group.items():
             count = math.prod(shape)
             if engine.stage == _CUT_EACH:
-                width = math.ceil(count / len(held))
-                runs = list(_shares(held, place, width, count))
+                width = math.ceil(count / len(vectors))
+                runs = list(_shares(vectors, place, width, count))
             else:
                 width = count
-                runs = [_Run(0, [ranks[nth] for ranks in held], place, count)]
+                runs = [_Run(0, [ranks[nth] for ranks in vectors], place, count)]
             yield _whole(named.replace("{name}", name), part, shape, runs)
             place += width
 
@@ -239,11 +241,11 @@ def _boxes(
     shape: tuple[int, ...], start: int, vector: _Vector, place: int, count: int
 ) -> Iterator[Piece]:
     """Yield the boxes of a run of elements, each contiguous in its file."""
-    held = vector.archive.pieces(vector.tensor)
-    if not held:
+    pieces = vector.archive.pieces(vector.tensor)
+    if not pieces:
         raise Unreadable(f"`{vector.archive.name}` lacks its bytes")
     for box in flat_regions(shape, start, count):
-        yield replace(held[0], region=box, first=held[0].first + place, strides=None)
+        yield replace(pieces[0], region=box, first=pieces[0].first + place, strides=None)
         place += box.size
 
 
@@ -254,7 +256,9 @@ def _frozen(engine: _Engine) -> Iterator[Tensor]:
             (model, _field(_field(model.value, "frozen_param_fragments"), name))
             for model in engine.models
         ]
-        vectors = [_Vector(item, held) for item, held in fragments if isinstance(held, TensorRef)]
+        vectors = [
+            _Vector(item, tensor) for item, tensor in fragments if isinstance(tensor, TensorRef)
+        ]
         yield _whole(name, MODEL, shape, [_Run(0, vectors, 0, math.prod(shape))])
 
 

@@ -65,8 +65,8 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     """
     prefix = "" if _is_directly(listing) else _latest(folder, listing)
     if prefix is None:
-        told = read_text(folder, listing, LATEST)[:80]
-        what = f"it names `{told}`, which is not there" if told else "it names no tag"
+        latest = read_text(folder, listing, LATEST)[:80]
+        what = f"it names `{latest}`, which is not there" if latest else "it names no tag"
         help_ = "resilient ckpt inspect {path}/" + tag_in(listing)[-1].rstrip("/")
         problem = Problem(LATEST, what, is_fatal=True, help=help_)
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
@@ -103,8 +103,8 @@ def _is_directly(listing: DirectoryListing) -> bool:
 
 def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
     tags = tag_in(listing)
-    told = read_text(folder, listing, LATEST)
-    return f"{told}/" if f"{told}/" in tags else None
+    latest = read_text(folder, listing, LATEST)
+    return f"{latest}/" if f"{latest}/" in tags else None
 
 
 def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]:
@@ -183,21 +183,21 @@ def _optimizer(
     except Unreadable as error:
         return None, [Problem(name, str(error), is_fatal=True)]
     groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
-    held = [
+    dicts = [
         group for group in (groups if isinstance(groups, list) else []) if isinstance(group, dict)
     ]
-    rates = (decimal(archive.number(group.get("lr"))) for group in held)
+    rates = (decimal(archive.number(group.get("lr"))) for group in dicts)
     slots = dict.fromkeys(sorted({kind for files in pieces.values() for kind in files}))
     params = [piece for piece in pieces.values() if set(piece) - {WEIGHTS}]
-    told = Optimizer(
+    optimizer = Optimizer(
         max(steps.values(), default=None),
         len(params),
         len(pieces),
-        len(held),
+        len(dicts),
         tuple(rate for rate in rates if rate is not None),
         tuple(slot for slot in slots if slot != WEIGHTS),
     )
-    return told, []
+    return optimizer, []
 
 
 def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
@@ -264,11 +264,11 @@ def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]
 
 
 def _disagreements(prefix: str, found: Contents, steps: Mapping[str, int]) -> list[Problem]:
-    said = sorted(set(steps.values()))
-    if len(said) > 1:
-        what = f"its parameters speak of different steps, {said[0]} and {said[-1]}"
+    distinct = sorted(set(steps.values()))
+    if len(distinct) > 1:
+        what = f"its parameters speak of different steps, {distinct[0]} and {distinct[-1]}"
         return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
-    if said and found.step is not None and said[0] > found.step:
-        what = f"the optimizer made {said[0]} updates by step {found.step}"
+    if distinct and found.step is not None and distinct[0] > found.step:
+        what = f"the optimizer made {distinct[0]} updates by step {found.step}"
         return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
     return []

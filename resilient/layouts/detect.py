@@ -135,10 +135,10 @@ def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
         return deepspeed.read_engine(folder, listing, "")
     tag = deepspeed.tag_of(folder, listing)
     found = deepspeed.read_engine(folder, listing, tag)
-    told = read_text(folder, listing, deepspeed.LATEST)
-    if f"{told}/" == tag:
+    latest = read_text(folder, listing, deepspeed.LATEST)
+    if f"{latest}/" == tag:
         return found
-    what = f"it names `{told[:80]}`, which is not there" if told else "it names no tag"
+    what = f"it names `{latest[:80]}`, which is not there" if latest else "it names no tag"
     help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
     pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
     return replace(found, problems=(pointer, *found.problems))
@@ -191,8 +191,8 @@ def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
         return None
     problems = unfinished(folder.url, listing, _fitted(folder, listing, contents).problems)
     found = pointers_in(folder, listing)
-    told = pointers(folder.url, listing, problems, found, POINTER)
-    return replace(contents, problems=tuple(told))
+    pointer_problems = pointers(folder.url, listing, problems, found, POINTER)
+    return replace(contents, problems=tuple(pointer_problems))
 
 
 def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
@@ -213,11 +213,11 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     is_sliced = any(file.endswith(dcp.SLICES) for file in files)
     is_lenient = contents.layout == "hf-trainer" and not is_sliced
     is_hurt = any(problem.is_fatal for problem in contents.problems)
-    held, known = contents.problems, _witnesses(folder, listing, contents)
+    problems, known = contents.problems, _witnesses(folder, listing, contents)
     blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
     if blamed is not None:
         # This weight alone caused the problems of the configuration and of the optimizer.
-        held = tuple(problem for problem in held if problem.place != neighbours.CONFIG)
+        problems = tuple(problem for problem in problems if problem.place != neighbours.CONFIG)
         misfits: tuple[Problem, ...] = (blamed,)
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
@@ -227,7 +227,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
         *(odd_dtypes(contents.tensors, known) if known else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
-    return replace(contents, problems=(*held, *odd))
+    return replace(contents, problems=(*problems, *odd))
 
 
 def _is_trainer(contents: Contents) -> bool:
@@ -484,8 +484,8 @@ def pointed_at(
         beside = {checkpoint.base: checkpoint for checkpoint in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
-            told = read_text(folder, listing, f"{head}{pointer}")
-            tag = told.rstrip("/").removeprefix("./")
+            target = read_text(folder, listing, f"{head}{pointer}")
+            tag = target.rstrip("/").removeprefix("./")
             names = (tag, _iteration(tag), *(f"{tag}{end}" for end in _FILES))
             checkpoint = next((beside[name] for name in names if name in beside), None)
             if checkpoint is not None:
@@ -577,9 +577,9 @@ def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
 
 def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> RunCheckpoint:
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
-    said = _STEP.findall(base)
+    steps = _STEP.findall(base)
     # accelerate numbers its saves, not its steps.
-    step = int(said[-1]) if said and layout != "accelerate" else None
+    step = int(steps[-1]) if steps and layout != "accelerate" else None
     order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
     return RunCheckpoint(
         name,

@@ -81,11 +81,11 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model, optimizer)
     arguments = _arguments(folder, listing)
-    told = model.engine.world if model.engine else _processes(arguments) or model.world
+    ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
-    rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True, device=device)
+    rng, odd = read_random(folder, listing, _RANDOM, world=ranks, stops=True, device=device)
     step = whole(state.get("global_step"))
-    world = told or (max(rng.ranks) + 1 if rng else None)
+    world = ranks or (max(rng.ranks) + 1 if rng else None)
     versions = _versions(folder, listing, model)
     named = _named_step(folder)
     skipped = _skipped(listing, model, optimizer, named if step is None else step, schedule)
@@ -96,7 +96,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *wrapped(model.tensors),
         *more,
         *odd,
-        *_leftover(listing, rng, told),
+        *_leftover(listing, rng, ranks),
         *_config(folder, listing, model),
         *check_learning_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
@@ -125,16 +125,16 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
 def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
     """Return the arguments of the run as data, None if they cannot be read."""
     try:
-        held = open_archive(folder, listing, _ARGUMENTS).value
+        arguments = open_archive(folder, listing, _ARGUMENTS).value
     except Unreadable:
         return None
-    return held if isinstance(held, PickledCall) else None
+    return arguments if isinstance(arguments, PickledCall) else None
 
 
 def _processes(arguments: PickledCall | None) -> int | None:
     """Return the number of training processes from the arguments of the run."""
-    held = arguments.get("distributed_state") if arguments else None
-    return whole(held.get("num_processes")) if isinstance(held, PickledCall) else None
+    distributed = arguments.get("distributed_state") if arguments else None
+    return whole(distributed.get("num_processes")) if isinstance(distributed, PickledCall) else None
 
 
 def _leftover(
@@ -205,8 +205,8 @@ def _without_control(state: dict[str, Any]) -> str:
 
     Its save looks the control up by name: ``self.state.stateful_callbacks["TrainerControl"]``.
     """
-    held = state.get("stateful_callbacks")
-    if isinstance(held, dict) and CONTROL in held:
+    callbacks = state.get("stateful_callbacks")
+    if isinstance(callbacks, dict) and CONTROL in callbacks:
         return ""
     return f"its `stateful_callbacks` has no `{CONTROL}`, and the next save of Transformers raises"
 
@@ -277,8 +277,8 @@ def _schedule(
         is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
     # Engines and checkpoints sharded by name count groups in another way.
-    held = optimizer.optimizer if optimizer.is_in_one else None
-    odd = check_update_count(_SCHEDULE, archive.value, held, OPTIMIZERS[0])
+    saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
+    odd = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
     return found, [*check_scheduler(_SCHEDULE, archive.value), *odd]
 
 
@@ -310,8 +310,8 @@ def _skipped(
         return 0
     behind_by = step - schedule.step
     if model.engine is not None:
-        told = whole(model.engine.facts.get(SKIPPED))
-        return behind_by if told and behind_by == told else 0
+        skipped_steps = whole(model.engine.facts.get(SKIPPED))
+        return behind_by if skipped_steps and behind_by == skipped_steps else 0
     updates = optimizer.optimizer.step if optimizer.optimizer else None
     is_alike = updates in (schedule.step, None)
     return behind_by if _SCALER in listing.sizes and behind_by > 0 and is_alike else 0
@@ -332,10 +332,12 @@ def _disagreements(
         STATE: step,
         "the schedule": schedule,
     }
-    said = {name: value for name, value in found.items() if value is not None}
+    steps = {name: value for name, value in found.items() if value is not None}
     problems = []
-    if len(set(said.values())) > 1:
-        what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
+    if len(set(steps.values())) > 1:
+        what = "they speak of different steps: " + ", ".join(
+            f"{a} of {b}" for a, b in steps.items()
+        )
         problems.append(Problem(".", what, "the agreement of its files", is_fatal=False))
     return [*problems, *ahead(".", optimizer, step)]
 

@@ -56,9 +56,9 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
     """Return True for a folder of the Trainer whose save ended before the state was written."""
     base = url.rstrip("/").rpartition("/")[2]
     name = saved_name(url) or base
-    held = listing.sizes
-    is_begun = any(item.endswith((".safetensors", ".bin", ".pt", ".json")) for item in held)
-    lacks = not {_STATE, _SCHEDULE} & set(held) and not any(map(_RANDOM.fullmatch, held))
+    names = listing.sizes
+    is_begun = any(item.endswith((".safetensors", ".bin", ".pt", ".json")) for item in names)
+    lacks = not {_STATE, _SCHEDULE} & set(names) and not any(map(_RANDOM.fullmatch, names))
     return _OF_TRAINER.fullmatch(name) is not None and is_begun and lacks
 
 
@@ -130,10 +130,10 @@ def pointers(
     names = list(found)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
     fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
-    told = {problem.place for problem in problems}
+    places = {problem.place for problem in problems}
     for problem in problems:
         text = what if problem.place in names else problem.what
         yield replace(problem, what=text, help=fetch) if fetch and problem.is_fatal else problem
     for name in names:
-        if name not in told:
+        if name not in places:
             yield Problem(name, what, help=fetch)

@@ -70,8 +70,8 @@ def read_run(archive: Archive) -> Contents:
     tensors = list(weights)
     for number, state in enumerate(states):
         # Several optimizers get their number as a prefix.
-        held = state if len(states) == 1 else {number: state}
-        tensors += tensors_in(archive, held, OPTIMIZER)
+        optimizer_states = state if len(states) == 1 else {number: state}
+        tensors += tensors_in(archive, optimizer_states, OPTIMIZER)
     found = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
     problems = [] if weights else [_fatal(archive.name, "it has no weights")]
     if "optimizer_states" not in value:
@@ -125,7 +125,9 @@ def _progress(
     """Return the contents without weights and optimizers, which may be in other files."""
     value = archive.value
     schedules = _list(value.get("lr_schedulers"))
-    schedule = next((item for item in (schedule_of(it, archive) for it in schedules) if item), None)
+    schedule = next(
+        (item for item in (schedule_of(state, archive) for state in schedules) if item), None
+    )
     version = value.get(_VERSION)
     step, epoch = whole(value.get("global_step")), decimal(value.get("epoch"))
     return Contents(
@@ -163,7 +165,7 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
         if not is_known and not is_own_schedule(one):
             return [_fatal(archive.name, "the state of a schedule in it is none")]
     states = _list(archive.value.get("optimizer_states"))
-    groups = [group for it in states for group in _list(_at(it, "param_groups"))]
+    groups = [group for state in states for group in _list(_at(state, "param_groups"))]
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
     if any(begins_anew(one) or (not one and has_schedule) for one in schedules):
         # torch takes the values that are there, and leaves the others as they are at step 0.
@@ -225,12 +227,12 @@ def _data(value: dict[Any, Any]) -> dict[str, Any]:
 
 def _facts(value: dict[Any, Any]) -> dict[str, Any]:
     callbacks = value.get("callbacks")
-    held = callbacks if isinstance(callbacks, dict) else {}
-    names = [name.partition("{")[0][:60] for name in held if isinstance(name, str)]
+    by_callback = callbacks if isinstance(callbacks, dict) else {}
+    names = [name.partition("{")[0][:60] for name in by_callback if isinstance(name, str)]
     best = next(
         (
             _at(callback, "best_model_path")
-            for callback in held.values()
+            for callback in by_callback.values()
             if _at(callback, "dirpath")
         ),
         None,

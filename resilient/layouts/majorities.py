@@ -44,12 +44,12 @@ class Witnesses:
     beside_name: str = "another step"
 
 
-def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
+def odd_weight(tensors: Sequence[Tensor], witnesses: Witnesses) -> Problem | None:
     """Return the first weight whose shape most other files contradict.
 
     Args:
         tensors: Tensors of the checkpoint.
-        said: Facts from other files.
+        witnesses: Facts from other files.
     """
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     moments = Counter(moment.shape for moment in _moments(tensors))
@@ -57,18 +57,18 @@ def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
     lacking, extra = moments - counts, counts - moments
     total = sum(weight.size_bytes for weight in weights)
     for weight in weights:
-        other = said.beside.get(weight.name)
+        other = witnesses.beside.get(weight.name)
         shapes = [other.shape] if other and other.shape != weight.shape else []
         shapes += [
             shape for shape in lacking if extra[weight.shape] and _one_axis(weight.shape, shape)
         ]
         for shape in dict.fromkeys(shapes):
             votes = _votes(
-                weight, shape, said, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
+                weight, shape, witnesses, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
             )
             named = [name for name, is_against in votes.items() if is_against]
             against = [name for name, is_against in votes.items() if is_against is False]
-            if _is_total(said.index, total, weight, shape):
+            if _is_total(witnesses.index, total, weight, shape):
                 named.append("the index")
             if len(named) >= _VOTES and len(named) > len(against):
                 what = (
@@ -80,14 +80,14 @@ def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
 
 
 def _votes(
-    weight: Tensor, shape: tuple[int, ...], said: Witnesses, *, is_lacking: bool
+    weight: Tensor, shape: tuple[int, ...], witnesses: Witnesses, *, is_lacking: bool
 ) -> dict[str, bool | None]:
     """Return for each source: the other shape (True), this shape (False), or neither (None)."""
-    other = said.beside.get(weight.name)
+    other = witnesses.beside.get(weight.name)
     return {
         "the optimizer": True if is_lacking else None,
-        "config.json": _by_config(weight.shape, shape, said.config),
-        said.beside_name: None if other is None else other.shape == shape,
+        "config.json": _by_config(weight.shape, shape, witnesses.config),
+        witnesses.beside_name: None if other is None else other.shape == shape,
     }
 
 
@@ -97,10 +97,10 @@ def _by_config(
     """Return True if a configuration has the other shape's axis, False for the weight's own."""
     if not _one_axis(own, other):
         return None
-    mine, theirs = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
+    own_extent, other_extent = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
     sizes = {value for value in config.values() if type(value) is int and value > 1}
     known = {times * size for size in sizes for times in _WIDTHS_OF_ONE}
-    is_mine, is_theirs = mine in known, theirs in known
+    is_mine, is_theirs = own_extent in known, other_extent in known
     return None if is_mine == is_theirs else is_theirs
 
 
@@ -108,38 +108,38 @@ def _one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(own) == len(other) and sum(a != b for a, b in zip(own, other, strict=True)) == 1
 
 
-def _is_total(told: int | None, total: int, weight: Tensor, shape: tuple[int, ...]) -> bool:
+def _is_total(recorded: int | None, total: int, weight: Tensor, shape: tuple[int, ...]) -> bool:
     """Return True if an index counts the bytes of the other shape instead of this one."""
-    if told is None or told == total:
+    if recorded is None or recorded == total:
         return False
     elements = 1
     for axis in shape:
         elements *= axis
-    return total - weight.size_bytes + elements * ITEM_BITS.get(weight.dtype, 0) // 8 == told
+    return total - weight.size_bytes + elements * ITEM_BITS.get(weight.dtype, 0) // 8 == recorded
 
 
-def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
+def odd_dtypes(tensors: Sequence[Tensor], witnesses: Witnesses) -> Iterator[Problem]:
     """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
 
     Args:
         tensors: Tensors of the checkpoint.
-        said: Facts from other files.
+        witnesses: Facts from other files.
     """
     weights = [
         tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
     ]
     moments = _moments(tensors)
     kept = {moment.dtype for moment in moments}
-    told = said.config.get("dtype", said.config.get("torch_dtype"))
+    told = witnesses.config.get("dtype", witnesses.config.get("torch_dtype"))
     wanted = _FLOATS.get(told.removeprefix("torch.")) if isinstance(told, str) else None
     is_trained = len(moments) >= len(weights) > 0
     odd = []
     for weight in weights:
-        other = said.beside.get(weight.name)
+        other = witnesses.beside.get(weight.name)
         votes = {
             "config.json": wanted,
             "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
-            said.beside_name: other.dtype if other else None,
+            witnesses.beside_name: other.dtype if other else None,
         }
         named = {name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype}
         agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
@@ -152,9 +152,9 @@ def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
             f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
         )
         yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
-    held = {weight.dtype for weight in weights}
-    if wanted and len(held) == 1 and wanted not in held and kept == held and is_trained:
-        what = f"its `dtype` is {told}, and weights and optimizer are {held.pop()}"
+    dtypes = {weight.dtype for weight in weights}
+    if wanted and len(dtypes) == 1 and wanted not in dtypes and kept == dtypes and is_trained:
+        what = f"its `dtype` is {told}, and weights and optimizer are {dtypes.pop()}"
         after = "`from_pretrained` of this folder would make another model"
         yield Problem("config.json", f"{what}: {after}")
 

@@ -56,11 +56,11 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     """
     if is_iteration(listing):
         return _read(folder, listing, "")
-    told = read_text(folder, listing, TRACKER)
-    name = f"iter_{int(told):07d}/" if re.fullmatch(r"\d{1,12}", told) else "release/"
+    latest = read_text(folder, listing, TRACKER)
+    name = f"iter_{int(latest):07d}/" if re.fullmatch(r"\d{1,12}", latest) else "release/"
     if is_iteration(listing, name):
         return _read(folder, listing, name)
-    known = told == "release" or name != "release/"
+    known = latest == "release" or name != "release/"
     what = f"it names `{name}`, which is not there" if known else "it names no iteration"
     other = max(_inside(listing))
     help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
@@ -86,8 +86,8 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
         return Contents("megatron", _TITLE, problems=tuple(problems))
     common = _common(folder, listing, prefix, config, problems)
     arguments = common.get("args")
-    held = arguments.state if isinstance(arguments, PickledCall) else None
-    given = held if isinstance(held, dict) else {}
+    state = arguments.state if isinstance(arguments, PickledCall) else None
+    given = state if isinstance(state, dict) else {}
     step = whole(common.get("iteration"))
     rng = _random(index)
     if rng is None:
@@ -186,9 +186,9 @@ def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
     """Return the parameter groups, which are one or two dictionaries deep."""
     if not isinstance(value, dict) or depth > 2:  # noqa: PLR2004 - see above
         return []
-    held = value.get("param_groups")
-    if isinstance(held, list):
-        return [group for group in held if isinstance(group, dict)]
+    groups = value.get("param_groups")
+    if isinstance(groups, list):
+        return [group for group in groups if isinstance(group, dict)]
     return [group for inner in list(value.values())[:64] for group in _groups(inner, depth + 1)]
 
 
@@ -217,10 +217,10 @@ def _disagreements(
         COMMON: step,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    said = {name: value for name, value in found.items() if value is not None}
-    if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
+    steps = {name: value for name, value in found.items() if value is not None}
+    if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
+    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
     return [Problem(prefix or ".", what, "the agreement of its files")]
 
 

@@ -243,7 +243,7 @@ class Resumability:
 
     def line(self) -> str:
         """Return the verdict in words."""
-        told = "; ".join(self.why)
+        reasons = "; ".join(self.why)
         if self.answer == "no":
-            return f"not resumable because {told}"
-        return f"resumable with loss of {told}" if self.why else "resumable"
+            return f"not resumable because {reasons}"
+        return f"resumable with loss of {reasons}" if self.why else "resumable"

@@ -161,7 +161,7 @@ def _event(data: bytes) -> tuple[float, list[Scalar]]:
             summaries.append(value)
     # A negative step is encoded as an unsigned 64-bit number.
     return at, [] if step >= 1 << 62 else [
-        scalar for it in summaries for scalar in _summary(step, it)
+        scalar for summary in summaries for scalar in _summary(step, summary)
     ]
 
 

@@ -336,9 +336,9 @@ def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]
     """Return the location of each storage: after their keys in order, each after its length."""
     sizes: dict[str, int] = {}
     for _, leaf in leaves(value):
-        held = leaf.storage if isinstance(leaf, TensorRef) else leaf
-        if isinstance(held, StorageRef) and held.dtype in ITEM_BITS:
-            sizes[held.key] = held.elements * (ITEM_BITS[held.dtype] // 8)
+        storage = leaf.storage if isinstance(leaf, TensorRef) else leaf
+        if isinstance(storage, StorageRef) and storage.dtype in ITEM_BITS:
+            sizes[storage.key] = storage.elements * (ITEM_BITS[storage.dtype] // 8)
     members = {}
     for key in keys if isinstance(keys, list) else []:
         if not isinstance(key, str) or key not in sizes:

@@ -44,8 +44,10 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
     optimizer = optimizer_at(folder, listing, index, "optimizer.")
     last = whole(value_at(folder, listing, index, "lr_scheduler.last_epoch"))
     rates = value_at(folder, listing, index, "lr_scheduler._last_lr")
-    held = rates if isinstance(rates, list) else []
-    schedule = Schedule(last, tuple(rate for it in held if (rate := decimal(it)) is not None))
+    values = rates if isinstance(rates, list) else []
+    schedule = Schedule(
+        last, tuple(rate for value in values if (rate := decimal(value)) is not None)
+    )
     tokens = whole(value_at(folder, listing, index, "train_state.ntokens_seen"))
     world = whole(value_at(folder, listing, index, _WORLD))
     lacking = (
@@ -109,10 +111,10 @@ def _disagreements(
         "the schedule": last,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    said = {name: value for name, value in found.items() if value is not None}
-    if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
+    steps = {name: value for name, value in found.items() if value is not None}
+    if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
+    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
     # A repair can fix a wrong name alone.
     is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR

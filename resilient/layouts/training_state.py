@@ -89,10 +89,10 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
         states: Content of each file.
         is_alone: Whether one device is stored, and not a list of all devices of a process.
     """
-    held = {name: _of_devices(held_state) for name, held_state in states.items()}
-    for name, (key, state) in held.items():
+    counts = {name: _of_devices(held_state) for name, held_state in states.items()}
+    for name, (key, state) in counts.items():
         if not key:
-            if others := [other for other, (its, _) in held.items() if its]:
+            if others := [other for other, (its, _) in counts.items() if its]:
                 yield name, f"it has no state of CUDA, and {others[0]} has one"
             continue
         devices = [state] if is_alone else state

@@ -45,9 +45,9 @@ def unnamed(index: str, count: int) -> Problem:
 
 def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the problem of the first tensor that is in two files."""
-    held: dict[str, Tensor] = {}
+    first_of_name: dict[str, Tensor] = {}
     for tensor in tensors:
-        other = held.setdefault(tensor.name, tensor)
+        other = first_of_name.setdefault(tensor.name, tensor)
         if other is not tensor and other.files != tensor.files:
             what = (
                 f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` as well, and which of both is "
@@ -70,7 +70,7 @@ def contradictions(
     """
     mapped = document["weight_map"]
     lacking = [tensor.name for tensor in tensors if tensor.name not in mapped]
-    elsewhere = [
+    in_other_files = [
         tensor.name
         for tensor in tensors
         if tensor.name in mapped and f"{prefix}{mapped[tensor.name]}" not in tensor.files
@@ -80,8 +80,8 @@ def contradictions(
         found.append(
             f"{_MAP} lacks {len(lacking)} of their tensors, `{lacking[0][:80]}` among them"
         )
-    if elsewhere:
-        found.append(f"{_MAP} names another shard for `{elsewhere[0][:80]}` than has it")
+    if in_other_files:
+        found.append(f"{_MAP} names another shard for `{in_other_files[0][:80]}` than has it")
     metadata = document.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.size_bytes for tensor in tensors)

@@ -208,16 +208,18 @@ class RngChangeDetector:
 
     is_by_value = True
 
-    def __init__(self, generators: RandomState, said: Mapping[str, Any], cpu: torch.Tensor) -> None:
+    def __init__(
+        self, generators: RandomState, saved: Mapping[str, Any], cpu: torch.Tensor
+    ) -> None:
         self._generators = generators
-        self._said = said
+        self._said = saved
         self._cpu = cpu
 
     def is_same(self) -> bool:
         """Return whether the other generators are unchanged; update the copy of torch's state."""
-        now, said = self._generators.state_dict(), self._said
-        if [*now] != [*said] or any(
-            not _are_equal(now[number], said[number]) for number in _NUMBERS
+        now, saved = self._generators.state_dict(), self._said
+        if [*now] != [*saved] or any(
+            not _are_equal(now[number], saved[number]) for number in _NUMBERS
         ):
             return False
         self._cpu.copy_(now["cpu"])
@@ -249,7 +251,7 @@ class _Content:
 
 
 def make_change_detector(
-    stateful: Any, said: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    stateful: Any, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> ChangeDetector | None:
     """Return a change detector for a stateful, if changes are visible without a new request.
 
@@ -257,7 +259,7 @@ def make_change_detector(
 
     Args:
         stateful: Any stateful.
-        said: Its current state.
+        saved: Its current state.
         tensors: Tensors in that state, by name.
     """
     if isinstance(stateful, torch.nn.Module):
@@ -271,7 +273,7 @@ def make_change_detector(
         return OptimizerChangeDetector(stateful) if is_all_tensors else None
     cpu = [tensor for name, tensor in tensors.items() if name.endswith("/cpu")]
     is_random = type(stateful) is RandomState and len(tensors) == _RANDOM_TENSORS
-    return RngChangeDetector(stateful, said, cpu[0]) if is_random and cpu else None
+    return RngChangeDetector(stateful, saved, cpu[0]) if is_random and cpu else None
 
 
 def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -356,10 +358,10 @@ class CaptureCache:
         same = self._at_a_glance(part, stateful)
         if same is not None:
             return same
-        said = fast_state_dict(stateful)
-        tree, tensors = self.flatten(part, said)
+        state = fast_state_dict(stateful)
+        tree, tensors = self.flatten(part, state)
         glance = (
-            make_change_detector(stateful, said, tensors) if part not in self._restless else None
+            make_change_detector(stateful, state, tensors) if part not in self._restless else None
         )
         if glance is not None and (glance.is_by_value or isinstance(tensors, CachedTensors)):
             self._remember(part, stateful, glance, tree, tensors)

@@ -165,9 +165,9 @@ class ResumeCheck:
         ]
         if refused:
             raise self._refusal(manifest, refused)
-        told = tuple(change for change in found if change.part not in lost)
-        if told:
-            self._emit(StateChanged(manifest.checkpoint.folder, told))
+        reported = tuple(change for change in found if change.part not in lost)
+        if reported:
+            self._emit(StateChanged(manifest.checkpoint.folder, reported))
         return frozenset(change.part for change in found if change.is_fresh)
 
     def _refusal(self, manifest: Manifest, refused: list[StateChange]) -> IncompatibleCheckpoint:
@@ -200,11 +200,11 @@ def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     return found
 
 
-def class_of(thing: Any) -> str:
+def class_of(value: Any) -> str:
     """Return the class of an object with its module, and the classes of schedulers inside it."""
-    name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
     name = _RECORDED.get(name, name)
-    inner = getattr(thing, "_schedulers", None) if isinstance(thing, LRScheduler) else None
+    inner = getattr(value, "_schedulers", None) if isinstance(value, LRScheduler) else None
     return f"{name}({', '.join(map(class_of, inner))})" if inner else name
 
 

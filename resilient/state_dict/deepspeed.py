@@ -245,7 +245,7 @@ class ZeroModel:
     def state_dict(self) -> dict[str, Any]:
         """Return full-precision weights and all other state by their names in the model."""
         named = dict(self._engine.module.named_parameters())
-        homes = {
+        locations = {
             id(named[home.name]): home.part_of(home.flat)
             for home in parameter_locations(self._engine)
         }
@@ -254,7 +254,7 @@ class ZeroModel:
         state = {}
         for name, value in self._engine.module.state_dict(keep_vars=True).items():
             if id(value) not in kept:
-                kept[id(value)] = homes[id(value)] if id(value) in homes else _frozen(value)
+                kept[id(value)] = locations[id(value)] if id(value) in locations else _frozen(value)
             state[name] = kept[id(value)]
         return state
 
@@ -285,9 +285,9 @@ def _frozen(value: Any) -> Any:
     """Return a value that no optimizer trains; it may still be a partitioned parameter."""
     if not torch.is_tensor(value) or not hasattr(value, "ds_tensor"):
         return value.detach() if torch.is_tensor(value) else value
-    held: Any = value
-    start, count = slice_of(held, held.ds_tensor.numel())
-    return FlatShard(tuple(held.ds_shape), start, held.ds_tensor.detach().narrow(0, 0, count))
+    tensor: Any = value
+    start, count = slice_of(tensor, tensor.ds_tensor.numel())
+    return FlatShard(tuple(tensor.ds_shape), start, tensor.ds_tensor.detach().narrow(0, 0, count))
 
 
 @torch.no_grad()
@@ -409,8 +409,8 @@ class ZeroOptimizer:
         groups = self._matched(state_dict)
         state = state_dict["state"]
         by_flat = sorted(self._homes, key=lambda home: id(home.flat))
-        for _, homes in groupby(by_flat, key=lambda home: id(home.flat)):
-            self._load_flat(list(homes), state)
+        for _, locations in groupby(by_flat, key=lambda home: id(home.flat)):
+            self._load_flat(list(locations), state)
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
         self._arriving = {}
@@ -447,16 +447,16 @@ class ZeroOptimizer:
             self._arriving[key] = torch.zeros_like(home.flat.detach())
         return self._arriving[key]
 
-    def _load_flat(self, homes: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
+    def _load_flat(self, locations: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
         """Load the state of parameters that share one memory."""
-        saved = {home.name: state[home.name] for home in homes if state.get(home.name)}
+        saved = {home.name: state[home.name] for home in locations if state.get(home.name)}
         loaded: dict[str, Any] = {}
         for kind in dict.fromkeys(kind for moments in saved.values() for kind in moments):
-            having = [home for home in homes if kind in saved.get(home.name, {})]
+            having = [home for home in locations if kind in saved.get(home.name, {})]
             values = [saved[home.name][kind] for home in having]
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
-                room = self._room(homes[0], kind)
-                if len(having) < len(homes):
+                room = self._room(locations[0], kind)
+                if len(having) < len(locations):
                     room.zero_()  # ZeRO's own value for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):
                     _fill(home.part_of(room), value)
@@ -464,9 +464,9 @@ class ZeroOptimizer:
             else:
                 loaded[kind] = _one_of_all(kind, having, values)
         if loaded:
-            self.optimizer.state[homes[0].flat] = loaded
+            self.optimizer.state[locations[0].flat] = loaded
         else:
-            self.optimizer.state.pop(homes[0].flat, None)
+            self.optimizer.state.pop(locations[0].flat, None)
 
 
 def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
@@ -490,16 +490,16 @@ def _is_elementwise(kind: str, home: ParameterLocation, value: Any) -> bool:
     return kind != "step" and torch.is_tensor(value) and tuple(value.shape) == home.shape
 
 
-def _one_of_all(kind: str, homes: Sequence[ParameterLocation], values: Sequence[Any]) -> Any:
+def _one_of_all(kind: str, locations: Sequence[ParameterLocation], values: Sequence[Any]) -> Any:
     """Return the value that all parameters have in common.
 
     Raises:
         ValueError: The values differ.
     """
-    for home, value in zip(homes, values, strict=True):
+    for home, value in zip(locations, values, strict=True):
         if value != values[0]:
             raise ValueError(
-                f"ZeRO keeps one `{kind}` for `{homes[0].name}` and `{home.name}`, which have "
+                f"ZeRO keeps one `{kind}` for `{locations[0].name}` and `{home.name}`, which have "
                 f"{values[0]} and {value}"
             )
     return values[0].clone() if torch.is_tensor(values[0]) else values[0]

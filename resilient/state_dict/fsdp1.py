@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 def _deprecated_inside() -> Iterator[None]:
     """Return a context in which torch may call what torch itself has deprecated."""
     with warnings.catch_warnings():
-        for said in ("`_get_pg_default_device` will be deprecated", "Multiple backends are regis"):
-            warnings.filterwarnings("ignore", message=said)
+        for message in (
+            "`_get_pg_default_device` will be deprecated",
+            "Multiple backends are regis",
+        ):
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 

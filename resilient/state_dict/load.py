@@ -76,25 +76,25 @@ def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
         parts: Parts to load into; their state is requested.
     """
     found = {name: _live(name, part) for name, part in parts.items()}
-    berths = {name: value for name, value in found.items() if value}
-    sharing = _sharing(berths)
-    return {name: target for name, target in berths.items() if name not in sharing}
+    targets = {name: value for name, value in found.items() if value}
+    sharing = _sharing(targets)
+    return {name: target for name, target in targets.items() if name not in sharing}
 
 
-def matching_targets(berths: Mapping[str, Berths], manifest: Manifest) -> Berths:
+def matching_targets(targets: Mapping[str, Berths], manifest: Manifest) -> Berths:
     """Return the tensors of the parts whose stored layout equals the live layout.
 
     Args:
-        berths: Live tensors by part.
+        targets: Live tensors by part.
         manifest: Manifest of the checkpoint to read.
     """
-    stored: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in berths}
+    stored: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in targets}
     for entry in manifest.tensors:
         if entry.part in stored:
             stored[entry.part][entry.name] = (entry.dtype, entry.shape)
     return {
         path: tensor
-        for name, live in berths.items()
+        for name, live in targets.items()
         if stored[name]
         == {
             path: (DTYPE_NAMES.get(value.dtype), tuple(value.shape)) for path, value in live.items()
@@ -150,11 +150,11 @@ def _memory(tensor: torch.Tensor, path: str) -> torch.Tensor | None:
     return memory if memory.is_contiguous() else None
 
 
-def _sharing(berths: Mapping[str, Berths]) -> set[str]:
+def _sharing(targets: Mapping[str, Berths]) -> set[str]:
     """Return the parts with a tensor that shares memory with another tensor."""
     found: set[str] = set()
     furthest, whose = 0, ""
-    for start, stop, part in sorted(_spans(berths)):
+    for start, stop, part in sorted(_spans(targets)):
         if start < furthest:
             found |= {part, whose}
         if stop > furthest:
@@ -162,8 +162,8 @@ def _sharing(berths: Mapping[str, Berths]) -> set[str]:
     return found
 
 
-def _spans(berths: Mapping[str, Berths]) -> Iterable[tuple[int, int, str]]:
-    for name, live in berths.items():
+def _spans(targets: Mapping[str, Berths]) -> Iterable[tuple[int, int, str]]:
+    for name, live in targets.items():
         for path, tensor in live.items():
             memory = local_of(tensor, path)
             if memory.numel():
@@ -464,12 +464,12 @@ class _Reader:
         return self._made[name]
 
     def _make(self, entry: TensorEntry) -> torch.Tensor:
-        vessel = self._landing.vessel(entry)
-        if vessel is None:
+        buffer = self._landing.vessel(entry)
+        if buffer is None:
             return assemble(entry, self._files)
-        for box in vessel.boxes:
+        for box in buffer.boxes:
             _fill(box, entry, self._files)
-        return vessel.tensor
+        return buffer.tensor
 
 
 def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:

@@ -138,22 +138,22 @@ class NamedOptimizer:
             ConfigError: The optimizer has a parameter that the model does not have.
         """
         groups = self._optimizer.param_groups
-        held = [parameter for group in groups for parameter in group["params"]]
+        members = [parameter for group in groups for parameter in group["params"]]
         # Called at every save, so a model is searched only after its optimizer changed.
-        if len(held) == len(self._parameters) and all(map(is_, held, self._parameters)):
+        if len(members) == len(self._parameters) and all(map(is_, members, self._parameters)):
             return
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        unknown = sum(id(parameter) not in names for parameter in held)
+        unknown = sum(id(parameter) not in names for parameter in members)
         if unknown:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(held)} parameters are not the model's",
+                f"{unknown} of the optimizer's {len(members)} parameters are not the model's",
                 hint="build the optimizer, and groups that it gets later, from model.parameters() "
                 "of the model you train",
             )
-        self._parameters = held
-        self._names = [names[id(parameter)] for parameter in held]
-        self._names_by_id = dict(zip(map(id, held), self._names, strict=True))
-        self._held = dict(zip(map(escape, self._names), held, strict=True))
+        self._parameters = members
+        self._names = [names[id(parameter)] for parameter in members]
+        self._names_by_id = dict(zip(map(id, members), self._names, strict=True))
+        self._held = dict(zip(map(escape, self._names), members, strict=True))
         self._sizes = group_sizes(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -314,8 +314,8 @@ def _moved(state: Any, live: Any, device: torch.device) -> Any:
     torch moves only the state of parameters. Numbers in tensors stay on the CPU, as its steps do.
     """
     if isinstance(state, dict):
-        held = live if isinstance(live, dict) else {}
-        return {key: _moved(value, held.get(key), device) for key, value in state.items()}
+        live_state = live if isinstance(live, dict) else {}
+        return {key: _moved(value, live_state.get(key), device) for key, value in state.items()}
     if not isinstance(state, torch.Tensor):
         return state
     if isinstance(live, torch.Tensor):
@@ -465,8 +465,12 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
     options = [
         {key: value for key, value in group.items() if key not in _MEMBERS} for group in found
     ]
-    held = {name for group in found for name in group["params"]}
-    if not found or set(names) - held or not all(is_same(option, options[0]) for option in options):
+    members = {name for group in found for name in group["params"]}
+    if (
+        not found
+        or set(names) - members
+        or not all(is_same(option, options[0]) for option in options)
+    ):
         raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
     return {**options[0], "params": names}
 

@@ -172,12 +172,12 @@ class PipelineOptimizer:
             return
         named = dict(self._model.named_parameters())
         names = {id(value): name for name, value in named.items()}
-        held = [parameter for group in groups for parameter in group["params"]]
-        unknown = sum(id(parameter) not in names for parameter in held)
+        members = [parameter for group in groups for parameter in group["params"]]
+        unknown = sum(id(parameter) not in names for parameter in members)
         if unknown:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(held)} parameters are not the model's: it was "
-                "made before the model was cut into stages",
+                f"{unknown} of the optimizer's {len(members)} parameters are not the model's: it "
+                "was made before the model was cut into stages",
                 hint="give its class as `optimizer_cls_and_kwargs`, or make it in "
                 "`create_optimizer` of the trainer",
             )

@@ -117,12 +117,14 @@ def is_deferrable(
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    held = [*tensors]
-    if _KINDS.issuperset(map(type, held)) and not any(map(torch.Tensor.storage_offset, held)):
+    distinct = [*tensors]
+    if _KINDS.issuperset(map(type, distinct)) and not any(
+        map(torch.Tensor.storage_offset, distinct)
+    ):
         # Each tensor begins at the start of its storage; asking a tensor for its storage takes
         # longer.
-        return frozenset(map(torch.Tensor.data_ptr, held))
-    return frozenset(map(address_of, held))
+        return frozenset(map(torch.Tensor.data_ptr, distinct))
+    return frozenset(map(address_of, distinct))
 
 
 def _steady(stateful: Any) -> Iterable[torch.Tensor]:
@@ -150,10 +152,10 @@ def _layout_of(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any,
     optimizer = _optimizer_of(stateful)
     if optimizer is None:
         return ()
-    held = _parameters(optimizer)
-    if not isinstance(tensors, CachedTensors) or not _KINDS.issuperset(map(type, held)):
+    parameters = _parameters(optimizer)
+    if not isinstance(tensors, CachedTensors) or not _KINDS.issuperset(map(type, parameters)):
         return None
-    return id(tensors), [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]
+    return id(tensors), [*map(torch.Tensor.data_ptr, chain(parameters, tensors.values()))]
 
 
 def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:

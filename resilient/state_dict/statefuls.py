@@ -154,11 +154,11 @@ class TrackedObjects:
         return tuple(sorted(name for name in left if _WITHOUT_RANK.sub("", name) not in own))
 
 
-def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
+def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
     """Convert the objects that a user named to parts.
 
     Args:
-        things: Modules, optimizers, objects with ``state_dict`` and ``load_state_dict``,
+        tracked: Modules, optimizers, objects with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, plain values, or parts, also of plain values.
         ranks: Number of ranks that train together.
         rng: Whether the global random state is a part, too.
@@ -167,11 +167,11 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
         ConfigError: An object has no known state, an optimizer's model is missing, a name is
             taken, or the ranks train independently.
     """
-    _require_together(things, ranks)
-    inside = {name: unwrap(value) for name, value in things.items()}
+    _require_together(tracked, ranks)
+    inside = {name: unwrap(value) for name, value in tracked.items()}
     models = {name: value for name, value in inside.items() if isinstance(value, nn.Module)}
     parts: dict[str, Part] = {}
-    for name, thing in things.items():
+    for name, thing in tracked.items():
         parts[name] = _part(name, thing, models)
         if ranks > 1 and isinstance(thing, nn.Module) and _replica(thing) is None:
             own = RankLocalBuffers(bare(thing))
@@ -189,7 +189,7 @@ def collect_parts(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Tracke
     return TrackedObjects(parts, values, _strategy(models, ranks), replicas)
 
 
-def _require_together(things: Mapping[str, Any], ranks: int) -> None:
+def _require_together(tracked: Mapping[str, Any], ranks: int) -> None:
     """Raise if several ranks would save independently trained models as one model.
 
     A replicated object is written once, split over the ranks. Different models would be mixed into
@@ -198,7 +198,7 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
     if ranks == 1 or dist.is_initialized():
         return
     found = next(
-        (n for n, value in things.items() if isinstance(value, nn.Module | Optimizer)), None
+        (n for n, value in tracked.items() if isinstance(value, nn.Module | Optimizer)), None
     )
     if found is not None:
         raise ConfigError(
@@ -209,49 +209,49 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
         )
 
 
-def unwrap(thing: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """Return the object that a Part was made of; any other object itself."""
-    return thing.stateful if isinstance(thing, Part) else thing
+    return value.stateful if isinstance(value, Part) else value
 
 
-def _is_looked_through(thing: Any) -> bool:
+def _is_looked_through(value: Any) -> bool:
     """Return whether something other than the object's own ``state_dict`` is saved."""
-    return isinstance(thing, nn.Module | Optimizer) or _is_a(thing, "DeepSpeedOptimizer")
+    return isinstance(value, nn.Module | Optimizer) or _is_a(value, "DeepSpeedOptimizer")
 
 
-def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
-    if isinstance(thing, Part):
-        inner: Any = thing.stateful
+def _part(name: str, value: Any, models: Mapping[str, nn.Module]) -> Part:
+    if isinstance(value, Part):
+        inner: Any = value.stateful
         if _is_looked_through(inner) or not hasattr(inner, "state_dict"):
             inner = _part(name, inner, models).stateful
-        return replace(thing, stateful=inner)
-    if isinstance(thing, nn.Module):
-        return _model(name, thing)
-    if isinstance(thing, Optimizer) or _is_a(thing, "DeepSpeedOptimizer"):
-        return _optimizer(name, thing, models)
-    if isinstance(thing, torch.Generator):
-        return Part(Generator(thing), "rank")
-    return _stateful(name, thing)
+        return replace(value, stateful=inner)
+    if isinstance(value, nn.Module):
+        return _model(name, value)
+    if isinstance(value, Optimizer) or _is_a(value, "DeepSpeedOptimizer"):
+        return _optimizer(name, value, models)
+    if isinstance(value, torch.Generator):
+        return Part(Generator(value), "rank")
+    return _stateful(name, value)
 
 
-def _stateful(name: str, thing: Any) -> Part:
-    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        return Part(thing)
-    if thing is None or isinstance(thing, bool | int | float | str | list | dict):
-        return Part(PlainValue(thing))
+def _stateful(name: str, value: Any) -> Part:
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return Part(value)
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return Part(PlainValue(value))
     raise ConfigError(
-        f"`{name}` is a {type(thing).__module__}.{type(thing).__qualname__}, which has no state "
+        f"`{name}` is a {type(value).__module__}.{type(value).__qualname__}, which has no state "
         "that could be saved",
         hint=f"put it in a dict, which is given back in place: {name}={{'value': ...}}"
-        if _can_be_inside(thing)
+        if _can_be_inside(value)
         else "give it the methods state_dict() and load_state_dict(state_dict)",
     )
 
 
-def _can_be_inside(thing: Any) -> bool:
+def _can_be_inside(value: Any) -> bool:
     """Return whether a dict could contain it: a tensor, an array, a tuple, bytes."""
     try:
-        flatten("value", thing)
+        flatten("value", value)
     except UnsavableState:
         return False
     return True
@@ -297,11 +297,11 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
             f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
             hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
         )
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     owners = {
-        n: m for n, m in models.items() if held & {id(parameter) for parameter in m.parameters()}
+        n: m for n, m in models.items() if members & {id(parameter) for parameter in m.parameters()}
     }
-    if not held and len(models) == 1:
+    if not members and len(models) == 1:
         # Only groups without parameters: parameters may be added later.
         owners = dict(models)
     if not owners:
@@ -309,7 +309,9 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
             f"`{name}` trains none of the modules given",
             hint="give its model as well: its state is kept by the names of parameters",
         )
-    whole = [m for m in owners.values() if held <= {id(parameter) for parameter in m.parameters()}]
+    whole = [
+        m for m in owners.values() if members <= {id(parameter) for parameter in m.parameters()}
+    ]
     if not whole:
         owner: nn.Module = nn.ModuleDict({n: bare(m) for n, m in owners.items()})
         return Part(NamedOptimizer(owner, optimizer))
@@ -324,9 +326,9 @@ def _is_engine(model: nn.Module) -> bool:
     return _is_a(model, "DeepSpeedEngine")
 
 
-def _is_a(thing: object, name: str) -> bool:
+def _is_a(value: object, name: str) -> bool:
     """Return whether an object is of a class, without importing the class."""
-    return name in {cls.__name__ for cls in type(thing).__mro__}
+    return name in {cls.__name__ for cls in type(value).__mro__}
 
 
 def _is_flat(model: nn.Module) -> bool:

@@ -392,9 +392,9 @@ class FsspecFolder:
             where = f"`{name[:200]}` in {self.url}" if name else self.url
             if is_missing(error):
                 raise KeyNotFound(f"nothing is at {where}", key=name) from error
-            told = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
+            cause = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
             raise kind_of_foreign(error)(
-                f"cannot read {where}: {type(told).__name__}: {redacted_text(str(told))}",
+                f"cannot read {where}: {type(cause).__name__}: {redacted_text(str(cause))}",
                 key=name,
                 hint=f"curl -IL {shell_quote(self.url)}"
                 if self._protocol in _ONE_FILE_ONLY

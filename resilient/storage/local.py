@@ -61,7 +61,7 @@ class TempFileSweeper:
             return path.relative_to(self._root).as_posix()
 
         try:
-            gone = sweep_temporaries(
+            swept = sweep_temporaries(
                 self._root, older_than_seconds, clock, lambda path: is_ours(key_of(path))
             )
         except OSError as error:
@@ -69,11 +69,11 @@ class TempFileSweeper:
                 f"cannot sweep {self.url}: {error.strerror or error}",
                 hint=f"ls -ld {shell_quote(self._root)}",
             ) from error
-        for folder in {path.parent for path in gone}:
+        for folder in {path.parent for path in swept}:
             # The folder still has entries.
             with suppress(OSError):
                 folder.rmdir()
-        return tuple(map(key_of, gone))
+        return tuple(map(key_of, swept))
 
 
 def sweep_temporaries(

@@ -227,14 +227,16 @@ class S3Transfer:
         """Return the server's response."""
         with self._answer(verb, key, asked) as answer:
             self._require(answer, verb, key)
-            held = answer.header(SUM_HEADER) if asked.is_summed else ""
-            if held and held != answer.proof.sum:
+            checksum = answer.header(SUM_HEADER) if asked.is_summed else ""
+            if checksum and checksum != answer.proof.sum:
                 # The checksum is that of the received bytes, which differ from the sent bytes.
                 raise self._failed(
                     verb, key, StoreUnavailable, "the server has another checksum than was sent"
                 )
             text = answer.text().decode("utf-8", "replace")
-            return PutResponse(text, answer.header("ETag"), held, answer.header(ALGORITHM_HEADER))
+            return PutResponse(
+                text, answer.header("ETag"), checksum, answer.header(ALGORITHM_HEADER)
+            )
 
     @contextmanager
     def _answer(self, verb: str, key: str, asked: HttpRequest) -> Iterator[HttpResponse]:
@@ -254,8 +256,8 @@ class S3Transfer:
         code = field_of("Code", text)
         if answer.status == _NOT_FOUND and verb == "get" and code != "NoSuchBucket":
             raise KeyNotFound(f"cannot get `{key}`: not in {self._url}", key=key)
-        said = f"{answer.status} {code}: {field_of('Message', text)}".rstrip(": ")
-        raise self._failed(verb, key, kind_of_answer(code, answer.status), said)
+        message = f"{answer.status} {code}: {field_of('Message', text)}".rstrip(": ")
+        raise self._failed(verb, key, kind_of_answer(code, answer.status), message)
 
     def _unsaid(self, verb: str, key: str, name: str, text: str) -> StoreError:
         """Return the error for a success status without the expected content."""

@@ -110,10 +110,10 @@ class PrivateBuffers:
 
     def get(self, name: str, size_bytes: int) -> memoryview:
         """Return at least ``size_bytes`` of memory."""
-        held = self._held.get(name)
-        if held is None or len(held) < size_bytes:
-            held = self._held[name] = private(size_bytes)
-        return held
+        buffer = self._held.get(name)
+        if buffer is None or len(buffer) < size_bytes:
+            buffer = self._held[name] = private(size_bytes)
+        return buffer
 
 
 def prefault(memory: memoryview) -> None:
@@ -335,5 +335,5 @@ def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
 
 def free_bytes(root: Path = ROOT) -> int:
     """Return how many bytes of shared memory are free."""
-    held = os.statvfs(root)
-    return held.f_bavail * held.f_frsize
+    stats = os.statvfs(root)
+    return stats.f_bavail * stats.f_frsize

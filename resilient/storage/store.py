@@ -165,8 +165,8 @@ def free_bytes_at(folder: Path) -> int | None:
     for parent in (folder, *folder.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
-                told = os.statvfs(parent)
+                stats = os.statvfs(parent)
             except PermissionError:
                 return None
-            return told.f_bavail * told.f_frsize if told.f_blocks else None
+            return stats.f_bavail * stats.f_frsize if stats.f_blocks else None
     return None

@@ -42,20 +42,20 @@ def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing
     Raises:
         ConfigError: A key is unknown or a value is not accepted.
     """
-    told = dict(given or {})
+    options = dict(given or {})
     known = (*_OURS, *_TORCHS)
-    for name in told:
+    for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             raise ConfigError(
                 f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(known)}"
                 + (f"; did you mean `{close[0]}`?" if close else "")
             )
-    every = told.pop("every_n_layers", 1)
+    every = options.pop("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:
         raise ConfigError(f"`every_n_layers`={every!r} is not accepted: use at least 1")
-    offload = bool(told.pop("offload", False))
-    return ActivationCheckpointing(every, offload, {"use_reentrant": False, **told})
+    offload = bool(options.pop("offload", False))
+    return ActivationCheckpointing(every, offload, {"use_reentrant": False, **options})
 
 
 def recompute(

@@ -103,8 +103,8 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
         f"parameters, gradients and optimizer take {_gib(need)}, and a rank has {_gib(room)} for "
         f"them ({ROOM_FOR_THE_REST:.0%} of {_gib(machine.device_bytes)} is left for activations)"
     )
-    said = [what]
-    tensor = _tensor_ranks(model, machine, said)
+    reasons = [what]
+    tensor = _tensor_ranks(model, machine, reasons)
     if need > room * machine.ranks:
         raise ConfigError(
             f"the model fits nowhere: {what}, so it needs {-int(-need // room)} ranks, and "
@@ -113,18 +113,20 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
             'TrainingArguments(fsdp="full_shard offload")',
         )
     if tensor > 1:
-        return _over_groups(model, machine, tensor, said)
+        return _over_groups(model, machine, tensor, reasons)
     if need <= room:
-        said.append("it fits on each rank: replicas send gradients, once a step, and nothing else")
-        return ParallelismChoice({"parallelism": "ddp"}, tuple(said))
-    stages = _stages(model, machine, said)
+        reasons.append(
+            "it fits on each rank: replicas send gradients, once a step, and nothing else"
+        )
+        return ParallelismChoice({"parallelism": "ddp"}, tuple(reasons))
+    stages = _stages(model, machine, reasons)
     if stages > 1:
         mesh = {"pp_size": stages, "pp_schedule": "1f1b"}
-        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(said))
-    return ParallelismChoice(_shards(model, machine, said), tuple(said))
+        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(reasons))
+    return ParallelismChoice(_shards(model, machine, reasons), tuple(reasons))
 
 
-def _tensor_ranks(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
+def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks per layer, so that a gathered layer fits in memory."""
     spare = machine.device_bytes - machine.room_bytes
     # Gathered weights and their gradients, of this layer and the layer that is prefetched.
@@ -140,23 +142,23 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, said: list[str]) -> 
             f"{what}: it must be cut over {fits[0]} ranks, and the model does not say how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
-    said.append(f"{what}: layers are cut over {fits[0]} ranks of a host")
+    reasons.append(f"{what}: layers are cut over {fits[0]} ranks of a host")
     return fits[0]
 
 
 def _over_groups(
-    model: ModelFacts, machine: MachineFacts, tensor: int, said: list[str]
+    model: ModelFacts, machine: MachineFacts, tensor: int, reasons: list[str]
 ) -> ParallelismChoice:
     """Return replicas or shards over groups that share each layer."""
     mesh: dict[str, Any] = {"tp_size": tensor}
     if model.state_bytes <= machine.room_bytes * tensor:
-        said.append(f"{tensor} ranks together hold all of it: groups of them are replicas")
-        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(said))
-    said.append("such groups hold a share of it each (FSDP)")
-    return ParallelismChoice({"parallelism": "fsdp", "parallelism_config": mesh}, tuple(said))
+        reasons.append(f"{tensor} ranks together hold all of it: groups of them are replicas")
+        return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(reasons))
+    reasons.append("such groups hold a share of it each (FSDP)")
+    return ParallelismChoice({"parallelism": "fsdp", "parallelism_config": mesh}, tuple(reasons))
 
 
-def _stages(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
+def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks of a host in a pipeline; 1 for no pipeline."""
     room, count = machine.room_bytes, machine.micro_batches
     # The first and last stages also have embeddings and head, so half as much again is required.
@@ -173,11 +175,11 @@ def _stages(model: ModelFacts, machine: MachineFacts, said: list[str]) -> int:
     weights = _sent_by_shards(model, count)
     if sent * SAVED_TIMES > weights:
         return 1
-    said.append(
+    reasons.append(
         f"in a step of {count} micro-batches shards would send {_gib(weights)} of weights and "
         f"gradients, and {sizes[0]} stages {_gib(sent)} of activations"
     )
-    said.append(
+    reasons.append(
         f"it is cut into {sizes[0]} stages in a host"
         + ("" if machine.ranks == sizes[0] else ", and such pipelines are replicas")
     )
@@ -189,17 +191,17 @@ def _sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
     return (2.0 * micro_batches + 1) * model.numbers * model.weight_bytes
 
 
-def _shards(model: ModelFacts, machine: MachineFacts, said: list[str]) -> dict[str, Any]:
+def _shards(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> dict[str, Any]:
     is_several = machine.hosts > 1
     if is_several and model.state_bytes <= machine.room_bytes * machine.ranks_per_host:
-        said.append(
+        reasons.append(
             f"the {machine.ranks_per_host} ranks of a host hold all of it: weights are sent inside "
             "hosts, gradients once a step between them"
         )
         config = {"shard_size": machine.ranks_per_host}
         return {"parallelism": "fsdp", "fsdp": "hybrid_shard", "fsdp_config": config}
     where = "all ranks of all hosts" if is_several else "all ranks"
-    said.append(f"{where} hold a share of it each (FSDP)")
+    reasons.append(f"{where} hold a share of it each (FSDP)")
     return {"parallelism": "fsdp", "fsdp": "full_shard"}
 
 

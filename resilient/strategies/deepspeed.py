@@ -180,10 +180,10 @@ def refusing_config() -> Iterator[None]:
     try:
         yield
     except invalid as error:
-        told = [
+        problems = [
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
         ]
-        raise ConfigError(f"the config of DeepSpeed: {'; '.join(told)}") from error
+        raise ConfigError(f"the config of DeepSpeed: {'; '.join(problems)}") from error
     except refused as error:
         raise ConfigError(f"the config of DeepSpeed: {error}") from error
 

@@ -278,12 +278,12 @@ def read_config(given: Mapping[str, Any] | str | None) -> Config:
     return config
 
 
-def complete(config: Mapping[str, Any], told: DeepSpeedInputs) -> Config:
+def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     """Complete a config with the run's arguments, and reject contradictions.
 
     Args:
         config: The user's config, which is not changed.
-        told: Arguments of the run.
+        inputs: Arguments of the run.
 
     Raises:
         ConfigError: Keys contradict arguments, request unsupported or unsavable features, or are
@@ -293,7 +293,7 @@ def complete(config: Mapping[str, Any], told: DeepSpeedInputs) -> Config:
     if unknown:
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
     made = deepcopy(dict(config))
-    wrong = [*_fill(made, told), *_unfit(made)]
+    wrong = [*_fill(made, inputs), *_unfit(made)]
     wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(made)]
     if wrong:
         raise ConfigError(
@@ -314,19 +314,21 @@ def stage_in(config: Mapping[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
-def _fill(config: Config, told: DeepSpeedInputs) -> Iterator[str]:
+def _fill(config: Config, inputs: DeepSpeedInputs) -> Iterator[str]:
     """Fill values that are "auto" or missing; yield the contradictions."""
-    values = told.values
+    values = inputs.values
     per_step = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
-    batch = per_step * told.ranks
-    yield from _match(config, "train_batch_size", batch, f"{told.ranks} ranks take {batch} a step")
+    batch = per_step * inputs.ranks
+    yield from _match(
+        config, "train_batch_size", batch, f"{inputs.ranks} ranks take {batch} a step"
+    )
     for key, argument in _SAME.items():
         yield from _match(config, key, values[argument], _says(argument, values[argument]))
     yield from _fill_optimizer(config, values)
     if "scheduler" in config:
         # Removed here: the loop steps the schedule (resilient.train.schedules.factory).
         yield from contradictions(config.pop("scheduler"), values)
-    _fill_zero(config, told.hidden_size)
+    _fill_zero(config, inputs.hidden_size)
 
 
 def _fill_optimizer(config: Config, values: Mapping[str, Any]) -> Iterator[str]:

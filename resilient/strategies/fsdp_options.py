@@ -101,18 +101,18 @@ def read_fsdp(
         ConfigError: A word, key or value is unknown, they contradict each other, or FSDP does not
             support them.
     """
-    told = {**given, **_words(fsdp), **_config(_read(config))}
-    if told.pop("one_dtype", False) and told.get("version") == 1:
+    values = {**given, **_words(fsdp), **_config(_read(config))}
+    if values.pop("one_dtype", False) and values.get("version") == 1:
         # accelerate interprets a single dtype name the same way.
-        told["dtypes"] = told["dtypes"]._replace(buffer=told["dtypes"].param)
-    policy = told.pop("auto_wrap_policy", None)
+        values["dtypes"] = values["dtypes"]._replace(buffer=values["dtypes"].param)
+    policy = values.pop("auto_wrap_policy", None)
     if policy == "no_wrap":
-        told |= {"layer_classes": (), "min_num_params": 0, "wrap": False}
-    elif policy == "size_based_wrap" and not told.get("min_num_params"):
+        values |= {"layer_classes": (), "min_num_params": 0, "wrap": False}
+    elif policy == "size_based_wrap" and not values.get("min_num_params"):
         raise _refused("auto_wrap_policy", policy, "say `min_num_params` too")
     elif policy is not None:
-        told["wrap"] = True
-    options = FsdpOptions(**told)
+        values["wrap"] = True
+    options = FsdpOptions(**values)
     _check(options)
     return options
 
@@ -122,7 +122,7 @@ def _words(fsdp: Any) -> dict[str, Any]:
         return {}
     words = fsdp.replace(",", " ").split() if isinstance(fsdp, str) else list(fsdp)
     known = {**MODES, **_EXTRAS}
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in words:
         if word.lower() in ("true", "1"):
             continue
@@ -130,11 +130,11 @@ def _words(fsdp: Any) -> dict[str, Any]:
             raise _refused("fsdp", word, 'it shards nothing: write parallelism="ddp"')
         if word not in known:
             raise _refused("fsdp", word, f"use {', '.join(known)}{_meant(word, known)}")
-        told |= known[word]
+        options |= known[word]
     modes = [word for word in words if word in MODES]
     if len(modes) > 1:
         raise ConfigError(f"`fsdp` says {' and '.join(modes)}: use one of them")
-    return told
+    return options
 
 
 def _read(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def _read(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def _config(config: Mapping[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in config.items():
         name = key.removeprefix("fsdp_")
         if name not in _KEYS:
             raise _refused(key, value, f"it is no key of `fsdp_config`{_meant(name, _KEYS)}")
-        told |= _KEYS[name](name, value)
-    return told
+        options |= _KEYS[name](name, value)
+    return options
 
 
 def _check(options: FsdpOptions) -> None:
@@ -165,10 +165,10 @@ def _check(options: FsdpOptions) -> None:
     Raises:
         ConfigError: The message names the version that supports them.
     """
-    told: dict[str, tuple[Any, str]] = _not_in_2(options)
+    refused: dict[str, tuple[Any, str]] = _not_in_2(options)
     if options.version == 1:
-        told = _not_in_1(options)
-    for name, (value, why) in told.items():
+        refused = _not_in_1(options)
+    for name, (value, why) in refused.items():
         raise _refused(name, value, why)
 
 
@@ -179,22 +179,22 @@ def _not_in_1(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
 
 
 def _not_in_2(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
-    told: dict[str, tuple[Any, str]] = {}
+    refused: dict[str, tuple[Any, str]] = {}
     if not options.use_orig_params:
-        told["use_orig_params"] = False, "FSDP2 flattens nothing: write version=1"
+        refused["use_orig_params"] = False, "FSDP2 flattens nothing: write version=1"
     if options.backward_prefetch == "backward_post":
-        told["backward_prefetch"] = (
+        refused["backward_prefetch"] = (
             options.backward_prefetch,
             "FSDP2 gathers before or not at all: write backward_pre, no_prefetch or version=1",
         )
     if options.dtypes.buffer not in (None, "float32"):
-        told["buffer_dtype"] = (
+        refused["buffer_dtype"] = (
             options.dtypes.buffer,
             "FSDP2 leaves buffers alone: convert them in the model, or write version=1",
         )
     if not options.limit_all_gathers:
-        told["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"
-    return told
+        refused["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"
+    return refused
 
 
 def _flag(name: str, value: Any) -> bool:

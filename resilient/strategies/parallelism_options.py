@@ -72,23 +72,23 @@ def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
     Raises:
         ConfigError: Keys contradict each other, or a key would be ignored.
     """
-    told = config or {}
-    ranks = pipeline_size(told)
-    given = [name for name in PIPELINE_KEYS[1:] if told.get(name) is not None]
+    values = config or {}
+    ranks = pipeline_size(values)
+    given = [name for name in PIPELINE_KEYS[1:] if values.get(name) is not None]
     if ranks == 1 and given:
         raise ConfigError(
             f"`parallelism_config.{given[0]}` is about pipelines, and `{SIZE}` says no ranks of one"
         )
-    schedule = (told.get(SCHEDULE) or "1f1b").lower()
+    schedule = (values.get(SCHEDULE) or "1f1b").lower()
     several = SCHEDULES[schedule]
-    per_rank = told.get(STAGES_PER_RANK) or (2 if several else 1)
+    per_rank = values.get(STAGES_PER_RANK) or (2 if several else 1)
     if several != (per_rank > 1):
         holds = "at least 2 stages" if several else "1 stage"
         raise ConfigError(
             f"`{STAGES_PER_RANK}`={per_rank} of parallelism_config is not accepted: with "
             f"`{SCHEDULE}`={schedule!r} each rank holds {holds}"
         )
-    points = tuple(told.get(SPLIT_POINTS) or ())
+    points = tuple(values.get(SPLIT_POINTS) or ())
     options = PipelineOptions(ranks, schedule, per_rank, points)
     if points and len(points) != options.stages - 1:
         raise ConfigError(
@@ -248,9 +248,9 @@ def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) ->
     Raises:
         ConfigError: The product of the sizes is not the number of ranks.
     """
-    told = config or {}
-    tensor, pipeline = tensor_size(told), pipeline_size(told)
-    replicate, shard = told.get("dp_replicate_size"), told.get("dp_shard_size")
+    options = config or {}
+    tensor, pipeline = tensor_size(options), pipeline_size(options)
+    replicate, shard = options.get("dp_replicate_size"), options.get("dp_shard_size")
     data = max(1, ranks // (tensor * pipeline))
     if shards:
         replicate = replicate or (data // shard if shard else 1)

@@ -356,8 +356,8 @@ class Disk:
             case FileOpKind.REPLACE | FileOpKind.LINK:
                 if op.path[:-1] != op.target[:-1]:
                     raise NotImplementedError("this model renames within one folder only")
-                gone: Change = {name: None} if op.act is FileOpKind.REPLACE else {}
-                folder.change(gone | {op.target[-1]: folder.names[name]})
+                removal: Change = {name: None} if op.act is FileOpKind.REPLACE else {}
+                folder.change(removal | {op.target[-1]: folder.names[name]})
 
     def states(
         self, draw: Random, limit: int, known: Container[int] = frozenset()

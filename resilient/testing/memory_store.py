@@ -92,7 +92,9 @@ def run_ranks(size: int, rank_main: Callable[[World, InMemoryKVStore], Result]) 
     Raises:
         BaseException: The error of the lowest failing rank, after all ranks ended.
     """
-    board = InMemoryKVStore()
+    kv_store = InMemoryKVStore()
     with ThreadPoolExecutor(size, thread_name_prefix="rank") as pool:
-        futures = [pool.submit(rank_main, World(rank, size, rank), board) for rank in range(size)]
+        futures = [
+            pool.submit(rank_main, World(rank, size, rank), kv_store) for rank in range(size)
+        ]
     return [future.result() for future in futures]

@@ -34,8 +34,8 @@ class AnyState:
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state."""
-        held: Mapping[str, Any] = self.state
-        return held
+        state: Mapping[str, Any] = self.state
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Set the state."""
@@ -64,11 +64,11 @@ def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[
         for part in proved.manifest.parts
         if part.name not in NOT_COMPARED and (with_own or part.scope != "rank")
     ]
-    held = {name: AnyState() for name in names}
-    parts = {name: Part(value) for name, value in held.items()}
+    states = {name: AnyState() for name in names}
+    parts = {name: Part(value) for name, value in states.items()}
     load(proved.manifest, proved.files, parts, 0)
     step = proved.manifest.checkpoint.step
-    return {"step": step} | {name: value.state for name, value in held.items()}
+    return {"step": step} | {name: value.state for name, value in states.items()}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

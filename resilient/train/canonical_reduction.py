@@ -91,15 +91,18 @@ class ArithmeticFingerprint:
         Raises:
             ConfigError: The arithmetic differs, and the arguments do not allow to continue.
         """
-        mine, machine = arithmetic_of(session.device, _dtype(session.args)), _machine(session)
-        require_same(session, topic, mine, f"the same arithmetic ({machine} on rank 0)")
-        if self.digest and self.digest != mine:
+        own_arithmetic, machine = (
+            arithmetic_of(session.device, _dtype(session.args)),
+            _machine(session),
+        )
+        require_same(session, topic, own_arithmetic, f"the same arithmetic ({machine} on rank 0)")
+        if self.digest and self.digest != own_arithmetic:
             told(
                 session,
                 f"this life computes other bits ({machine}) than the one that saved "
                 f"({self.machine})",
             )
-        self.digest, self.machine = mine, machine
+        self.digest, self.machine = own_arithmetic, machine
 
 
 def require_same(session: Session, topic: str, digest: str, what: str) -> None:
@@ -332,13 +335,15 @@ class CanonicalPasses:
         Raises:
             ConfigError: A forward pass changed a buffer or a parameter.
         """
-        step, mine = trainer.state.global_step, self.updates.reducer.leaves
+        step, own_leaves = trainer.state.global_step, self.updates.reducer.leaves
         trainer.current_gradient_accumulation_steps = 1
         pulse = trainer.session.pulse
         with pulse.during(Phase.LOADING):
-            samples, count = trainer.get_batch_samples(batches, len(mine), trainer.session.device)
+            samples, count = trainer.get_batch_samples(
+                batches, len(own_leaves), trainer.session.device
+            )
         samples, counted = iter(samples), () if count is None else (count,)
-        for leaf in mine:
+        for leaf in own_leaves:
             with pulse.during(Phase.LOADING):
                 inputs = next(samples)
             before = ImmutabilityCheck.of(run.model)
@@ -348,7 +353,7 @@ class CanonicalPasses:
             self.updates.reducer.take(leaf, loss)
             if run.counter.is_on:
                 run.counter.add(inputs)
-            if leaf + 1 < mine.stop:
+            if leaf + 1 < own_leaves.stop:
                 trainer.callback_handler.fire("on_substep_end")
         pulse.need_others()
         run.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))

@@ -185,8 +185,8 @@ class Accelerator:
         return "MULTI_CPU" if self.device.type == "cpu" else f"MULTI_{_maker(self.device)}"
 
     def __getattr__(self, name: str) -> NoReturn:
-        said = _INSTEAD.get(name, "what the trainer does by itself is said by its arguments")
-        raise AttributeError(f"`accelerator.{name}` is not there: {said}", name=name, obj=self)
+        advice = _INSTEAD.get(name, "what the trainer does by itself is said by its arguments")
+        raise AttributeError(f"`accelerator.{name}` is not there: {advice}", name=name, obj=self)
 
 
 def _maker(device: torch.device) -> str:

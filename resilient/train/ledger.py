@@ -123,12 +123,12 @@ class PendingSegment:
             entries: Entries since then; the same list as last time if it only grew.
             losses: One loss for each step among the entries.
         """
-        said = (run_id, checkpoint, chain.segment, chain.head, chain.place)
+        header = (run_id, checkpoint, chain.segment, chain.head, chain.place)
         if self._of is None or self._of[0] is not chain or self._of[1] is not entries:
             self._of, self._rows = (chain, entries), []
             self._entries = self._losses = 0
             self._place = chain.place
-            self._link = Segment(*said, chain.place, chain.records, ()).opening
+            self._link = Segment(*header, chain.place, chain.records, ()).opening
         new = entries[self._entries :]
         rows, self._place = rows_of(self._place, new, losses[self._losses :])
         self._entries += len(new)
@@ -136,7 +136,7 @@ class PendingSegment:
         *_, self._link = (self._link, *extend_chain(self._link, checkpoint.generation, rows))
         self._rows += rows
         records = tuple(self._rows)
-        return Segment(*said, self._place, chain.records, records, (), self._link)
+        return Segment(*header, self._place, chain.records, records, (), self._link)
 
 
 SETTLED_EVERY = 4096

@@ -107,7 +107,7 @@ class StopCoordinator:
     def __init__(
         self,
         world: World,
-        board: KVStore | None,
+        kv_store: KVStore | None,
         grace: StopDeadline,
         clock: Clock,
         *,
@@ -115,7 +115,7 @@ class StopCoordinator:
         leave: Callable[[str, int], None] = leave_at_once,
     ) -> None:
         self._world = world
-        self._board = board.another() if board is not None else None
+        self._board = kv_store.another() if kv_store is not None else None
         self._grace = grace
         self._clock = clock
         self._scope = scope
@@ -242,11 +242,11 @@ class StopCoordinator:
             self._read_signals()
             self._check_deadline()
 
-    def _talk(self, board: KVStore) -> None:
+    def _talk(self, kv_store: KVStore) -> None:
         # A missing store means that its host died; the collectives will report that.
         with suppress(PeerFailed):
             while not self._wait_closed(lambda: self._request is not None):
-                posted = board.peek(f"{self._scope}/request")
+                posted = kv_store.peek(f"{self._scope}/request")
                 if posted is not None:
                     now_seconds = self._clock.monotonic_seconds()
                     self._hear(StopRequest.from_json(json.loads(posted), now_seconds))
@@ -254,12 +254,12 @@ class StopCoordinator:
                 return
             # Frozen: from here only the agreement lets `entered` advance.
             request = self._request.to_json(self._clock.monotonic_seconds())
-            board.post(f"{self._scope}/request", json.dumps(request).encode())
-            board.post(self._key(self._world.rank), json.dumps(self._entered).encode())
+            kv_store.post(f"{self._scope}/request", json.dumps(request).encode())
+            kv_store.post(self._key(self._world.rank), json.dumps(self._entered).encode())
             keys = [self._key(rank) for rank in range(self._world.size)]
             shown = None
             while shown is None and not self._closed:
-                shown = board.wait(keys, _POLL_SECONDS)
+                shown = kv_store.wait(keys, _POLL_SECONDS)
             turns = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
             self._agree(max((step, batch) for step, batch in turns))
 

@@ -41,10 +41,10 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     except LossDiverged as broken:
         trainer.precision.zero_grad(run.optimizer)
         trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
-        told = go_back(trainer, run, broken.reason)
+        event = go_back(trainer, run, broken.reason)
         # These lines belong to the trainer's loop: hence the access to its private members.
         trainer._emit = run.saver.emit  # noqa: SLF001
-        trainer._tell(told)  # noqa: SLF001
+        trainer._tell(event)  # noqa: SLF001
         trainer._save_step(run)  # noqa: SLF001
 
 

@@ -187,8 +187,8 @@ def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
         changed = changes_between(config, args.to_dict()).values()
         return all(change.rule.kind == FREE for change in changed)
 
-    def lost(held: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(name for name in held if whose_part(name) not in known))
+    def lost(saved: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(name for name in saved if whose_part(name) not in known))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),
@@ -444,9 +444,9 @@ class CheckpointSaver:
         if step == self._saved_step:
             return SaveDestination.DURABLE
         self._measure()
-        near, keeper = bool(self._args.near_repo), self._has_keeper
-        mine = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=keeper)
-        tier = SaveDestination(gate.meet(mine))
+        near, daemon = bool(self._args.near_repo), self._has_keeper
+        own_tier = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=daemon)
+        tier = SaveDestination(gate.meet(own_tier))
         self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.took.land_p95))
         return tier
 

@@ -151,8 +151,8 @@ class Seq2SeqTrainer(Trainer):
         Raises:
             ConfigError: Neither the processing class nor the model's config names a token.
         """
-        homes = (getattr(self, "processing_class", None), getattr(self.model, "config", None))
-        for home in homes:
+        owners = (getattr(self, "processing_class", None), getattr(self.model, "config", None))
+        for home in owners:
             for name in ("pad_token_id", "eos_token_id"):
                 token = getattr(home, name, None)
                 if isinstance(token, int):

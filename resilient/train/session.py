@@ -171,8 +171,10 @@ class Session:
 
     def comms(self, scope: str) -> ControlGroup:
         """Return a control group of all ranks; ``scope`` is new and the same on all."""
-        board = self.gang.board
-        return ControlGroup(board.another() if board else InMemoryKVStore(), self.world, scope)
+        kv_store = self.gang.board
+        return ControlGroup(
+            kv_store.another() if kv_store else InMemoryKVStore(), self.world, scope
+        )
 
     def _keeper(self, gate: StopCoordinator) -> DaemonAddress | None:
         """Return the address of this host's saver daemon, if the launcher has started one."""
@@ -189,11 +191,11 @@ class Session:
 
     def _claim_repository(self) -> None:
         """Refuse a second training that would resume the end of the first and do nothing."""
-        mine = place_of(self.args.output_dir)
-        first = self.gang.outputs.setdefault(place_of(self.repository), mine)
-        if first != mine:
+        place = place_of(self.args.output_dir)
+        first = self.gang.outputs.setdefault(place_of(self.repository), place)
+        if first != place:
             raise ConfigError(
-                f"cannot train into `{mine}`: its repository `{self.repository}` holds this "
+                f"cannot train into `{place}`: its repository `{self.repository}` holds this "
                 f"script's training into `{first}`, which it would take for its own and resume; "
                 "give each training a repository of its own",
                 hint="set `repo` of TrainingArguments for each, and start without --repo",
@@ -245,17 +247,17 @@ def open_session(args: TrainingArguments) -> Session:
         end_with_exit_codes()
     # Published before joining: a rank that waits for a missing peer must not be blamed as stuck.
     pulse = progress_reporter()
-    gang = join(partial(_backend, args))
-    _heed(args, gang.launch.every)
+    rank_group = join(partial(_backend, args))
+    _heed(args, rank_group.launch.every)
     clock = SystemClock()
     output = Path(args.output_dir)
-    events = Path(gang.launch.events) if gang.launch.events else output / "events"
-    publish_event_file(gang.launch, events)
+    events = Path(rank_group.launch.events) if rank_group.launch.events else output / "events"
+    publish_event_file(rank_group.launch, events)
     return Session(
-        gang=gang,
-        device=choose_device(gang.world, use_cpu=args.use_cpu),
+        gang=rank_group,
+        device=choose_device(rank_group.world, use_cpu=args.use_cpu),
         clock=clock,
-        emit=open_emitter(clock, gang.world, output, events, args.get_process_log_level()),
+        emit=open_emitter(clock, rank_group.world, output, events, args.get_process_log_level()),
         args=args,
         events=events,
         pulse=pulse,
@@ -296,9 +298,9 @@ def _backend_for(args: TrainingArguments, device: torch.device) -> str:
 
 def _tiering(args: TrainingArguments) -> TieringOptions:
     """Return the tiering options; saves planned by cost have their promotions planned too."""
-    said, seconds = args.durable_every, args.durable_every_seconds
-    is_planned = is_auto(args) and said is None and seconds is None
-    return TieringOptions(said, args.near_total_limit, seconds, is_planned)
+    every, seconds = args.durable_every, args.durable_every_seconds
+    is_planned = is_auto(args) and every is None and seconds is None
+    return TieringOptions(every, args.near_total_limit, seconds, is_planned)
 
 
 # Variables of CUDA and other libraries, as in Transformers; kernels launch one by one.

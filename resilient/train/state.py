@@ -234,8 +234,8 @@ class TrainerState:
         """Write the state as ``trainer_state.json``."""
         from pathlib import Path
 
-        told = asdict(replace(self, log_history=self.history.copied()))
-        text = json.dumps(told, indent=2, sort_keys=True) + "\n"
+        fields_of_state = asdict(replace(self, log_history=self.history.copied()))
+        text = json.dumps(fields_of_state, indent=2, sort_keys=True) + "\n"
         Path(json_path).write_text(text, encoding="utf-8")
 
     @classmethod

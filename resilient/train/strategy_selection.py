@@ -201,8 +201,8 @@ def _deepspeed(
     from resilient.strategies.deepspeed_config import DeepSpeedInputs, complete, read_config
 
     values = {**args.to_dict(), "adam_betas": [args.adam_beta1, args.adam_beta2]}
-    told = DeepSpeedInputs(values, ranks, hidden_size_of(model))
-    return DeepSpeedStrategy(device, complete(read_config(args.deepspeed), told))
+    inputs = DeepSpeedInputs(values, ranks, hidden_size_of(model))
+    return DeepSpeedStrategy(device, complete(read_config(args.deepspeed), inputs))
 
 
 def hidden_size_of(model: nn.Module) -> int:

@@ -370,8 +370,8 @@ class Trainer(TrainerEvaluation):
         """
         if self.state.is_world_process_zero:
             about = (language, license, tags, model_name, finetuned_from, tasks)
-            told = ModelCardInfo(*about, dataset_tags, dataset, dataset_args)
-            write_card(Path(self.args.output_dir), self.model, told, self.args, self.state)
+            info = ModelCardInfo(*about, dataset_tags, dataset, dataset_args)
+            write_card(Path(self.args.output_dir), self.model, info, self.args, self.state)
 
     def save_state(self) -> None:
         """Write ``trainer_state.json`` into the output folder, on rank 0."""
@@ -449,9 +449,13 @@ class Trainer(TrainerEvaluation):
         ``state.best_model_checkpoint`` names only the step: the state must not depend on the number
         of restarts. The folder name also contains the generation of the attempt that saved it.
         """
-        shelf = self.callback_handler.context.get("shelf")
-        best = shelf.best.checkpoint if shelf is not None else None
-        return f"{shelf.url.rstrip('/')}/{best}" if shelf is not None and best is not None else ""
+        saved_models = self.callback_handler.context.get("shelf")
+        best = saved_models.best.checkpoint if saved_models is not None else None
+        return (
+            f"{saved_models.url.rstrip('/')}/{best}"
+            if saved_models is not None and best is not None
+            else ""
+        )
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Add a callback after the existing ones."""

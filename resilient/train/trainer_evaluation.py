@@ -256,9 +256,9 @@ class TrainerEvaluation(TrainerHooks):
         self, ignore_keys: Sequence[str] | None, *, loss_only: bool
     ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
         """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
-        told = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
+        arguments = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
         taken = inspect.signature(self.evaluation_step).parameters
-        given: dict[str, Any] = {name: value for name, value in told.items() if name in taken}
+        given: dict[str, Any] = {name: value for name, value in arguments.items() if name in taken}
         step: Callable[..., Any] = partial(self.evaluation_step, **given)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
         model: nn.Module = pipeline_of(self.model) or self.model
@@ -313,12 +313,12 @@ def speeds(
 ) -> dict[str, float]:
     """Return the duration and the speeds of an operation, with Transformers' names."""
     per_second = 1 / took_seconds if took_seconds > 0 else 0.0
-    said = {
+    figures = {
         f"{prefix}_runtime": took_seconds,
         f"{prefix}_samples_per_second": samples * per_second,
         f"{prefix}_steps_per_second": steps * per_second,
     }
-    return {**said, f"{prefix}_tokens_per_second": tokens * per_second} if tokens else said
+    return {**figures, f"{prefix}_tokens_per_second": tokens * per_second} if tokens else figures
 
 
 _DIGITS = 4

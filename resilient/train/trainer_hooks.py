@@ -282,8 +282,8 @@ class TrainerHooks:
     @cached_property
     def label_names(self) -> tuple[str, ...]:
         """Batch keys that are labels: from the arguments, else from the forward's signature."""
-        told = self.args.label_names
-        return label_names_of(self.model) if told is None else tuple(told)
+        names = self.args.label_names
+        return label_names_of(self.model) if names is None else tuple(names)
 
     def _used_columns(self, inputs: Any) -> Any:
         """Return the columns that the model's forward takes; report the others once."""

@@ -78,7 +78,7 @@ COMMANDS = {
     "tag": lambda store: create_tag(store, "new", CheckpointId(1, 3), CLOCK),
     "untag": untag,
     "prune": prune,
-    "rotate": partial(collect_garbage, retention=POLICIES, mine=2, written=NEWEST),
+    "rotate": partial(collect_garbage, retention=POLICIES, generation=2, written=NEWEST),
 }
 
 

@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "what was planned first holds for ever",
         "resilient/train/callbacks/save_schedule.py",
-        "life.due = state.global_step, state.global_step + 1, None",
-        "life.due = state.global_step, state.global_step + 1, state.global_step + 10",
+        "attempt.due = step, step + 1, None",
+        "attempt.due = step, step + 1, step + 10",
         f"{CADENCE} -k slower",
     ),
     Mutant(
@@ -120,8 +120,8 @@ MUTANTS = [
     Mutant(
         "a failure that the near tier survives moves the durable tier's interval",
         "resilient/checkpoint/promotion_policy.py",
-        "observe(_lives(desk.store), HOST_LOSSES)",
-        "observe(_lives(desk.store))",
+        "observe(_lives(context.store), HOST_LOSSES)",
+        "observe(_lives(context.store))",
         f"{DURABLE} -k survives",
     ),
     Mutant(
@@ -141,14 +141,14 @@ MUTANTS = [
     Mutant(
         "what is planned is not kept to",
         "resilient/checkpoint/promotion.py",
-        "self._pace.plan(desk) if self._pace else self._tiering",
+        "self._pace.plan(context) if self._pace else self._tiering",
         "self._tiering",
         f"{DURABLE} -k pays",
     ),
     Mutant(
         "auto plans one tier only",
         "resilient/train/session.py",
-        "is_planned = is_auto(args) and said is None and seconds is None",
+        "is_planned = is_auto(args) and every is None and seconds is None",
         "is_planned = False",
         f"{DURABLE} -k promotions_too",
     ),

@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         "the arithmetic of the life before is forgotten",
         "resilient/train/canonical_reduction.py",
-        "        if self.digest and self.digest != mine:\n",
+        "        if self.digest and self.digest != own_arithmetic:\n",
         "        if False:\n",
         ONE,
     ),

@@ -63,7 +63,7 @@ MUTANTS = [
         "nobody looks whether a clock moves",
         f"{FOLDER}/clock_shift.py",
         "    if abs(moved_seconds - _PROBE_SECONDS) < _PROBE_SLACK_SECONDS:\n",
-        "    if not told.returncode:\n",
+        "    if not answer.returncode:\n",
         f"{CLOCK} -k found_out",
     ),
     Mutant(
@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(
         "of the lives after a fault only the first is judged",
         f"{FOLDER}/runner.py",
-        "    restored, due = next(wrong, lives[0])\n",
-        "    restored, due = lives[0]\n",
+        "    restored, due = next(wrong, starts[0])\n",
+        "    restored, due = starts[0]\n",
         f"{HOSTS} -k too_little",
     ),
     Mutant(

@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(
         "a life builds on what is not settled",
         "resilient/checkpoint/start_generation.py",
-        ("        fsync_leftovers(desk.store)\n"),
+        ("        fsync_leftovers(context.store)\n"),
         "",
         DISK,
     ),
@@ -58,7 +58,7 @@ MUTANTS = [
     Mutant(
         "uploads of killed writers stay",
         "resilient/checkpoint/start_generation.py",
-        "        sweep_uploads(told, life.number)\n",
+        "        sweep_uploads(new_context, generation.number)\n",
         "        pass\n",
         OBJECTS,
     ),
@@ -72,11 +72,15 @@ MUTANTS = [
     Mutant(
         "the mark comes before the commit",
         "resilient/checkpoint/save/persist.py",
-        "    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)\n",
+        (
+            "    commit(context.store, manifest, Signature(key, files) if key else None, "
+            "context.token)\n"
+        ),
         (
             "    from resilient.checkpoint.generations import mark_committed\n"
-            "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
-            "    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)\n"
+            "    mark_committed(context.store, job.about.checkpoint.generation)\n"
+            "    commit(context.store, manifest, Signature(key, files) if key else None, "
+            "context.token)\n"
         ),
         DISK,
     ),
@@ -124,8 +128,8 @@ MUTANTS = [
     Mutant(
         "a save takes a name that is taken in the near tier",
         "resilient/checkpoint/start_generation.py",
-        "        above = _highest(desk.store)\n",
-        "        above = max((one.generation for one in folders_of(desk.store)), default=0)\n",
+        "        above = _highest(context.store)\n",
+        ("        above = max((one.generation for one in folders_of(context.store)), default=0)\n"),
         "tests/unit/checkpoint/test_tiers.py -k nobody_knows",
     ),
     Mutant(

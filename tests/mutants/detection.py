@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant(
         "the trainer is not heard of before it has met the others",
         "resilient/train/session.py",
-        ("    pulse = progress_reporter()\n    gang = join(partial(_backend, args))\n"),
+        ("    pulse = progress_reporter()\n    rank_group = join(partial(_backend, args))\n"),
         ("    gang = join(partial(_backend, args))\n    pulse = progress_reporter()\n"),
         f"{OUTSIDE} -k before",
     ),
@@ -174,10 +174,12 @@ MUTANTS = [
         "who still trains is not waited for at the end",
         "resilient/elastic/hang_detection.py",
         (
-            "if not heard or any(rank_vitals.reach is StartupStage.TRAINING for "
-            "rank_vitals in heard):"
+            "if not reporting or any(\n"
+            "        rank_vitals.reach is StartupStage.TRAINING for rank_vitals in "
+            "reporting\n"
+            "    ):"
         ),
-        "if not heard:",
+        "if not reporting:",
         EDGES,
     ),
     Mutant(
@@ -253,7 +255,7 @@ MUTANTS = [
     Mutant(
         "a failure elsewhere counts against this host",
         "resilient/elastic/restart_policy.py",
-        "mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)",
+        ("own_failure = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)"),
         "mine = (at_seconds,)",
         HISTORY,
     ),

@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "a rank without a batch counts the one that it runs for its shapes",
         "resilient/train/evaluation/loop.py",
-        "mine[:0] if share.is_stand_in else mine",
-        "mine",
+        "own_losses[:0] if share.is_stand_in else own_losses",
+        "own_losses",
         f"{TOGETHER} -k together_see",
     ),
     Mutant(

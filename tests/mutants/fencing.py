@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(
         "the fence compares the number alone",
         GENERATIONS,
-        "    if token:\n        _require_own_record(store, mine, token)\n",
+        ("    if token:\n        _require_own_record(store, generation, token)\n"),
         "",
         FENCE,
     ),
@@ -55,15 +55,15 @@ MUTANTS = [
     Mutant(
         "a commit looks at the number alone",
         "resilient/checkpoint/save/persist.py",
-        "Signature(key, files) if key else None, desk.token)",
+        "Signature(key, files) if key else None, context.token)",
         "Signature(key, files) if key else None)",
         f"{FENCE} -k later_step",
     ),
     Mutant(
         "a rotation looks at the number alone",
         "resilient/checkpoint/garbage_collection.py",
-        ("    plan = apply_plan(store, found, mine, token)\n"),
-        ("    plan = apply_plan(store, found, mine)\n"),
+        ("    plan = apply_plan(store, found, generation, token)\n"),
+        ("    plan = apply_plan(store, found, generation)\n"),
         f"{FENCE} -k rotation",
     ),
     Mutant(

@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "moments of more weights of a shape than there are pass",
         "resilient/layouts/consistency.py",
-        "if held[value.shape] > counts[value.shape]]:",
+        "if shapes[value.shape] > counts[value.shape]]:",
         "if not counts[value.shape]]:",
         f"{FITTING} -k first_step",
     ),
@@ -91,7 +91,7 @@ MUTANTS = [
     Mutant(
         "a weight that is lost is called another model",
         "resilient/layouts/consistency.py",
-        "            if counts - held",
+        "            if counts - shapes",
         "            if True",
         f"{FITTING} -k file_has_not",
     ),

@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         "the generators are asked a second time for what is compared",
         GLANCES,
-        "return RngChangeDetector(stateful, said, cpu[0]) if",
+        "return RngChangeDetector(stateful, saved, cpu[0]) if",
         "return RngChangeDetector(stateful, stateful.state_dict(), cpu[0]) if",
         LATER,
     ),
@@ -248,7 +248,7 @@ MUTANTS = [
     Mutant(
         "a storage is known by where a tensor begins in it",
         "resilient/state_dict/staging.py",
-        " and not any(map(torch.Tensor.storage_offset, held))",
+        (" and not any(\n        map(torch.Tensor.storage_offset, distinct)\n    )"),
         "",
         STEADY,
     ),
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "ranks of several hosts add up through one's memory",
         "resilient/in_memory_steps.py",
-        ', "LOCAL_WORLD_SIZE", 0, least=0) != desk.world.size\n',
+        ', "LOCAL_WORLD_SIZE", 0, least=0) != context.world.size\n',
         ', "LOCAL_WORLD_SIZE", 0, least=0) < 0\n',
         SUMMED,
     ),
@@ -311,8 +311,11 @@ MUTANTS = [
     Mutant(
         "an optimizer's memory is known by where its tensors lie alone",
         "resilient/state_dict/staging.py",
-        "    return id(tensors), [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]\n",
-        "    return 0, [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]\n",
+        (
+            "    return id(tensors), [*map(torch.Tensor.data_ptr, chain(parameters, "
+            "tensors.values()))]\n"
+        ),
+        ("    return 0, [*map(torch.Tensor.data_ptr, chain(parameters, tensors.values()))]\n"),
         STEADY,
     ),
     Mutant(

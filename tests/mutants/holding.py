@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "a step lands that one rank holds",
         SEAT,
-        "set.intersection(*(set(steps_of_rank) for steps_of_rank in held))",
-        "set.union(*(set(steps_of_rank) for steps_of_rank in held))",
+        "set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))",
+        "set.union(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))",
         CHOICE,
     ),
     Mutant(
@@ -112,15 +112,15 @@ MUTANTS = [
     Mutant(
         "a step lands on top of a save that failed",
         SEAT,
-        "held[0][step.folder] in roots and ",
+        "steps_by_rank[0][step.folder] in roots and ",
         "",
         CHOICE,
     ),
     Mutant(
         "a new life does not wait for the ranks of the old one",
         "resilient/checkpoint/daemon/server.py",
-        "(older := self._holding_before(guest)) or self._is_saving(guest.url)",
-        ("(older := list[StepCacheSession]()) or self._is_saving(guest.url)"),
+        "(older := self._holding_before(info)) or self._is_saving(info.url)",
+        ("(older := list[StepCacheSession]()) or self._is_saving(info.url)"),
         f"{HELD} -k waited_for",
     ),
     Mutant(
@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant(
         "what was given up lands all the same",
         "resilient/checkpoint/daemon/step_cache.py",
-        "        for slate in self._slates:\n            slate.invalidate()\n",
+        ("        for slots in self._slates:\n            slots.invalidate()\n"),
         "        pass\n",
         f"{HELD} -k given_up",
     ),
@@ -288,7 +288,7 @@ MUTANTS = [
     Mutant(
         "rows of a ledger are not proved",
         "resilient/checkpoint/daemon/step_slots.py",
-        'if (len(rows), segment.head) != (count, said["head"]):',
+        'if (len(rows), segment.head) != (count, message["head"]):',
         "if len(rows) != count:",
         SLATES,
     ),

@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant(
         "a host starts a life of another world",
         "resilient/elastic/rendezvous/attempt.py",
-        "if life.nodes != group.group_world_size:",
+        "if planned.nodes != group.group_world_size:",
         "if False:",
         SILENT,
     ),
@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(
         "a host takes ranks that another one stopped for preempted",
         "resilient/elastic/rendezvous/membership.py",
-        "self.is_changed = self.is_changed or bool(heard)",
+        "self.is_changed = self.is_changed or bool(regrouping)",
         "self.is_changed = bool(self.is_changed)",
         MEMBERS,
     ),
@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "the last host that gives up says why",
         "resilient/elastic/rendezvous/leave.py",
-        'store.compare_set(_why_key(handler), "", json.dumps(told))',
-        "store.set(_why_key(handler), json.dumps(told))",
+        'store.compare_set(_why_key(handler), "", json.dumps(message))',
+        "store.set(_why_key(handler), json.dumps(message))",
         "tests/unit/elastic/test_closed_rendezvous.py",
     ),
     Mutant(

@@ -62,16 +62,21 @@ MUTANTS = [
     Mutant(
         "one part is read in place when it is loaded alone",
         "resilient/checkpoint_engine.py",
-        "desk.read_request({stored}, landing.boxes)",
-        "desk.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
+        "context.read_request({stored}, landing.boxes)",
+        (
+            "context.read_request({stored}, landing.boxes, LoadPlan({name: part}, "
+            "in_place=True).places)"
+        ),
         GANG,
     ),
     Mutant(
         "a life that did not begin saves",
         "resilient/checkpoint_engine.py",
-        "        life, began_seconds = self._begun(), ",
-        "        life, began_seconds = self._life or "
-        "start_generation(self._desk, ResumeChoice(None, ()), 'x'), ",
+        "        generation, began_seconds = self._begun(), ",
+        (
+            "        generation, began_seconds = self._life or "
+            "start_generation(self._desk, ResumeChoice(None, ()), 'x'), "
+        ),
         GANG,
     ),
     Mutant(

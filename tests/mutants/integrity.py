@@ -120,8 +120,8 @@ MUTANTS = [
     Mutant(
         "one part is loaded unsigned",
         "resilient/checkpoint_engine.py",
-        "checkpoint, desk.read_request({stored}, landing.boxes))",
-        "checkpoint, replace(desk, signing=type(desk.signing)()).read_request({stored}, landing.boxes))",
+        ("checkpoint, context.read_request({stored}, landing.boxes)\n            )"),
+        "checkpoint, replace(context, signing=type(context.signing)()).read_request({stored}, landing.boxes))",
         SIGNING,
     ),
     Mutant(
@@ -204,7 +204,10 @@ MUTANTS = [
     Mutant(
         "a life sweeps what a newer one is writing",
         "resilient/checkpoint/start_generation.py",
-        "        return is_known and checkpoint is not None and checkpoint.generation < mine\n",
+        (
+            "        return is_known and checkpoint is not None and "
+            "checkpoint.generation < generation\n"
+        ),
         "        return is_known and checkpoint is not None\n",
         "tests/unit/storage/test_sweep_temporaries.py",
     ),

@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "no answer forgets lives without progress",
         "resilient/elastic/restart_policy.py",
-        "lives if is_silent else ",
+        "attempts if is_silent else ",
         "",
         "tests/unit/elastic/test_history.py",
     ),
@@ -214,8 +214,8 @@ MUTANTS = [
     Mutant(
         "lives that only lose others go on for ever",
         "resilient/elastic/restart_policy.py",
-        "lives = self.no_progress_lives + (progressed is False)",
-        "lives = 0",
+        "attempts = self.no_progress_lives + (progressed is False)",
+        "attempts = 0",
         "tests/unit/elastic/test_history.py -k only_lose_others",
     ),
     Mutant(
@@ -242,8 +242,8 @@ MUTANTS = [
     Mutant(
         "losses without progress are not counted where no crash loop is wanted",
         "resilient/elastic/restart_policy.py",
-        "losses=(*self.losses, at_seconds), no_progress_lives=lives",
-        "no_progress_lives=lives",
+        "losses=(*self.losses, at_seconds), no_progress_lives=attempts",
+        "no_progress_lives=attempts",
         "tests/unit/elastic/test_history.py -k no_crash_loop_is_wanted",
     ),
     Mutant(

@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(
         "a rank's death before the hand-over is not told",
         "resilient/checkpoint/daemon/session.py",
-        "        board.will(comms.key(agreement, who), json.dumps(value).encode())\n",
+        "        kv_store.will(comms.key(agreement, who), json.dumps(value).encode())\n",
         "        pass\n",
         f"{ALONE} -k heard_of_at_once",
     ),
@@ -31,16 +31,23 @@ MUTANTS = [
     Mutant(
         "a keeper that is gone is taken for a durable save",
         "resilient/checkpoint/daemon/client.py",
-        ("capture_failure(partial(resolve_outcome, desk, job, board, failed.message))"),
+        (
+            "capture_failure(\n"
+            "                partial(resolve_outcome, context, job, kv_store, "
+            "failed.message)\n"
+            "            )"
+        ),
         "None",
         f"{ALONE} -k heard_of_at_once",
     ),
     Mutant(
         "a keeper that is gone is taken for a failed save",
         "resilient/checkpoint/daemon/client.py",
-        "landed = found is True or "
-        "capture_failure(lambda: is_committed(desk.store, checkpoint)) is True",
-        "landed = False",
+        (
+            "found is True or capture_failure(lambda: "
+            "is_committed(context.store, checkpoint)) is True"
+        ),
+        "False",
         "tests/unit/checkpoint/test_verdict.py",
     ),
     Mutant(
@@ -60,30 +67,32 @@ MUTANTS = [
     Mutant(
         "what a dead keeper held is given up",
         "resilient/checkpoint/daemon/client.py",
-        "        if isinstance(failed, RankFailure) "
-        "and not self._persist_here(desk, job, failed):\n",
+        (
+            "        if isinstance(failed, RankFailure) and not "
+            "self._persist_here(context, job, failed):\n"
+        ),
         ("        if isinstance(failed, RankFailure):\n            raise failed.cause\n"),
         f"{ALONE} -k heard_of_at_once",
     ),
     Mutant(
         "a dead rank is waited for like a slow store",
         "resilient/checkpoint/daemon/client.py",
-        "min(desk.limits.within_seconds, _ANSWER_SECONDS)",
-        "min(desk.limits.within_seconds, 60.0)",
+        "min(context.limits.within_seconds, _ANSWER_SECONDS)",
+        "min(context.limits.within_seconds, 60.0)",
         f"{ALONE} -k not_waited_for",
     ),
     Mutant(
         "nobody hears that a rank has given its keeper up",
         "resilient/checkpoint/daemon/client.py",
-        ("                capture_failure(lambda: desk.comms.call(_here(job)))\n"),
+        ("                capture_failure(lambda: context.comms.call(_here(job)))\n"),
         "                pass\n",
         f"{ASLEEP} -k not_waited_for_by_a_stop",
     ),
     Mutant(
         "who gave its keeper up waits for a ruling that its keeper has no part in",
         "resilient/checkpoint/daemon/client.py",
-        "            board = None if sleeps or is_called else self.board\n",
-        "            board = self.board\n",
+        "            kv_store = None if sleeps or is_called else self.board\n",
+        "            kv_store = self.board\n",
         f"{ASLEEP} -k not_waited_for_by_a_stop",
     ),
     Mutant(
@@ -110,22 +119,27 @@ MUTANTS = [
     Mutant(
         "a keeper that was only slow has not saved",
         "resilient/checkpoint/daemon/client.py",
-        "            if capture_failure("
-        "lambda: is_committed(desk.store, job.about.checkpoint)) is True:",
+        (
+            "            if capture_failure(lambda: is_committed(context.store, "
+            "job.about.checkpoint)) is True:"
+        ),
         "            if not job:",
         f"{FAILED} -k only_slow",
     ),
     Mutant(
         "a save waits for the keeper's acknowledgement",
         "resilient/checkpoint/daemon/client.py",
-        ('capture_failure(lambda: self._to().send("save", **_handover(desk, shared, slots)))'),
-        ('capture_failure(lambda: self._to().request("save", **_handover(desk, shared, slots)))'),
+        ('capture_failure(lambda: self._to().send("save", **_handover(context, shared, slots)))'),
+        (
+            'capture_failure(lambda: self._to().request("save", **_handover(context, '
+            "shared, slots)))"
+        ),
         "tests/process/test_keeper_overlap.py -k steady_state",
     ),
     Mutant(
         "memory is believed",
         "resilient/checkpoint/restore/memory_store.py",
-        "return data if digest_file(data) == held.proof else None",
+        "return data if digest_file(data) == record.proof else None",
         "return data",
         f"{MEMORY} -k not_believed",
     ),
@@ -242,14 +256,14 @@ MUTANTS = [
     Mutant(
         "the keeper leaves without its save in flight",
         "resilient/checkpoint/daemon/server.py",
-        "    is_done = keeper.settle(given.linger_seconds)\n",
+        "    is_done = daemon.settle(given.linger_seconds)\n",
         "    is_done = True\n",
         f"{ALONE} -k lets_the_save_in_flight_land",
     ),
     Mutant(
         "a new life does not wait for the save in flight",
         "resilient/checkpoint/daemon/client.py",
-        "            _wait_for_past_lives(talk, desk)\n",
+        "            _wait_for_past_lives(talk, context)\n",
         "            pass\n",
         f"{ALONE} -k waits_for",
     ),
@@ -284,7 +298,7 @@ MUTANTS = [
     Mutant(
         "nobody looks for the files before the commit beside a rival",
         "resilient/checkpoint/save/persist.py",
-        "        require_files(desk.store, manifest)\n",
+        "        require_files(context.store, manifest)\n",
         "        pass\n",
         FAILED,
     ),
@@ -305,7 +319,7 @@ MUTANTS = [
     Mutant(
         "what a keeper could not write stays on a full disk",
         "resilient/checkpoint/daemon/client.py",
-        ("            delete_failed_save(desk, job)\n"),
+        ("            delete_failed_save(context, job)\n"),
         "",
         "tests/process/test_keeper_memory.py -k could_not_write",
     ),

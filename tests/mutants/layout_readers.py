@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant(
         "a rank without a state of CUDA is not told",
         "resilient/layouts/training_state.py",
-        "if others := [other for other, (its, _) in held.items() if its]:",
+        "if others := [other for other, (its, _) in counts.items() if its]:",
         "if others := []:",
         f"{CUDA} -k lost_its_own",
     ),
@@ -79,14 +79,14 @@ MUTANTS = [
     Mutant(
         "a file whose state of CUDA is broken is left out whole",
         "resilient/layout_repair/donors.py",
-        "all(problem.loses == OF_DEVICES or ",
+        ("all(\n        problem.loses == OF_DEVICES or "),
         "all(",
         f"{CUDA} -k keeps_what_is_whole",
     ),
     Mutant(
         "a rank's states of the model are not missed",
         "resilient/layouts/deepspeed.py",
-        "    ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1",
+        ("    ranks = max(world or 1, max(rank for rank, _ in present) + 1) if cut else 1"),
         "    ranks = 1",
         f"{ENGINES} -k every_rank_are_needed",
     ),
@@ -152,8 +152,8 @@ MUTANTS = [
     Mutant(
         "a Trainer's folder needs no `latest`",
         "resilient/layouts/deepspeed.py",
-        '    if told != tag and "latest_universal" not in engine.listing.sizes:',
-        '    if told is None and "latest_universal" not in engine.listing.sizes:',
+        '    if latest != tag and "latest_universal" not in engine.listing.sizes:',
+        '    if latest is None and "latest_universal" not in engine.listing.sizes:',
         f"{ENGINES} -k latest_that_is_not",
     ),
     Mutant(

@@ -34,8 +34,8 @@ MUTANTS = [
     Mutant(
         "one name of a dtype leaves buffers of FSDP1 as they are",
         "resilient/strategies/fsdp_options.py",
-        '    if told.pop("one_dtype", False) and told.get("version") == 1:\n',
-        '    if told.pop("one_dtype", False) and False:\n',
+        '    if values.pop("one_dtype", False) and values.get("version") == 1:\n',
+        '    if values.pop("one_dtype", False) and False:\n',
         OPTIONS,
     ),
     Mutant(
@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "a tensor with holes is taken for whole",
         DCP,
-        "        is_whole = len(regions) == len(slices) and covers(told.shape, regions)\n",
+        ("        is_whole = len(regions) == len(slices) and covers(tensor.shape, regions)\n"),
         "        is_whole = True\n",
         FOLDERS,
     ),

@@ -10,11 +10,11 @@ TRAINED = "tests/unit/train/test_ledger.py"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
 
 _PUT = """    if job.segment is not None:
-        put_segment(desk.store, job.segment, desk.token)
+        put_segment(context.store, job.segment, context.token)
 """
-_REST = """    key = desk.signing.key
+_REST = """    key = context.signing.key
     files = {name: digest for report in shown for name, digest in report["signed"].items()}
-    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
+    commit(context.store, manifest, Signature(key, files) if key else None, context.token)
 """
 
 MUTANTS = [
@@ -127,7 +127,7 @@ MUTANTS = [
     Mutant(
         "a record may be another run's",
         "resilient/checkpoint/ledger_audit.py",
-        "    if life.run_id != run_id:\n",
+        "    if generation.run_id != run_id:\n",
         "    if False:\n",
         f"{LIVES} -k missing",
     ),

@@ -16,8 +16,8 @@ MUTANTS = [
     Mutant(
         "random state is not a part",
         "resilient/checkpointer.py",
-        "self._given, gang.world.size, rng=self._rng)",
-        "self._given, gang.world.size, rng=False)",
+        "self._given, rank_group.world.size, rng=self._rng)",
+        "self._given, rank_group.world.size, rng=False)",
         LOOP,
     ),
     Mutant(
@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "replicas are saved with the buffers that each happens to have",
         "resilient/checkpointer.py",
-        "        things.align()\n",
+        "        tracked.align()\n",
         "",
         LAYOUTS,
     ),
@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "a part may not have the name of a slip",
         "resilient/engine_factory.py",
-        "    if thing is not None and not isinstance(thing, _PLAIN):\n",
+        "    if value is not None and not isinstance(value, _PLAIN):\n",
         "    if False:\n",
         f"{OPTIONS} -k any_name",
     ),
@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "a secret is saved as a thing",
         "resilient/engine_factory.py",
-        "isinstance(thing, str | bytes) and _SECRET.search(name)",
-        "isinstance(thing, bytes) and _SECRET.search(name)",
+        "isinstance(value, str | bytes) and _SECRET.search(name)",
+        "isinstance(value, bytes) and _SECRET.search(name)",
         f"{MISUSE} -k a_secret",
     ),
     Mutant(

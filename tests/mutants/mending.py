@@ -50,15 +50,15 @@ MUTANTS = [
     Mutant(
         "an index of another model is taken",
         "resilient/layout_repair/index_repair.py",
-        "            if held != kinds.get((fqn, offsets)):\n",
+        "            if data != kinds.get((fqn, offsets)):\n",
         "            if False:\n",
         f"{RUNS} -k another_model",
     ),
     Mutant(
         "a schedule is of the step that it was made from",
         "resilient/layout_repair/trainer_state_repair.py",
-        '    return {**theirs, **more, "last_epoch": each * step, "_last_lr": rates}\n',
-        '    return {**theirs, **more, "last_epoch": last, "_last_lr": rates}\n',
+        ('    return {**donor_state, **more, "last_epoch": each * step, "_last_lr": rates}\n'),
+        '    return {**donor_state, **more, "last_epoch": last, "_last_lr": rates}\n',
         f"{RUNS} -k to_the_bit",
     ),
     Mutant(
@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "a history has steps that were not made yet",
         "resilient/layout_repair/trainer_state_repair.py",
-        ('    return [entry for entry in held if (whole(entry.get("step")) or 0) <= step]\n'),
-        "    return held\n",
+        ('    return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]\n'),
+        "    return entries\n",
         f"{RUNS} -k later_step",
     ),
     Mutant(
@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "the place of a callback is lost with its counters",
         "resilient/layout_repair/trainer_state_repair.py",
-        '        known.state["stateful_callbacks"] = dict(held)\n',
+        '        known.state["stateful_callbacks"] = dict(callbacks)\n',
         "        pass\n",
         f"{RUNS} -k place_of_a_callback",
     ),
@@ -225,7 +225,10 @@ MUTANTS = [
     Mutant(
         "the seed of the arguments outranks that of the run",
         "resilient/train/hf_interop/rebuild.py",
-        '            return int(read_parts(spine, manifest, ["reduction"])["reduction"]["seed"])\n',
+        (
+            "            return int(read_parts(engine, manifest, "
+            '["reduction"])["reduction"]["seed"])\n'
+        ),
         "            pass\n",
         f"{AGAIN} -k seed_of_the_checkpoint",
     ),

@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "another life waits for the rests of the one before",
         "resilient/checkpoint/daemon/server.py",
-        "        self._hurry(guest.url)\n",
+        "        self._hurry(info.url)\n",
         "",
         KEEPER_PACE,
     ),

@@ -119,8 +119,8 @@ MUTANTS = [
     Mutant(
         "a copy that cannot be put fails the save",
         "resilient/checkpoint/save/persist.py",
-        ("    copied = capture_failure(lambda: copy_manifest(desk.store, checkpoint))"),
-        "    copied = copy_manifest(desk.store, checkpoint)",
+        ("    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))"),
+        "    copied = copy_manifest(context.store, checkpoint)",
         GANG,
     ),
     Mutant(

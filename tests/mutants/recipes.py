@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "a rebuilt state believes the folder's name against the optimizer",
         "resilient/train/hf_interop/rebuild.py",
-        "    if len(set(said.values())) > 1 and not skips:\n",
+        "    if len(set(steps.values())) > 1 and not skips:\n",
         "    if False:\n",
         f"{REBUILT} -k several_steps",
     ),
@@ -94,7 +94,7 @@ MUTANTS = [
         "a rebuilt state has its sibling's place in the data",
         "resilient/train/hf_interop/rebuild.py",
         "        epoch=_epoch_at(step, sibling),\n",
-        '        epoch=float(theirs["epoch"]),\n',
+        '        epoch=float(sibling_state["epoch"]),\n',
         f"{REBUILT} -k sibling",
     ),
     Mutant(

@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "nobody looks for a newer life before the files go",
         ROTATION,
-        "    if unneeded:\n        check_fence(store, mine, token)",
+        ("    if unneeded:\n        check_fence(store, generation, token)"),
         "    if unneeded:\n        pass",
         ROTATE,
     ),

@@ -123,28 +123,28 @@ MUTANTS = [
     Mutant(
         "what has a tag is rotated away",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=held",
-        "pinned=_joined(own, left), held=held",
+        "pinned=_joined(pins, own, left), held=reason",
+        "pinned=_joined(own, left), reason=reason",
         SWEEP,
     ),
     Mutant(
         "a tag that cannot be read protects nothing",
         "resilient/checkpoint/garbage_collection.py",
-        "    held = trouble or unsure or",
-        "    held = unsure or",
+        "    reason = trouble or unsure or",
+        "    reason = unsure or",
         ROTATE,
     ),
     Mutant(
         "what a life has just begun from goes",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=held",
-        "pinned=_joined(pins, left), held=held",
+        "pinned=_joined(pins, own, left), held=reason",
+        "pinned=_joined(pins, left), reason=reason",
         ROTATE,
     ),
     Mutant(
         "checkpoints go while the newest is damaged",
         "resilient/checkpoint/garbage_collection.py",
-        "unsure or desk.doubt_newest(known)",
+        "unsure or evidence.doubt_newest(known)",
         "unsure",
         ROTATE,
     ),
@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "the best is not read in full although that is wanted",
         "resilient/checkpoint/garbage_collection.py",
-        "    known = desk.prove_best(known)\n",
+        "    known = evidence.prove_best(known)\n",
         "",
         ROTATE,
     ),
@@ -214,10 +214,10 @@ MUTANTS = [
     Mutant(
         "room is looked for after writing",
         "resilient/checkpoint/save/persist.py",
-        "        require_space(desk, checkpoint, division, job.topic)\n",
+        "        require_space(context, checkpoint, division, job.topic)\n",
         (
-            "        mine = capture_failure(lambda: _write(desk, job, division, pace))\n"
-            "        require_space(desk, checkpoint, division, job.topic)\n"
+            "        mine = capture_failure(lambda: _write(context, job, division, pace))\n"
+            "        require_space(context, checkpoint, division, job.topic)\n"
         ),
         ROOM,
     ),
@@ -279,7 +279,7 @@ MUTANTS = [
     Mutant(
         "a rotation does not ask what those in the trash refer to",
         "resilient/checkpoint/garbage_collection.py",
-        "[*staying, *held]",
+        "[*staying, *in_trash]",
         "staying",
         f"{TRASH} -k refer_to",
     ),

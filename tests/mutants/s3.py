@@ -36,16 +36,20 @@ MUTANTS = [
     Mutant(
         "nobody asks whether the server lies",
         "resilient/checkpoint/start_generation.py",
-        "check_store_capabilities("
-        "desk.store, desk.clock, single_writer=desk.limits.single_writer)\n",
+        (
+            "check_store_capabilities(\n"
+            "            context.store, context.clock, "
+            "single_writer=context.limits.single_writer\n"
+            "        )\n"
+        ),
         "pass\n",
         _ABILITIES,
     ),
     Mutant(
         "a life aborts its own uploads",
         "resilient/checkpoint/start_generation.py",
-        "checkpoint.generation < mine",
-        "checkpoint.generation <= mine",
+        "checkpoint.generation < generation",
+        "checkpoint.generation <= generation",
         _ABILITIES,
     ),
     Mutant(
@@ -149,7 +153,7 @@ MUTANTS = [
     Mutant(
         "whatever checksum a server says is taken for ours",
         "resilient/storage/s3_transfer.py",
-        "            if held and held != answer.proof.sum:\n",
+        "            if checksum and checksum != answer.proof.sum:\n",
         "            if False:\n",
         _SUMS + " -k no_proof_of_what_was_meant",
     ),

@@ -116,14 +116,14 @@ MUTANTS = [
     Mutant(
         "groups that come later are not named",
         "resilient/state_dict/optimizer.py",
-        "        if len(held) == len(self._parameters) and all(",
+        "        if len(members) == len(self._parameters) and all(",
         "        if self._parameters or all(",
         OPTIMIZER,
     ),
     Mutant(
         "a parameter that took another's place is not looked for",
         "resilient/state_dict/optimizer.py",
-        " and all(map(is_, held, self._parameters)):",
+        " and all(map(is_, members, self._parameters)):",
         ":",
         OPTIMIZER,
     ),
@@ -305,7 +305,7 @@ MUTANTS = [
     Mutant(
         "a batch is counted without the ranks in DeepSpeed's config",
         "resilient/strategies/deepspeed_config.py",
-        "    batch = per_step * told.ranks\n",
+        "    batch = per_step * inputs.ranks\n",
         "    batch = per_step\n",
         CONFIG,
     ),

@@ -27,7 +27,7 @@ MUTANTS = [
     Mutant(
         "a life begins from what a rival has rotated away",
         "resilient/checkpoint/start_generation.py",
-        "        _require_parent(desk.store, choice)\n",
+        "        _require_parent(context.store, choice)\n",
         "",
         RIVALS,
     ),

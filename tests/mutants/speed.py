@@ -167,8 +167,10 @@ MUTANTS = [
     Mutant(
         "each save is staged in memory of its own, and what there was is held",
         "resilient/storage/shared_memory.py",
-        "        if held is None or len(held) < size_bytes:\n"
-        "            held = self._held[name] = private(size_bytes)\n",
+        (
+            "        if buffer is None or len(buffer) < size_bytes:\n"
+            "            buffer = self._held[name] = private(size_bytes)\n"
+        ),
         '        held = self._held[f"{name} {len(self._held)}"] = private(size_bytes)\n',
         "tests/gang/test_field_bugs_elastic.py -k 104143",
     ),

@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant(
         "an older life rotates",
         "resilient/checkpoint/garbage_collection.py",
-        "        check_fence(store, mine, token)\n        if list_tags",
+        ("        check_fence(store, generation, token)\n        if list_tags"),
         "        if list_tags",
         VAULT,
     ),
@@ -128,11 +128,11 @@ MUTANTS = [
     Mutant(
         "the manifest is put before the files",
         "resilient/checkpoint/save/persist.py",
-        ("        mine = capture_failure(lambda: _write(desk, job"),
+        ("        receipt = capture_failure(lambda: _write(context, job"),
         (
             "        from resilient.format.manifest import encode\n"
-            "        desk.store.put(checkpoint.manifest_key, encode(job.about))\n"
-            "        mine = capture_failure(lambda: _write(desk, job"
+            "        context.store.put(checkpoint.manifest_key, encode(job.about))\n"
+            "        mine = capture_failure(lambda: _write(context, job"
         ),
         SWEEP,
     ),
@@ -275,8 +275,8 @@ MUTANTS = [
     Mutant(
         "a foreign error after the commit fails the save",
         "resilient/checkpoint/save/persist.py",
-        ("        _settle_or_tell(desk, job, memory, PostCommitPlan"),
-        ("        _settle(desk, job, memory, PostCommitPlan"),
+        ("        _settle_or_tell(context, job, memory, PostCommitPlan"),
+        ("        _settle(context, job, memory, PostCommitPlan"),
         FAILED,
     ),
     Mutant(
@@ -310,8 +310,8 @@ MUTANTS = [
     Mutant(
         "the spine takes whatever a loop calls a step",
         "resilient/checkpoint_engine.py",
-        "CheckpointId(life.number, whole_step(step))",
-        "CheckpointId(life.number, step)",
+        "CheckpointId(generation.number, whole_step(step))",
+        "CheckpointId(generation.number, step)",
         STEPS,
     ),
 ]

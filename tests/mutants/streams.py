@@ -63,8 +63,8 @@ MUTANTS = [
     Mutant(
         "each process that loads yields every round",
         "resilient/train/data/streaming.py",
-        "            if turn % workers == mine:\n",
-        "            if workers > mine:\n",
+        "            if turn % workers == worker:\n",
+        "            if workers > worker:\n",
         f"{STREAMS} -k load_change_nothing",
     ),
     Mutant(

@@ -54,8 +54,8 @@ MUTANTS = [
     Mutant(
         "a card forgets the tags of the one that is there",
         "resilient/train/model/card.py",
-        '        tags=[*listed(told.tags), *tags_in(folder / "README.md")],\n',
-        "        tags=listed(told.tags),\n",
+        '        tags=[*listed(info.tags), *tags_in(folder / "README.md")],\n',
+        "        tags=listed(info.tags),\n",
         "tests/unit/train/test_model_card.py",
     ),
     Mutant(

@@ -21,7 +21,10 @@ MUTANTS = [
         "only the coordinator's host knows what the run protects",
         PROMOTER,
         "self._newest, self._keep = checkpoint, orders.keep",
-        "self._newest, self._keep = checkpoint, orders.keep if desk.world.is_coordinator else ()",
+        (
+            "self._newest, self._keep = checkpoint, orders.keep if "
+            "context.world.is_coordinator else ()"
+        ),
         f"{TOGETHER} -k ends_well",
     ),
     Mutant(
@@ -42,7 +45,7 @@ MUTANTS = [
     Mutant(
         "a promotion does not look at the fence",
         PROMOTE,
-        "    fence = partial(check_fence, tiers.durable, mine, token)\n",
+        "    fence = partial(check_fence, tiers.durable, generation, token)\n",
         "    fence = partial(print, end='')\n",
         TIERS,
     ),
@@ -63,8 +66,8 @@ MUTANTS = [
     Mutant(
         "a near tier of another run is taken",
         "resilient/checkpoint/start_generation.py",
-        "            require_same_run(desk.store)\n",
-        ("            fsync_leftovers(desk.store)\n"),
+        "            require_same_run(context.store)\n",
+        ("            fsync_leftovers(context.store)\n"),
         TIERS,
     ),
     Mutant(
@@ -140,8 +143,8 @@ MUTANTS = [
     Mutant(
         "a host without the manifest rotates all the same",
         PROMOTER,
-        "        if not self._take_manifest(desk, checkpoint):\n",
-        "        if not self._take_manifest(desk, checkpoint) and not orders.due:\n",
+        "        if not self._take_manifest(context, checkpoint):\n",
+        "        if not self._take_manifest(context, checkpoint) and not orders.due:\n",
         HOSTS,
     ),
     Mutant(
@@ -154,14 +157,14 @@ MUTANTS = [
     Mutant(
         "only the coordinator's host is asked whose its near tier is",
         "resilient/checkpoint/start_generation.py",
-        "isinstance(desk.store, TieredStore) and desk.leads:",
-        "isinstance(desk.store, TieredStore) and desk.world.is_coordinator:",
+        "isinstance(context.store, TieredStore) and context.leads:",
+        "isinstance(context.store, TieredStore) and context.world.is_coordinator:",
         HOSTS,
     ),
     Mutant(
         "room is asked for as if all hosts had one disk",
         "resilient/checkpoint/save/persist.py",
-        "for group in desk.places.groups or (tuple(ranks),):",
+        "for group in context.places.groups or (tuple(ranks),):",
         "for group in (tuple(ranks),):",
         HOSTS,
     ),
@@ -189,14 +192,14 @@ MUTANTS = [
     Mutant(
         "the keeper passes the near tier by",
         "resilient/checkpoint/daemon/session.py",
-        ("self._onwards = SessionTiers(guest, guest.near) if guest.near else None"),
+        ("self._onwards = SessionTiers(info, info.near) if info.near else None"),
         "self._onwards = None",
         KEPT,
     ),
     Mutant(
         "what the keeper committed last nobody finishes without it",
         "resilient/checkpoint/daemon/client.py",
-        "            desk.promoter.note(job.about.checkpoint, job.keep)\n",
+        "            context.promoter.note(job.about.checkpoint, job.keep)\n",
         "            pass\n",
         KEPT,
     ),
@@ -231,15 +234,15 @@ MUTANTS = [
     Mutant(
         "what a sweep took before the manifest came is brought again only where others refer to",
         PROMOTE,
-        "if file.name in cargo.names]\n",
-        "if file.name in cargo.names and file.origin]\n",
+        "if file.name in copied.names]\n",
+        "if file.name in copied.names and file.origin]\n",
         TIERS,
     ),
     Mutant(
         "a signature that a sweep took before the manifest came is not brought again",
         PROMOTE,
         "    if signature:\n",
-        "    if signature and cargo.is_committed:\n",
+        "    if signature and copied.is_committed:\n",
         TIERS,
     ),
     Mutant(
@@ -253,7 +256,7 @@ MUTANTS = [
     Mutant(
         "a host promotes while another still rotates",
         PROMOTER,
-        "            self._wait(desk)\n",
+        "            self._wait(context)\n",
         "            pass\n",
         f"{TOGETHER} -k older_one",
     ),
@@ -302,7 +305,7 @@ MUTANTS = [
     Mutant(
         "the ranks that promote nothing do not wait for the one that does",
         PROMOTER,
-        "            self._wait(desk)\n",
+        "            self._wait(context)\n",
         "            pass\n",
         f"{UNEQUAL} -k longer_than",
     ),

@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "going back claims no life, so nothing is fenced and nothing moves",
         TRAVEL,
-        "    check_fence(store, life.number, life.token)\n",
-        "    store.delete(f'generations/g{life.number:06d}.json')\n",
+        "    check_fence(store, generation.number, generation.token)\n",
+        "    store.delete(f'generations/g{generation.number:06d}.json')\n",
         f"{BACK} -k adds_one_record",
     ),
     Mutant(
@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant(
         "who was outranked at the same moment hears that it went back",
         TRAVEL,
-        "    check_fence(store, life.number, life.token)\n",
+        "    check_fence(store, generation.number, generation.token)\n",
         "",
         f"{BACK} -k two_who_go_back",
     ),
@@ -76,15 +76,19 @@ MUTANTS = [
     Mutant(
         "undo guesses over a record that it cannot read",
         MOVES,
-        "            if life is None:\n                raise IntegrityError(",
-        "            if life is None:\n                continue\n            if life is None:\n"
-        "                raise IntegrityError(",
+        ("            if generation is None:\n                raise IntegrityError("),
+        (
+            "            if generation is None:\n"
+            "                continue\n"
+            "            if generation is None:\n"
+            "                raise IntegrityError("
+        ),
         f"{BACK} -k does_not_guess",
     ),
     Mutant(
         "a rotation deletes what a person left",
         MOVES,
-        "                if life.cause in BY_HAND:\n",
+        "                if generation.cause in BY_HAND:\n",
         "                if False:\n",
         f"{BACK} -k keeps_what_a_person_left",
     ),
@@ -119,7 +123,7 @@ MUTANTS = [
     Mutant(
         "a copy comes into a repository where the run went on",
         MIRROR,
-        "    if newest > mine:\n",
+        "    if newest > own_generation:\n",
         "    if False:\n",
         f"{MIRRORING} -k goes_on",
     ),
@@ -183,9 +187,11 @@ MUTANTS = [
     Mutant(
         "to shut a writer out claims no life",
         WRITERS,
-        "        first = first or life.number\n",
-        "        first = first or life.number\n"
-        "        store.delete(f'generations/g{life.number:06d}.json')\n",
+        "        first = first or generation.number\n",
+        (
+            "        first = first or generation.number\n"
+            "        store.delete(f'generations/g{generation.number:06d}.json')\n"
+        ),
         f"{SHUT} -k fenced",
     ),
     Mutant(

@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         "ranks ask another than the one that has the study",
         "resilient/train/search/study.py",
-        "heard = gather_objects(shown, ranks)[0]",
+        "answer = gather_objects(shown, ranks)[0]",
         "heard = gather_objects(shown, ranks)[-1]",
         TOGETHER,
     ),
@@ -30,8 +30,8 @@ MUTANTS = [
     Mutant(
         "a failure of the study is known to one rank alone",
         "resilient/train/search/study.py",
-        ("    if isinstance(heard, RankFailure):\n"),
-        ("    if isinstance(mine, RankFailure):\n"),
+        ("    if isinstance(answer, RankFailure):\n"),
+        ("    if isinstance(own_result, RankFailure):\n"),
         TOGETHER,
     ),
     Mutant(

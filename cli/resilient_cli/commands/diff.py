@@ -85,7 +85,7 @@ def diff(  # noqa: PLR0913 - the options of a command
             before,
             after,
             wanted=lambda name: any(fnmatchcase(name, one) for one in patterns),
-            told=told,
+            on_progress=told,
         )
     if only and not found.tensors and not any(found.only):
         raise UsageError(

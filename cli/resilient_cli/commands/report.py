@@ -294,7 +294,7 @@ def _compared(before: CheckpointView, after: CheckpointView) -> str:
     from resilient_cli.page.tensors import pictures_of_both
 
     with Progress("comparing") as told:
-        found = compare(before, after, told=told)
+        found = compare(before, after, on_progress=told)
     with Progress("drawing") as told:
         return comparison(found, pictures_of_both(found, told))
 

@@ -236,7 +236,7 @@ def _compare(store: Store, told: Told, a: CheckpointId, b: CheckpointId) -> str:
     from resilient.diff.compare import compare
     from resilient_cli.page.diff_page import comparison
 
-    found = compare(_side(store, a), _side(store, b), told=told)
+    found = compare(_side(store, a), _side(store, b), on_progress=told)
     pair = {"a": a.folder, "b": b.folder}
     return comparison(found, load=lambda name: f"both?{urlencode({**pair, 'name': name})}")
 

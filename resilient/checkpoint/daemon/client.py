@@ -117,9 +117,9 @@ class DaemonProcess:
         except OSError:
             # A process of another user, or one that may not be signalled from here.
             return False
-        gone = select.poll()
-        gone.register(self._handle, select.POLLIN)
-        return bool(gone.poll(within_seconds * 1000))
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(within_seconds * 1000))
 
     def close(self) -> None:
         """Close the handle."""
@@ -195,10 +195,10 @@ class ResultListener:
         return False
 
     def _run(self) -> None:
-        self.heard = heard = capture_failure(self._hear)
+        self.heard = result = capture_failure(self._hear)
         self.took_seconds = self._clock.monotonic_seconds() - self._job.began_seconds
-        if not isinstance(heard, RankFailure):
-            self.rested_seconds = float(heard["rested_seconds"])
+        if not isinstance(result, RankFailure):
+            self.rested_seconds = float(result["rested_seconds"])
 
     def _hear(self) -> dict[str, Any]:
         """Return when the daemon reports that the job is durable.
@@ -219,44 +219,48 @@ class ResultListener:
 
 
 def resolve_outcome(
-    desk: CheckpointContext, job: SaveJob, board: Address | None, gone: str
+    context: CheckpointContext, job: SaveJob, kv_store: Address | None, loss: str
 ) -> None:
     """Return if the job is committed, although the daemon that would report it is gone.
 
     Args:
-        desk: Context: repository and ranks.
+        context: Context: repository and ranks.
         job: Job that was handed over.
-        board: Address of the daemons' key-value store; None if there is none.
-        gone: Description of how the daemon ended.
+        kv_store: Address of the daemons' key-value store; None if there is none.
+        loss: Description of how the daemon ended.
 
     Raises:
         SaveFailed: It is not committed.
         Fenced: A newer generation exists, so nothing was committed.
     """
     checkpoint = job.about.checkpoint
-    found = capture_failure(lambda: is_committed(desk.store, checkpoint) or _hear(desk, job, board))
+    found = capture_failure(
+        lambda: is_committed(context.store, checkpoint) or _hear(context, job, kv_store)
+    )
     if isinstance(found, RankFailure) and found.code == Fenced.code:
         raise found.to_error(1)
     # The daemon may have put the manifest and died before the decision arrived.
-    landed = found is True or capture_failure(lambda: is_committed(desk.store, checkpoint)) is True
+    landed = (
+        found is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True
+    )
     if not landed:
         raise SaveFailed(
-            f"{checkpoint} was not saved: {gone}; older checkpoints are intact",
-            hint=f"resilient ckpt ls {shell_quote(desk.store.url)}",
+            f"{checkpoint} was not saved: {loss}; older checkpoints are intact",
+            hint=f"resilient ckpt ls {shell_quote(context.store.url)}",
         )
 
 
-def _hear(desk: CheckpointContext, job: SaveJob, address: Address | None) -> bool:
-    if desk.world.is_coordinator or address is None:
+def _hear(context: CheckpointContext, job: SaveJob, address: Address | None) -> bool:
+    if context.world.is_coordinator or address is None:
         raise PeerFailed("the keeper that would have ruled is gone")
-    board = SocketKVStore(address)
+    kv_store = SocketKVStore(address)
     try:
         # A save without enough space, or one that a rank never handed over, ends at the first
         # topic.
         for topic in (space_topic(job.topic), job.topic):
-            read_decision(desk.comms.over(board), topic, desk.limits.within_seconds)
+            read_decision(context.comms.over(kv_store), topic, context.limits.within_seconds)
     finally:
-        board.close()
+        kv_store.close()
     return True
 
 
@@ -275,13 +279,15 @@ def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
     return True
 
 
-def delete_failed_save(desk: CheckpointContext, job: SaveJob) -> None:
+def delete_failed_save(context: CheckpointContext, job: SaveJob) -> None:
     """Delete the files of a save that every daemon gave up, where free space is limited.
 
     All daemons have answered, so none of them writes any more; a bucket's response may come late.
     """
-    if desk.leads and free_bytes(desk.store) is not None:
-        capture_failure(lambda: discard_uncommitted(desk.store, job.about.checkpoint, desk.token))
+    if context.leads and free_bytes(context.store) is not None:
+        capture_failure(
+            lambda: discard_uncommitted(context.store, job.about.checkpoint, context.token)
+        )
 
 
 _ANSWER_SECONDS = 10.0
@@ -313,22 +319,22 @@ class DaemonSaveExecutor:
         self._is_last_kept = self._is_mute = False
         self.took_seconds = self.rested_seconds = 0.0
 
-    def open(self, desk: CheckpointContext) -> Store:
+    def open(self, context: CheckpointContext) -> Store:
         """Connect, wait for saves of past attempts, and agree on the daemons' key-value store.
 
         Collective: every rank, before it asks what to resume from.
         """
-        mine = capture_failure(lambda: self._settle(desk))
-        self._why_not = mine.message if isinstance(mine, RankFailure) else ""
-        shown = None if isinstance(mine, RankFailure) else mine
-        within_seconds = desk.limits.within_seconds
-        board = agree(desk.comms, "keeper/board", shown, first_if_all, within_seconds)
-        if board is None:
+        settled = capture_failure(lambda: self._settle(context))
+        self._why_not = settled.message if isinstance(settled, RankFailure) else ""
+        shown = None if isinstance(settled, RankFailure) else settled
+        within_seconds = context.limits.within_seconds
+        kv_store = agree(context.comms, "keeper/board", shown, first_if_all, within_seconds)
+        if kv_store is None:
             self._lose(self._why_not or "another host has none")
         if self._talk is None:
-            return desk.store
-        self.board = Address.from_json(board)
-        return self._recalling(desk, board)
+            return context.store
+        self.board = Address.from_json(kv_store)
+        return self._recalling(context, kv_store)
 
     def begin(self, topic: str) -> None:
         """Announce a job; if this process dies now, its peers fail at once."""
@@ -367,7 +373,7 @@ class DaemonSaveExecutor:
         has_room = capture_failure(lambda: self.leased.has_room(sizes))
         return has_room is False
 
-    def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
+    def submit(self, context: CheckpointContext, job: SaveJob) -> None:
         """Hand the job over if every rank can; else persist it here. Collective.
 
         If a rank has no memory for its files, all ranks wait here for the end of the job.
@@ -379,18 +385,22 @@ class DaemonSaveExecutor:
         if isinstance(shared, RankFailure) and isinstance(shared.cause, ConfigError):
             # The user's limit is too small: there is no other way, on any rank.
             shown = shared
-        way = agree(desk.comms, f"{job.topic}/way", shown, choose_route, desk.limits.within_seconds)
+        way = agree(
+            context.comms, f"{job.topic}/way", shown, choose_route, context.limits.within_seconds
+        )
         if way["why_not"] or isinstance(shared, RankFailure):
-            desk.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
+            context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
             self._is_last_kept = False
-            self._fallback.submit(desk, job)
+            self._fallback.submit(context, job)
             return
         shared, slots = shared
-        self._handed = (desk, shared)
+        self._handed = (context, shared)
         # If the daemon is gone, the peers learn it from the key-value store, and this rank at
         # `wait`.
-        capture_failure(lambda: self._to().send("save", **_handover(desk, shared, slots)))
-        self._listener = ResultListener(self._to, job, slots, self.address.left_seconds, desk.clock)
+        capture_failure(lambda: self._to().send("save", **_handover(context, shared, slots)))
+        self._listener = ResultListener(
+            self._to, job, slots, self.address.left_seconds, context.clock
+        )
         if way["streams"]:
             self._ended = capture_failure(self._see_to_its_end)
 
@@ -426,8 +436,8 @@ class DaemonSaveExecutor:
         self._is_last_kept = True
         if listener.is_listening:
             tell_once(self.address.path, "hurry", url=self._url)
-        desk, job = handed
-        if is_called := listener.join(partial(desk.comms.is_called, _here(job))):
+        context, job = handed
+        if is_called := listener.join(partial(context.comms.is_called, _here(job))):
             self._lose("another rank gave its keeper up")
             listener.join()
         _remember(self, listener)
@@ -437,14 +447,16 @@ class DaemonSaveExecutor:
             # A suspended daemon is killed: then its part is over, and its peers learn of it.
             sleeps = self._is_mute and not self._process.end()
             if sleeps:
-                capture_failure(lambda: desk.comms.call(_here(job)))
+                capture_failure(lambda: context.comms.call(_here(job)))
             # The daemon may never show the others its part: then no decision is to be waited for.
-            board = None if sleeps or is_called else self.board
-            failed = capture_failure(partial(resolve_outcome, desk, job, board, failed.message))
-        if isinstance(failed, RankFailure) and not self._persist_here(desk, job, failed):
+            kv_store = None if sleeps or is_called else self.board
+            failed = capture_failure(
+                partial(resolve_outcome, context, job, kv_store, failed.message)
+            )
+        if isinstance(failed, RankFailure) and not self._persist_here(context, job, failed):
             return
-        if desk.promoter and desk.leads:
-            desk.promoter.note(job.about.checkpoint, job.keep)
+        if context.promoter and context.leads:
+            context.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
         """Let the daemon bring its last commit to the durable tier.
@@ -470,29 +482,29 @@ class DaemonSaveExecutor:
             return False
         return True
 
-    def _settle(self, desk: CheckpointContext) -> dict[str, Any]:
+    def _settle(self, context: CheckpointContext) -> dict[str, Any]:
         """Introduce the rank, wait for older saves, and return the key-value store's address."""
         talk = self._talk = DaemonConnection(self.address.path, self.address.left_seconds)
         self._process = DaemonProcess(talk.peer_pid)
-        hello = hello_message(self.address, desk)
+        hello = hello_message(self.address, context)
         # The URL is resolved now, because the working folder may change later.
         self._url = hello["url"]
         welcome = talk.request("hello", **hello)
         self.leased.share = MemoryQuota(**welcome["share"])
         if welcome["is_busy"]:
-            _wait_for_past_lives(talk, desk)
-        board: dict[str, Any] = welcome["board"]
-        return board | {"host": board["host"] or self.address.host}
+            _wait_for_past_lives(talk, context)
+        kv_store: dict[str, Any] = welcome["board"]
+        return kv_store | {"host": kv_store["host"] or self.address.host}
 
-    def _recalling(self, desk: CheckpointContext, board: Mapping[str, Any]) -> Store:
+    def _recalling(self, context: CheckpointContext, kv_store: Mapping[str, Any]) -> Store:
         """Join the daemons' key-value store; return a store that also reads the daemon's memory."""
-        answer = capture_failure(lambda: _joined(self._to(), board))
+        answer = capture_failure(lambda: _joined(self._to(), kv_store))
         if isinstance(answer, RankFailure):
             self._lose(answer.message)
-            return desk.store
-        held = {key: StagedFileRecord.from_json(value) for key, value in answer["held"].items()}
+            return context.store
+        records = {key: StagedFileRecord.from_json(value) for key, value in answer["held"].items()}
         return MemoryCachedStore(
-            desk.store, held, lambda key: desk.emit(events.MemoryCopyRejected(key))
+            context.store, records, lambda key: context.emit(events.MemoryCopyRejected(key))
         )
 
     def _all_shared(self, job: SaveJob) -> tuple[SaveJob, dict[str, memoryview]]:
@@ -510,7 +522,7 @@ class DaemonSaveExecutor:
         # daemon may only be suspended and put one of them later.
         return replace(job, files=files, copies_bytes_max=self.leased.spare_bytes), slots
 
-    def _persist_here(self, desk: CheckpointContext, job: SaveJob, failed: RankFailure) -> bool:
+    def _persist_here(self, context: CheckpointContext, job: SaveJob, failed: RankFailure) -> bool:
         """Persist in this process if a rank's daemon is gone, else raise the failure. Collective.
 
         Returns:
@@ -522,21 +534,21 @@ class DaemonSaveExecutor:
         """
         shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
         # A dead rank cannot answer, so its peers do not wait for it as for a slow store.
-        within_seconds = min(desk.limits.within_seconds, _ANSWER_SECONDS)
+        within_seconds = min(context.limits.within_seconds, _ANSWER_SECONDS)
         topic = _here(job)
         try:
-            is_gone = agree(desk.comms, f"{topic}/why", shown, is_any_gone, within_seconds)
+            is_gone = agree(context.comms, f"{topic}/why", shown, is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
             # A daemon that was only slow has reported to the ranks that still listened.
-            if capture_failure(lambda: is_committed(desk.store, job.about.checkpoint)) is True:
+            if capture_failure(lambda: is_committed(context.store, job.about.checkpoint)) is True:
                 return True
             raise failed.cause or failed.to_error(1) from None
         if not is_gone:
-            delete_failed_save(desk, job)
+            delete_failed_save(context, job)
             raise failed.cause or failed.to_error(1)
-        desk.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, failed.message))
+        context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, failed.message))
         self._is_last_kept = False
-        self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
+        self._fallback.submit(context, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
         _remember(self, self._fallback)
         return False
@@ -564,26 +576,26 @@ class DaemonSaveExecutor:
 
 
 def _handover(
-    desk: CheckpointContext, job: SaveJob, slots: Mapping[str, memoryview]
+    context: CheckpointContext, job: SaveJob, slots: Mapping[str, memoryview]
 ) -> dict[str, Any]:
-    said = encode_job(job, desk.world.rank, slots)
-    return {"job": said, "context": dict(desk.emit.context), "tiers": tiers_to_json(desk)}
+    message = encode_job(job, context.world.rank, slots)
+    return {"job": message, "context": dict(context.emit.context), "tiers": tiers_to_json(context)}
 
 
-def _joined(talk: DaemonConnection, board: Mapping[str, Any]) -> dict[str, Any]:
-    talk.send("join", board=board)
+def _joined(talk: DaemonConnection, kv_store: Mapping[str, Any]) -> dict[str, Any]:
+    talk.send("join", board=kv_store)
     return talk.request("recall")
 
 
-def _wait_for_past_lives(talk: DaemonConnection, desk: CheckpointContext) -> None:
-    deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
-    while desk.clock.monotonic_seconds() < deadline_seconds:
+def _wait_for_past_lives(talk: DaemonConnection, context: CheckpointContext) -> None:
+    deadline_seconds = context.clock.monotonic_seconds() + context.limits.within_seconds
+    while context.clock.monotonic_seconds() < deadline_seconds:
         if not talk.request("settle")["is_busy"]:
             return
 
 
-def _remember(mine: DaemonSaveExecutor, last: SaveExecutor | ResultListener) -> None:
-    mine.took_seconds, mine.rested_seconds = last.took_seconds, last.rested_seconds
+def _remember(executor: DaemonSaveExecutor, last: SaveExecutor | ResultListener) -> None:
+    executor.took_seconds, executor.rested_seconds = last.took_seconds, last.rested_seconds
 
 
 def _here(job: SaveJob) -> str:

@@ -360,8 +360,8 @@ class DaemonConnection:
         From SO_PEERCRED, see unix(7): the process that called listen().
         """
         size = struct.calcsize(_CREDENTIALS)
-        said = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(struct.unpack(_CREDENTIALS, said)[0])
+        credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(struct.unpack(_CREDENTIALS, credentials)[0])
 
     def close(self) -> None:
         """Disconnect, and wake a thread that listens."""

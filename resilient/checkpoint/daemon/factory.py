@@ -33,30 +33,32 @@ class DaemonPromoter:
         self._own = own
         self._finish = finish
 
-    def begin(self, desk: CheckpointContext, mine: int, parent: CheckpointId | None) -> None:
+    def begin(
+        self, context: CheckpointContext, generation: int, parent: CheckpointId | None
+    ) -> None:
         """Record the generation; the daemon learns of it with the first save.
 
         Crash: nothing changed.
         """
-        self._own.begin(desk, mine, parent)
+        self._own.begin(context, generation, parent)
 
     def plan(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
+        self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
         """Return the actions after a commit by this process.
 
         Crash: nothing changed.
         """
-        return self._own.plan(desk, checkpoint, keep)
+        return self._own.plan(context, checkpoint, keep)
 
     def committed(
-        self, desk: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
         """Promote a checkpoint that this process persisted.
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
-        self._own.committed(desk, checkpoint, orders)
+        self._own.committed(context, checkpoint, orders)
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Record the daemon's commit as newest.
@@ -65,7 +67,7 @@ class DaemonPromoter:
         """
         self._own.note(checkpoint, keep)
 
-    def finish(self, desk: CheckpointContext, within_seconds: float) -> None:
+    def finish(self, context: CheckpointContext, within_seconds: float) -> None:
         """Return when the last commit is durable, by either promoter.
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
@@ -75,7 +77,7 @@ class DaemonPromoter:
             SaveFailed: Only the near tier has it.
         """
         if not self._finish(within_seconds):
-            self._own.finish(desk, within_seconds)
+            self._own.finish(context, within_seconds)
 
     def close(self) -> None:
         """Stop the thread.
@@ -86,19 +88,19 @@ class DaemonPromoter:
 
 
 def use_daemon_promotion(
-    desk: CheckpointContext, persister: SaveExecutor
+    context: CheckpointContext, persister: SaveExecutor
 ) -> tuple[CheckpointContext, SaveExecutor]:
     """Return context and executor, such that a saver daemon promotes its own saves.
 
     Crash: nothing changes.
     """
-    if not isinstance(persister, DaemonSaveExecutor) or desk.promoter is None:
-        return desk, persister
-    return replace(desk, promoter=DaemonPromoter(desk.promoter, persister.finish)), persister
+    if not isinstance(persister, DaemonSaveExecutor) or context.promoter is None:
+        return context, persister
+    return replace(context, promoter=DaemonPromoter(context.promoter, persister.finish)), persister
 
 
 def make_save_executor(
-    keeper: DaemonAddress | None,
+    daemon: DaemonAddress | None,
     url: str,
     storage_options: Mapping[str, Any],
     host_bytes_max: int | None = None,
@@ -106,7 +108,7 @@ def make_save_executor(
     """Return the save executor for ``url``: the saver daemon if there is one, else a thread.
 
     Args:
-        keeper: Address of the daemon, which has its own memory limit.
+        daemon: Address of the daemon, which has its own memory limit.
         url: Repository.
         storage_options: Access to the repository.
         host_bytes_max: Memory limit of the thread.
@@ -115,7 +117,7 @@ def make_save_executor(
         ConfigError: The limit is not a number of bytes.
     """
     thread = ThreadSaveExecutor(MemoryBudget(host_bytes_max))
-    if keeper is None:
+    if daemon is None:
         return thread
-    address = replace(keeper, url=url, storage_options=storage_options)
+    address = replace(daemon, url=url, storage_options=storage_options)
     return DaemonSaveExecutor(address, thread)

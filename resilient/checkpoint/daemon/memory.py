@@ -123,12 +123,12 @@ class LeasedBuffers:
             ConfigError: The limit is too small.
             ResilientError: There is none.
         """
-        held = self._held.get(name)
-        if held is None or len(held) < size_bytes:
+        buffer = self._held.get(name)
+        if buffer is None or len(buffer) < size_bytes:
             # Whether the new request succeeds or not, the daemon no longer has what there was.
             self._held.pop(name, None)
-            held = self._held[name] = self._reserve(name, size_bytes, is_new=held is None)
-        return held[:size_bytes]
+            buffer = self._held[name] = self._reserve(name, size_bytes, is_new=buffer is None)
+        return buffer[:size_bytes]
 
     def path_of(self, name: str) -> Path:
         """Return the path of memory requested by this name; other processes may read it there."""
@@ -149,9 +149,9 @@ class LeasedBuffers:
 
     def with_memory(self, file: StagedFile) -> StagedFile:
         """Return a file in shared memory; it is copied now if it is not there yet."""
-        held = self._held.get(file.name)
+        buffer = self._held.get(file.name)
         data = memoryview(file.data)
-        if held is not None and held.obj is data.obj:
+        if buffer is not None and buffer.obj is data.obj:
             return file
         target = self.get(file.name, len(data))
         target[:] = data

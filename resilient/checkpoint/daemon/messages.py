@@ -83,23 +83,23 @@ class SessionInfo:
     signing: SigningPolicy
 
 
-def hello_message(address: DaemonAddress, desk: CheckpointContext) -> dict[str, Any]:
+def hello_message(address: DaemonAddress, context: CheckpointContext) -> dict[str, Any]:
     """Return the hello message of a rank.
 
     Crash: nothing changes.
     """
-    world = desk.world
+    world = context.world
     return {
         "version": PROTOCOL_VERSION,
         "url": anywhere(address.url),
         "near_url": anywhere(address.near_url) if address.near_url else "",
         "tiering": address.tiering.to_json() if address.tiering else {},
         "world": [world.rank, world.size, world.local_rank],
-        "scope": desk.comms.scope,
-        "limits": desk.limits.to_json(),
+        "scope": context.comms.scope,
+        "limits": context.limits.to_json(),
         "events": address.events,
         "storage_options": dict(address.storage_options),
-        "signing_key": desk.signing.key.secret.hex() if desk.signing.key else "",
+        "signing_key": context.signing.key.secret.hex() if context.signing.key else "",
     }
 
 
@@ -139,15 +139,15 @@ def _signing(secret: str) -> SigningPolicy:
     return SigningPolicy(SigningKey(bytes.fromhex(secret))) if secret else SigningPolicy()
 
 
-def tiers_to_json(desk: CheckpointContext) -> dict[str, Any]:
+def tiers_to_json(context: CheckpointContext) -> dict[str, Any]:
     """Return what the daemon must know about the places of this attempt's ranks.
 
     Crash: nothing changes.
     """
-    peers = desk.store.peers if isinstance(desk.store, TieredStore) else ()
+    peers = context.store.peers if isinstance(context.store, TieredStore) else ()
     known = [peer for peer in peers if isinstance(peer, PeerStore)]
     return {
-        "groups": desk.places.groups,
+        "groups": context.places.groups,
         "peers": [[peer.url, peer.address.to_json()] for peer in known],
     }
 
@@ -160,8 +160,8 @@ class SessionTiers:
         near: Near tier.
     """
 
-    def __init__(self, guest: SessionInfo, near: Store) -> None:
-        self._guest = guest
+    def __init__(self, info: SessionInfo, near: Store) -> None:
+        self._guest = info
         self._near = near
         self._desk: CheckpointContext | None = None
 
@@ -173,9 +173,9 @@ class SessionTiers:
 
     def desk(
         self,
-        desk: CheckpointContext,
+        context: CheckpointContext,
         asked: Mapping[str, Any],
-        mine: int,
+        generation: int,
         parent: CheckpointId | None,
     ) -> CheckpointContext:
         """Return a context that saves near and promotes.
@@ -183,22 +183,22 @@ class SessionTiers:
         Crash: nothing was stored.
 
         Args:
-            desk: Context at the durable repository.
+            context: Context at the durable repository.
             asked: Result of ``tiers_to_json``.
-            mine: Generation number.
+            generation: Generation number.
             parent: Checkpoint from which the generation began.
         """
         before = self._desk
         if before is not None:
-            self._desk = replace(before, emit=desk.emit)
+            self._desk = replace(before, emit=context.emit)
             return self._desk
-        tiered = add_near_tier(desk, self._near, self._guest.tiering)
+        tiered = add_near_tier(context, self._near, self._guest.tiering)
         groups = tuple(tuple(int(rank) for rank in group) for group in asked["groups"])
         tiered = replace(tiered, places=NearTierGroups(groups))
         assert isinstance(tiered.store, TieredStore)  # noqa: S101 - it was just made
-        tiered.store.peers = tuple(_peers(tiered.store, asked["peers"], desk.clock))
+        tiered.store.peers = tuple(_peers(tiered.store, asked["peers"], context.clock))
         if tiered.promoter and tiered.leads:
-            tiered.promoter.begin(tiered, mine, parent)
+            tiered.promoter.begin(tiered, generation, parent)
         self._desk = tiered
         return tiered
 
@@ -211,9 +211,9 @@ class SessionTiers:
             Fenced: A newer generation exists.
             SaveFailed: Only the near tier has it.
         """
-        desk = self._desk
-        if desk and desk.promoter and desk.leads:
-            desk.promoter.finish(desk, within_seconds)
+        context = self._desk
+        if context and context.promoter and context.leads:
+            context.promoter.finish(context, within_seconds)
 
     def close(self) -> None:
         """Wait for a promotion in progress, then release resources.
@@ -301,9 +301,9 @@ def _job(
     checkpoint = _checkpoint(value["checkpoint"])
     receipt = Receipt.from_json(value["receipt"])
     _require(receipt.rank == rank, f"rank {receipt.rank} on the line of rank {rank}")
-    held, streamed = _sizes(value["files"]), _sizes(value["streamed"])
-    sizes = held | streamed
-    _require(len(sizes) == len(held) + len(streamed), "a file is named twice")
+    staged, streamed = _sizes(value["files"]), _sizes(value["streamed"])
+    sizes = staged | streamed
+    _require(len(sizes) == len(staged) + len(streamed), "a file is named twice")
     stream = _stream(value["slots"], memory_of, streamed, within_seconds)
     by_file: dict[str, list[TensorEntry]] = defaultdict(list)
     for tensor in receipt.tensors:
@@ -317,7 +317,7 @@ def _job(
         about=decode(str(value["about"]).encode(), checkpoint.manifest_key),
         files=tuple(
             StagedFile(_name(name), memory_of(name, size_bytes), tuple(by_file[name]))
-            for name, size_bytes in held.items()
+            for name, size_bytes in staged.items()
         ),
         parts=receipt.parts,
         keep=tuple(_checkpoint(folder) for folder in value["keep"]),

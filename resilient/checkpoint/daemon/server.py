@@ -70,10 +70,10 @@ class SaverDaemon:
     """
 
     def __init__(
-        self, path: Path, room: SharedMemoryPool, board: KVStoreServer, clock: Clock
+        self, path: Path, room: SharedMemoryPool, kv_store: KVStoreServer, clock: Clock
     ) -> None:
         self._room = room
-        self._board = board
+        self._board = kv_store
         self._clock = clock
         self._seats: list[RankSession] = []
         self._lock = threading.Lock()
@@ -126,15 +126,15 @@ class SaverDaemon:
             ).start()
 
     def _converse(self, connection: socket.socket) -> None:
-        seat = self._seated(RankSession(self._room, self._vacate))
+        session = self._seated(RankSession(self._room, self._vacate))
         lines = JsonLineSocket(connection)
         try:
             while (asked := lines.receive()) is not None:
                 if asked.get("verb") == "hold_hello":
-                    seat = self._seated(
-                        StepCacheSession(self._room, self._settled), in_place_of=seat
+                    session = self._seated(
+                        StepCacheSession(self._room, self._settled), in_place_of=session
                     )
-                answer = self._answer(seat, asked)
+                answer = self._answer(session, asked)
                 # A rank that died sent more than it waited for, and all that it sent counts.
                 with suppress(OSError):
                     lines.send(answer)
@@ -145,7 +145,7 @@ class SaverDaemon:
             pass
         finally:
             connection.close()
-            seat.leave()
+            session.leave()
 
     def _seated(self, seat: RankSession, in_place_of: RankSession | None = None) -> RankSession:
         with self._lock:
@@ -153,43 +153,43 @@ class SaverDaemon:
             self._seats.append(seat)
         return seat
 
-    def _answer(self, seat: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, session: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
         verb = asked.get("verb")
         if verb == "hello":
-            return self._welcome(seat, asked)
+            return self._welcome(session, asked)
         if verb == "hurry":
             self._hurry(str(asked["url"]))
             return {}
         others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
         answer = others.get(str(verb))
-        return seat.answer(asked) if answer is None else answer(seat, asked)
+        return session.answer(asked) if answer is None else answer(session, asked)
 
-    def _settle(self, seat: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"is_busy": self._is_busy_for_a_slice(seat)}
+    def _settle(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"is_busy": self._is_busy_for_a_slice(session)}
 
-    def _recall(self, seat: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"held": {key: value.to_json() for key, value in self._held(seat.url).items()}}
+    def _recall(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"held": {key: value.to_json() for key, value in self._held(session.url).items()}}
 
     def _missing(self, _: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
 
-    def _welcome(self, seat: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _welcome(self, session: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer all questions of a new attempt at once: one request, not three."""
-        answer = seat.answer(asked)
+        answer = session.answer(asked)
         if "failure" in answer:
             return answer
-        is_busy = self._is_busy_for_a_slice(seat)
+        is_busy = self._is_busy_for_a_slice(session)
         return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
 
-    def _is_busy_for_a_slice(self, guest: RankSession) -> bool:
-        """Wait a little; return whether saves to the repository of ``guest`` are in flight here.
+    def _is_busy_for_a_slice(self, info: RankSession) -> bool:
+        """Wait a little; return whether saves to the repository of ``info`` are in flight here.
 
         Cached steps of an older attempt are committed once its ranks are gone. A rank that still
         exists may write, so after the wait its cached steps are discarded.
         """
         deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
-        self._hurry(guest.url)
-        while (older := self._holding_before(guest)) or self._is_saving(guest.url):
+        self._hurry(info.url)
+        while (older := self._holding_before(info)) or self._is_saving(info.url):
             if self._clock.monotonic_seconds() > deadline_seconds:
                 for session in older:
                     session.give_up()
@@ -200,19 +200,19 @@ class SaverDaemon:
     def _is_saving(self, url: str) -> bool:
         return bool(self._busy(url)) or self._room.is_saved_elsewhere(url)
 
-    def _holding_before(self, guest: RankSession) -> list[StepCacheSession]:
+    def _holding_before(self, info: RankSession) -> list[StepCacheSession]:
         """Return the sessions of older attempts whose ranks still cache steps."""
         return [
             session
             for session in self._holding()
-            if session.url == guest.url and session.scope != guest.scope
+            if session.url == info.url and session.scope != info.scope
         ]
 
     def _holding(self) -> list[StepCacheSession]:
         """Return the sessions whose ranks are connected and may cache a step."""
         with self._lock:
-            seats = [session for session in self._seats if isinstance(session, StepCacheSession)]
-        return [session for session in seats if session.is_holding]
+            sessions = [session for session in self._seats if isinstance(session, StepCacheSession)]
+        return [session for session in sessions if session.is_holding]
 
     def _settled(self, holding: StepCacheSession) -> bool:
         """Wait until all ranks of an attempt have left and none of their saves is in flight here.
@@ -247,10 +247,10 @@ class SaverDaemon:
     def _held(self, url: str) -> dict[str, Any]:
         with self._lock:
             return {
-                key: held
+                key: record
                 for session in self._seats
                 if session.url == url
-                for key, held in session.held.items()
+                for key, record in session.held.items()
             }
 
     def _vacate(self) -> None:
@@ -273,16 +273,16 @@ def main(arguments: list[str]) -> int:
     sweep(given.shared)
     folder = SharedFolder(given.shared)
     # It listens on all interfaces, so it has no host name of its own; the ranks know one.
-    board = KVStoreServer(given.listen, given.listen)
+    kv_store = KVStoreServer(given.listen, given.listen)
     share = MemoryQuota(given.host_bytes_max, given.ranks, given.auto)
-    keeper = SaverDaemon(given.socket, SharedMemoryPool(folder, share), board, SystemClock())
+    daemon = SaverDaemon(given.socket, SharedMemoryPool(folder, share), kv_store, SystemClock())
     with suppress(OSError):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
     while os.read(0, 1 << 10):
         pass
-    is_done = keeper.settle(given.linger_seconds)
-    keeper.close()
+    is_done = daemon.settle(given.linger_seconds)
+    daemon.close()
     folder.close()
     given.socket.unlink(missing_ok=True)
     return 0 if is_done else 1

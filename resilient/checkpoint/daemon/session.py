@@ -131,9 +131,9 @@ class RankSession:
             self._give_back()
 
     def _hello(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        guest = self._guest = parse_hello(asked)
-        self.url, self.scope = guest.url, guest.scope
-        self._onwards = SessionTiers(guest, guest.near) if guest.near else None
+        info = self._guest = parse_hello(asked)
+        self.url, self.scope = info.url, info.scope
+        self._onwards = SessionTiers(info, info.near) if info.near else None
         return self._room.share.to_json()
 
     def _join(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,19 +143,19 @@ class RankSession:
     def _reserve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
         name, size_bytes = str(asked["name"]), int(asked["size_bytes"])
-        held = self._segments.get(name)
-        if held is None or held.size_bytes < size_bytes:
-            if held is not None:
+        segment = self._segments.get(name)
+        if segment is None or segment.size_bytes < size_bytes:
+            if segment is not None:
                 self._room.give_back(self._segments.pop(name))
-            held = self._segments[name] = self._room.take(size_bytes)
-        return {"path": str(held.path), "size_bytes": held.size_bytes}
+            segment = self._segments[name] = self._room.take(size_bytes)
+        return {"path": str(segment.path), "size_bytes": segment.size_bytes}
 
     def _release(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
         for name in asked["names"]:
-            held = self._segments.pop(str(name), None)
-            if held is not None:
-                self._room.give_back(held)
+            segment = self._segments.pop(str(name), None)
+            if segment is not None:
+                self._room.give_back(segment)
         # The memory kept for the next attempt may be among it.
         self.held = {}
         return {}
@@ -176,24 +176,24 @@ class RankSession:
         return {}
 
     def _begin_to_save(self, asked: Mapping[str, Any]) -> None:
-        guest, comms = self._at_work()
-        rank, limits = guest.world.rank, guest.limits
+        info, comms = self._at_work()
+        rank, limits = info.world.rank, info.limits
         job, stream = decode_job(asked["job"], self._memory_of, rank, limits.within_seconds)
         job = _bounded(job, self._room.share, self._segments)
-        emit = emitter_of(guest, asked["context"])
-        desk = CheckpointContext(
-            with_retry_events(guest.store, emit),
+        emit = emitter_of(info, asked["context"])
+        context = CheckpointContext(
+            with_retry_events(info.store, emit),
             comms,
             limits,
             emit.clock,
             emit,
-            guest.signing,
+            info.signing,
             token=job.token,
         )
         if self._onwards:
-            mine, parent = job.about.checkpoint.generation, job.about.parent
-            desk = self._onwards.desk(desk, asked["tiers"], mine, parent)
-        self._start(lambda: self._run(desk, job), stream)
+            generation, parent = job.about.checkpoint.generation, job.about.parent
+            context = self._onwards.desk(context, asked["tiers"], generation, parent)
+        self._start(lambda: self._run(context, job), stream)
 
     def _finish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Start to promote the last commit; ``wait`` reports the end."""
@@ -231,14 +231,14 @@ class RankSession:
             return self._verdict.to_json()
         return {"rested_seconds": self._known.rested_seconds}
 
-    def _run(self, desk: CheckpointContext, job: SaveJob) -> None:
+    def _run(self, context: CheckpointContext, job: SaveJob) -> None:
         pace = self.pacer.begin(
             job.size_bytes,
             job.began_seconds,
-            0.0 if job.streamed else desk.limits.rested_seconds_max,
+            0.0 if job.streamed else context.limits.rested_seconds_max,
         )
         with self._room.saving(self.url):
-            verdict = capture_failure(lambda: persist(desk, job, self._known, pace))
+            verdict = capture_failure(lambda: persist(context, job, self._known, pace))
         self.pacer.end()
         if not isinstance(verdict, RankFailure):
             self.held = _held_of(verdict, job, self._segments)
@@ -284,17 +284,17 @@ class RankSession:
             raise UsageError("a save is in flight")
 
 
-def emitter_of(guest: SessionInfo, context: Mapping[str, Any]) -> Emitter:
+def emitter_of(info: SessionInfo, context: Mapping[str, Any]) -> Emitter:
     """Return the emitter for the events of a rank's saves.
 
     Crash: nothing was stored.
     """
-    level = Level.INFO if guest.world.is_coordinator else Level.WARNING
-    sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
+    level = Level.INFO if info.world.is_coordinator else Level.WARNING
+    sinks = [console(level), *([json_lines(Path(info.events))] if info.events else [])]
     return Emitter(SystemClock(), tuple(sinks), dict(context))
 
 
-def register_disconnect_failure(board: SocketKVStore, comms: ControlGroup, topic: str) -> None:
+def register_disconnect_failure(kv_store: SocketKVStore, comms: ControlGroup, topic: str) -> None:
     """Register a failure notice, so that peers learn at once if this rank dies before hand-over.
 
     The key-value store publishes the notice on disconnect (a "last will" in MQTT terms).
@@ -307,7 +307,7 @@ def register_disconnect_failure(board: SocketKVStore, comms: ControlGroup, topic
         # Without the coordinator there is no decision, so its notice is the decision.
         who, value = "ruling", value | {"rank": 0}
     for agreement in (space_topic(topic), topic):
-        board.will(comms.key(agreement, who), json.dumps(value).encode())
+        kv_store.will(comms.key(agreement, who), json.dumps(value).encode())
 
 
 def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuffer]) -> SaveJob:
@@ -410,10 +410,10 @@ class StepCacheSession(RankSession):
 
     def _choose(self) -> int | None:
         """Return the slot of the step to commit, which all ranks hold, or None. Collective."""
-        guest, comms = self._at_work()
+        info, comms = self._at_work()
         shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(
-            comms, _TOPIC, shown, lambda held: choose_step(guest.store, held), LAND_SECONDS
+            comms, _TOPIC, shown, lambda steps: choose_step(info.store, steps), LAND_SECONDS
         )
         found = [
             slot
@@ -424,8 +424,8 @@ class StepCacheSession(RankSession):
 
     def _start_to_land(self, slot: int) -> None:
         whole = self._whole[slot]
-        guest, comms = self._at_work()
-        job = whole.job(guest.world.rank, f"hold/{whole.checkpoint.step}")
+        info, comms = self._at_work()
+        job = whole.job(info.world.rank, f"hold/{whole.checkpoint.step}")
         assert self._board is not None, "joined"  # noqa: S101
         register_disconnect_failure(self._board, comms, job["topic"])
         self._keep_only(slot)
@@ -440,23 +440,23 @@ class StepCacheSession(RankSession):
             name.removeprefix(prefix): segment for name, segment in self._segments.items()
         }
 
-    def _run(self, desk: CheckpointContext, job: SaveJob) -> None:
-        super()._run(desk, job)
+    def _run(self, context: CheckpointContext, job: SaveJob) -> None:
+        super()._run(context, job)
         if not isinstance(self._verdict, RankFailure):
-            desk.emit_once(CachedStepCommitted(job.about.checkpoint.folder))
+            context.emit_once(CachedStepCommitted(job.about.checkpoint.folder))
         else:
             self._tell_lost(self._verdict)
 
     def _tell_lost(self, why: Any) -> None:
         """Emit from the coordinator that the cached step is lost, if a failure is the reason."""
-        guest, held = self._guest, list(self._whole.values())
-        if isinstance(why, RankFailure) and held and guest and guest.world.is_coordinator:
-            newest = max(held, key=lambda step: step.checkpoint)
-            emit = emitter_of(guest, newest.context)
+        info, cached = self._guest, list(self._whole.values())
+        if isinstance(why, RankFailure) and cached and info and info.world.is_coordinator:
+            newest = max(cached, key=lambda step: step.checkpoint)
+            emit = emitter_of(info, newest.context)
             emit(CachedStepLost(newest.checkpoint.folder, why.message))
 
 
-def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
+def choose_step(store: Store, steps_by_rank: list[Mapping[str, str]]) -> dict[str, Any]:
     """Return the cached step to commit: the newest that all ranks hold and that is valid.
 
     It must be newer than all commits of its own attempt, and no newer attempt may have begun to
@@ -467,13 +467,14 @@ def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
 
     Args:
         store: Repository.
-        held: For each rank, by folder of the step, the checkpoint that its ledger continues.
+        steps_by_rank: For each rank, by folder of the step, the checkpoint that its ledger
+            continues.
     """
-    common = set.intersection(*(set(steps_of_rank) for steps_of_rank in held))
+    common = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
     steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)
     there = committed(store) if steps else []
     roots = {"", *(checkpoint.folder for checkpoint in there)}
     for step in steps:
-        if held[0][step.folder] in roots and (not there or there[0] < step):
+        if steps_by_rank[0][step.folder] in roots and (not there or there[0] < step):
             return {"folder": step.folder}
     return {"folder": ""}

@@ -43,10 +43,10 @@ class StepCacheClient:
         ResilientError: The daemon is gone, or speaks another version.
     """
 
-    def __init__(self, address: DaemonAddress, board: Address, desk: CheckpointContext) -> None:
+    def __init__(self, address: DaemonAddress, kv_store: Address, desk: CheckpointContext) -> None:
         self._talk = DaemonConnection(address.path, address.left_seconds)
         self._talk.request("hold_hello", **hello_message(address, desk))
-        self._talk.request("join", board=board.to_json())
+        self._talk.request("join", board=kv_store.to_json())
         self._using = threading.RLock()
         self._is_released = False
         self._leased = LeasedBuffers(self._ask)
@@ -104,8 +104,8 @@ class StepCacheClient:
 
         Crash: a cached step may still be committed.
         """
-        for slate in self._slates:
-            slate.invalidate()
+        for slots in self._slates:
+            slots.invalidate()
 
     def release(self, needed_bytes: int) -> bool:
         """Stop caching and give the memory back, if it is enough for the caller's need.
@@ -153,7 +153,7 @@ class StepCacheClient:
             return self._leased.get(slate_name(slot, name), size_bytes)
 
 
-def holder_for(persister: SaveExecutor, desk: CheckpointContext) -> StepCacheClient | str:
+def holder_for(persister: SaveExecutor, context: CheckpointContext) -> StepCacheClient | str:
     """Return the step cache client of this rank, or the reason why there is none.
 
     Crash: nothing was stored.
@@ -165,6 +165,6 @@ def holder_for(persister: SaveExecutor, desk: CheckpointContext) -> StepCacheCli
         return "this host has no keeper (start with `resilient train`)"
     if persister.address.near_url:
         return "a near tier takes every save"
-    holder = StepCacheClient(persister.address, persister.board, desk)
+    holder = StepCacheClient(persister.address, persister.board, context)
     persister.leased.make_room = holder.release
     return holder

@@ -93,16 +93,16 @@ class StoredStep:
         Raises:
             IntegrityError: The message is not a manifest.
         """
-        said = self.said
+        message = self.said
         parts = [
             {"name": name, "scope": scope, "document": document}
-            for name, scope, document in said["parts"]
+            for name, scope, document in message["parts"]
         ]
         tensors = [tensor for layout in self.layouts for tensor in json.loads(layout)]
         return {
             "checkpoint": self.checkpoint.folder,
             "about": encode(self._about()).decode(),
-            "files": [[name, size_bytes] for name, size_bytes, *_ in said["files"]],
+            "files": [[name, size_bytes] for name, size_bytes, *_ in message["files"]],
             "streamed": [],
             "slots": [],
             "receipt": {
@@ -113,28 +113,28 @@ class StoredStep:
                 "parity": [],
             },
             "keep": [],
-            "is_first": said["is_first"],
+            "is_first": message["is_first"],
             "topic": topic,
-            "began_seconds": said["began_seconds"],
-            "stall_seconds": said["stall_seconds"],
+            "began_seconds": message["began_seconds"],
+            "stall_seconds": message["stall_seconds"],
             "bases": json.loads(self.bases),
             "copies_bytes_max": None,
             "segment": encode_segment(self.segment).decode() if self.segment else None,
-            "token": said["token"],
+            "token": message["token"],
             "spoiled": None,
         }
 
     def _about(self) -> Manifest:
-        said = self.said["about"]
-        known = {name: said[name] for name in _AS_SAID}
+        message = self.said["about"]
+        known = {name: message[name] for name in _AS_SAID}
         return Manifest(
             checkpoint=self.checkpoint,
-            parent=None if said["parent"] is None else _named(said["parent"]),
-            config={**json.loads(self.config), **said["config"]},
+            parent=None if message["parent"] is None else _named(message["parent"]),
+            config={**json.loads(self.config), **message["config"]},
             files=(),
             tensors=(),
             parts=(),
-            protects=tuple(map(_named, said["protects"])),
+            protects=tuple(map(_named, message["protects"])),
             **known,
         )
 
@@ -227,7 +227,7 @@ def message_of(
         ValueError: A value has no JSON form.
     """
     about, segment = job.about, job.segment
-    said = {
+    message = {
         "checkpoint": about.checkpoint.folder,
         "about": {
             "run_id": about.run_id,
@@ -250,7 +250,7 @@ def message_of(
         "config": spots[CONFIG],
         "segment": _said_of(segment, rows_bytes) if segment else None,
     }
-    return f'{_text(said)[:-1]},"context":{context}}}'.encode()
+    return f'{_text(message)[:-1]},"context":{context}}}'.encode()
 
 
 def context_of(context: Mapping[str, Any]) -> str:
@@ -258,19 +258,19 @@ def context_of(context: Mapping[str, Any]) -> str:
     return _text(dict(context))
 
 
-def spots_of(said: Mapping[str, Any]) -> list[NoteOffset]:
+def spots_of(message: Mapping[str, Any]) -> list[NoteOffset]:
     """Return the places of the notes that a message names, in the order of ``message_of``."""
-    layouts = [NoteOffset(start, size_bytes) for _, _, start, size_bytes in said["files"]]
-    return [*layouts, NoteOffset(*said["bases"]), NoteOffset(*said["config"])]
+    layouts = [NoteOffset(start, size_bytes) for _, _, start, size_bytes in message["files"]]
+    return [*layouts, NoteOffset(*message["bases"]), NoteOffset(*message["config"])]
 
 
 def whole_of(
-    said: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
+    message: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
 ) -> StoredStep:
     """Return the step that a message and its notes describe.
 
     Args:
-        said: Message.
+        message: Message.
         notes: Notes that it names, in the order of ``spots_of``.
         rows_of: Function that returns the given number of bytes of ledger rows.
 
@@ -278,13 +278,13 @@ def whole_of(
         IntegrityError: The rows are not those of its ledger.
         ValueError: The message is not valid; other errors of ``messages.NONSENSE`` are possible.
     """
-    checkpoint = _named(said["checkpoint"])
-    segment = _segment(said["segment"], checkpoint, rows_of) if said["segment"] else None
+    checkpoint = _named(message["checkpoint"])
+    segment = _segment(message["segment"], checkpoint, rows_of) if message["segment"] else None
     before = parse_segment(segment.previous) if segment and segment.previous else None
     *layouts, bases, config = notes
     after = before.folder if before else ""
     return StoredStep(
-        checkpoint, after, said["context"], said, tuple(layouts), bases, config, segment
+        checkpoint, after, message["context"], message, tuple(layouts), bases, config, segment
     )
 
 
@@ -303,21 +303,21 @@ def _said_of(segment: Segment, rows_bytes: int) -> dict[str, Any]:
 
 
 def _segment(
-    said: Mapping[str, Any], checkpoint: CheckpointId, rows_of: Callable[[int], bytes]
+    message: Mapping[str, Any], checkpoint: CheckpointId, rows_of: Callable[[int], bytes]
 ) -> Segment:
-    count, size_bytes = said["rows"]
+    count, size_bytes = message["rows"]
     rows = tuple(rows_of(size_bytes).decode("ascii").split("\n")[:-1])
     segment = Segment(
-        said["run_id"],
+        message["run_id"],
         checkpoint,
-        said["previous"],
-        said["opens"],
-        LedgerPosition(*said["start"]),
-        LedgerPosition(*said["stop"]),
-        said["before"],
+        message["previous"],
+        message["opens"],
+        LedgerPosition(*message["start"]),
+        LedgerPosition(*message["stop"]),
+        message["before"],
         rows,
     ).closed()
-    if (len(rows), segment.head) != (count, said["head"]):
+    if (len(rows), segment.head) != (count, message["head"]):
         raise IntegrityError(f"the ledger of {checkpoint} does not end where its manifest says")
     return segment
 
@@ -534,11 +534,11 @@ def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
         raise IntegrityError("nothing is said")
     proof = said_at(_WORD_BYTES, _HEAD_BYTES)
     message = said_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
-    said = json.loads(message)
-    notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in spots_of(said)]
+    fields = json.loads(message)
+    notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in spots_of(fields)]
     if _proof(message, (hashlib.sha256(note).digest() for note in notes)) != proof:
         raise IntegrityError("something else is said")
-    return whole_of(said, notes, lambda size_bytes: row_at(0, size_bytes))
+    return whole_of(fields, notes, lambda size_bytes: row_at(0, size_bytes))
 
 
 def _proof(message: bytes, digests: Iterable[bytes]) -> bytes:

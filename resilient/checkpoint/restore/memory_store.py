@@ -38,11 +38,11 @@ class MemoryCachedStore:
     """
 
     def __init__(
-        self, store: Store, held: Mapping[str, StagedFileRecord], told: Callable[[str], None]
+        self, store: Store, record: Mapping[str, StagedFileRecord], emit: Callable[[str], None]
     ) -> None:
         self._store = store
-        self._held = dict(held)
-        self._told = told
+        self._held = dict(record)
+        self._told = emit
         self.url = store.url
         self.exclusive = store.exclusive
         self.ranges = max_ranges(store)
@@ -56,8 +56,8 @@ class MemoryCachedStore:
 
         The stored copies of these keys are not verified.
         """
-        elsewhere = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
-        return self._remembered | elsewhere
+        from_tiers = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
+        return self._remembered | from_tiers
 
     def doubt(self, key: str) -> bool:
         """Stop using the near copy of an object, if the store has tiers."""
@@ -65,8 +65,8 @@ class MemoryCachedStore:
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if it is intact there."""
-        held = self._held.get(key)
-        data = _recall(held) if held else None
+        record = self._held.get(key)
+        data = _recall(record) if record else None
         if data is None:
             self._distrust(key)
             return self._store.get(key)
@@ -83,10 +83,10 @@ class MemoryCachedStore:
         The callback verifies each chunk once: ``arrived`` raises IntegrityError for wrong bytes.
         For bytes from memory that error only makes the reader use the store.
         """
-        held = self._held.get(key)
-        if held is None or not _is_chunks(held, start, start + len(room)):
+        record = self._held.get(key)
+        if record is None or not _is_chunks(record, start, start + len(room)):
             return read_into(self._store, key, start, room, arrived)
-        if not _is_recalled(held, start, room, arrived):
+        if not _is_recalled(record, start, room, arrived):
             self._distrust(key)
             return read_into(self._store, key, start, room, arrived)
         self._count(key, len(room))
@@ -110,13 +110,13 @@ class MemoryCachedStore:
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the store's entry of an object, or the length of a file in memory."""
-        held = self._held.get(key)
-        return ObjectInfo(key, held.proof.size_bytes) if held else self._store.stat(key)
+        record = self._held.get(key)
+        return ObjectInfo(key, record.proof.size_bytes) if record else self._store.stat(key)
 
     def _distrust(self, key: str) -> None:
         with self._lock:
-            held = self._held.pop(key, None)
-        if held is not None:
+            record = self._held.pop(key, None)
+        if record is not None:
             self._told(key)
 
     def _count(self, key: str, size_bytes: int) -> None:
@@ -125,24 +125,26 @@ class MemoryCachedStore:
             self.recalled_bytes += size_bytes
 
 
-def _recall(held: StagedFileRecord) -> bytes | None:
+def _recall(record: StagedFileRecord) -> bytes | None:
     """Return a copy of the shared bytes, or None if they are gone or not what was stored."""
     try:
-        data = bytes(map_file(Path(held.path), held.proof.size_bytes, writable=False))
+        data = bytes(map_file(Path(record.path), record.proof.size_bytes, writable=False))
     except (OSError, ValueError):
         return None
-    return data if digest_file(data) == held.proof else None
+    return data if digest_file(data) == record.proof else None
 
 
-def _is_chunks(held: StagedFileRecord, start: int, stop: int) -> bool:
+def _is_chunks(record: StagedFileRecord, start: int, stop: int) -> bool:
     """Return whether a range consists of whole chunks; only those can be verified."""
-    return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
+    return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == record.proof.size_bytes)
 
 
-def _is_recalled(held: StagedFileRecord, start: int, room: ScatterBuffer, arrived: Arrived) -> bool:
+def _is_recalled(
+    record: StagedFileRecord, start: int, room: ScatterBuffer, arrived: Arrived
+) -> bool:
     """Fill ``room`` with whole chunks of the shared bytes; return whether all are intact."""
     try:
-        with Path(held.path).open("rb", buffering=0) as file:
+        with Path(record.path).open("rb", buffering=0) as file:
             file.seek(start)
             for at in range(0, len(room), _PIECE_BYTES):
                 pieces = room.cut(at, at + _PIECE_BYTES)

@@ -148,14 +148,16 @@ def _few(data: memoryview, region: StoredRegion) -> bytes:
 
 
 def digested(
-    file: StagedFile, changed: Collection[int] = (), told: Callable[[int], None] = no_progress
+    file: StagedFile,
+    changed: Collection[int] = (),
+    on_progress: Callable[[int], None] = no_progress,
 ) -> StagedFile:
     """Return the file with the digest of each region's own bytes, where it is missing.
 
     Args:
         file: Staged file.
         changed: Start offsets of regions that need no digest.
-        told: Callback with the length of each digested piece; it may block.
+        on_progress: Callback with the length of each digested piece; it may block.
     """
     data = memoryview(file.data)
 
@@ -163,7 +165,7 @@ def digested(
         if region.digest or region.start in changed:
             return region
         content = data[region.start : region.start + region.size_bytes]
-        return replace(region, digest=digest_slowly(content, told))
+        return replace(region, digest=digest_slowly(content, on_progress))
 
     return replace(
         file,
@@ -292,7 +294,7 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     parity: int = 0,
     glimpses: RegionFingerprints | None = None,
     copies_bytes_max: int | None = None,
-    told: Callable[[int], None] = no_progress,
+    on_progress: Callable[[int], None] = no_progress,
 ) -> DedupResult:
     """Divide ``files`` into what must be written and what is stored already.
 
@@ -312,7 +314,7 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         glimpses: Fingerprints of this rank's last save, which save work.
         copies_bytes_max: Memory for the remaining bytes of a file; None for no limit. A file with
             more remaining bytes is written whole.
-        told: Callback with the length of each digested piece; it may block.
+        on_progress: Callback with the length of each digested piece; it may block.
     """
     documents = {part.document for part in parts}
     seen = glimpses or RegionFingerprints()
@@ -323,7 +325,8 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         return DedupResult(tuple(files), parity=parity)
     manifest, base = found
     files = [
-        digested(file, changed[file.name], told) if file.name in changed else file for file in files
+        digested(file, changed[file.name], on_progress) if file.name in changed else file
+        for file in files
     ]
     places = _places(manifest, base, checkpoint)
     matches = [match for file in files if file.name in changed for match in _matches(file, places)]

@@ -126,7 +126,7 @@ class SaveExecutor(Protocol):
     rested_seconds: float
     """Pauses in the last job, of the rank that paused longest, while nothing waited for the job."""
 
-    def open(self, desk: CheckpointContext) -> Store:
+    def open(self, context: CheckpointContext) -> Store:
         """Finish what an earlier attempt left; return the store to resume from. Collective."""
 
     def begin(self, topic: str) -> None:
@@ -151,7 +151,7 @@ class SaveExecutor(Protocol):
             ConfigError: There is not even enough memory to stream them.
         """
 
-    def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
+    def submit(self, context: CheckpointContext, job: SaveJob) -> None:
         """Take over a job whose bytes are complete. Collective.
 
         If any rank has streamed files, it returns when the job has ended. ``wait`` then reports the
@@ -188,9 +188,9 @@ class ThreadSaveExecutor:
         self._memory = PrivateBuffers()
         self.took_seconds = self.rested_seconds = 0.0
 
-    def open(self, desk: CheckpointContext) -> Store:
+    def open(self, context: CheckpointContext) -> Store:
         """Return the context's own store: an earlier attempt left nothing in this process."""
-        return desk.store
+        return context.store
 
     def begin(self, topic: str) -> None:
         """Do nothing: no other process needs the announcement."""
@@ -210,15 +210,15 @@ class ThreadSaveExecutor:
             self._memory = PrivateBuffers()
         return is_exceeded
 
-    def submit(self, desk: CheckpointContext, job: SaveJob) -> None:
+    def submit(self, context: CheckpointContext, job: SaveJob) -> None:
         """Start to persist the job, throttled so that training keeps its cores.
 
         With streamed files training waits, so the job ends before this method returns.
         """
-        seconds_max = desk.limits.rested_seconds_max
+        seconds_max = context.limits.rested_seconds_max
         job = replace(job, streamed=tuple(map(self._bound.of, job.streamed)))
         pace = self._pace = self._pacing.begin(job.size_bytes, job.began_seconds, seconds_max)
-        self._in_flight = self._thread.submit(self._persist, desk, job, pace)
+        self._in_flight = self._thread.submit(self._persist, context, job, pace)
         if job.streamed:
             pace.hurry()
             self._in_flight.exception()
@@ -231,11 +231,11 @@ class ThreadSaveExecutor:
         if in_flight is not None:
             in_flight.result()
 
-    def _persist(self, desk: CheckpointContext, job: SaveJob, pace: SaveThrottle) -> Receipt:
+    def _persist(self, context: CheckpointContext, job: SaveJob, pace: SaveThrottle) -> Receipt:
         try:
-            return persist(desk, job, self._known, pace)
+            return persist(context, job, self._known, pace)
         finally:
-            self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
+            self.took_seconds = context.clock.monotonic_seconds() - job.began_seconds
             self.rested_seconds = self._known.rested_seconds
             self._pacing.end()
 

@@ -42,8 +42,8 @@ class CheckpointInfo:
 
 
 def draft_manifest(
-    desk: CheckpointContext,
-    life: Generation,
+    context: CheckpointContext,
+    generation: Generation,
     step: int,
     about: CheckpointInfo,
     keep: Collection[CheckpointId],
@@ -51,8 +51,8 @@ def draft_manifest(
     """Return a manifest with the run's own content and no files.
 
     Args:
-        desk: Context: ranks and clock.
-        life: Generation that saves.
+        context: Context: ranks and clock.
+        generation: Generation that saves.
         step: Step that is saved.
         about: Further content of the manifest.
         keep: Checkpoints that retention must not delete.
@@ -62,11 +62,11 @@ def draft_manifest(
     """
     anchor = {"ledger": about.segment.anchor.to_json()} if about.segment else {}
     return Manifest(
-        run_id=life.run_id,
-        checkpoint=CheckpointId(life.number, step),
-        parent=life.parent,
-        created_at=desk.clock.now_iso(),
-        world={"size": desk.world.size, "strategy": about.strategy},
+        run_id=generation.run_id,
+        checkpoint=CheckpointId(generation.number, step),
+        parent=generation.parent,
+        created_at=context.clock.now_iso(),
+        world={"size": context.world.size, "strategy": about.strategy},
         config=about.config,
         data={**about.data, **anchor},
         metrics=_finite(about.metrics),

@@ -82,7 +82,7 @@ def space_topic(topic: str) -> str:
 
 
 def require_space(
-    desk: CheckpointContext,
+    context: CheckpointContext,
     checkpoint: CheckpointId,
     division: DedupResult | RankFailure,
     topic: str,
@@ -97,7 +97,7 @@ def require_space(
     Crash: nothing was stored.
 
     Args:
-        desk: Context: repository and ranks.
+        context: Context: repository and ranks.
         checkpoint: Checkpoint about to be saved.
         division: Dedup result of this rank, or the failure that prevents the save.
         topic: Topic of the save.
@@ -106,49 +106,51 @@ def require_space(
         StoreFull: Not enough space; the error shows the needed, free and reclaimable bytes.
         ResilientError: Another rank failed.
     """
-    mine: Any = division
+    own_result: Any = division
     if not isinstance(division, RankFailure):
         needs_bytes = division.size_bytes
-        mine = capture_failure(lambda: {"needs": needs_bytes, "free": free_bytes(desk.store)})
+        own_result = capture_failure(
+            lambda: {"needs": needs_bytes, "free": free_bytes(context.store)}
+        )
 
     def rule(shown: list[Any]) -> None:
         ranks = range(len(shown))
-        for group in desk.places.groups or (tuple(ranks),):
+        for group in context.places.groups or (tuple(ranks),):
             here = [shown[rank] for rank in group]
             free = min(
                 (report["free"] for report in here if report["free"] is not None), default=None
             )
             needs = with_margin(sum(report["needs"] for report in here))
             if free is not None and needs > free:
-                whose = f" of ranks {', '.join(map(str, group))}" if desk.places.groups else ""
-                raise _full(desk, checkpoint, needs, free, whose)
+                whose = f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
+                raise _full(context, checkpoint, needs, free, whose)
 
-    agree(desk.comms, space_topic(topic), mine, rule, desk.limits.within_seconds)
+    agree(context.comms, space_topic(topic), own_result, rule, context.limits.within_seconds)
 
 
 def _full(
-    desk: CheckpointContext, checkpoint: CheckpointId, needs: int, free: int, whose: str
+    context: CheckpointContext, checkpoint: CheckpointId, needs: int, free: int, whose: str
 ) -> StoreFull:
-    url = nearest_store(desk.store).url
+    url = nearest_store(context.store).url
     return StoreFull(
         f"no space left for it at {url}{whose}: it needs {needs} bytes with a margin, {free} are "
-        f"free, and {_what_rotation_could_free(desk)}; nothing of it was written",
+        f"free, and {_what_rotation_could_free(context)}; nothing of it was written",
         key=checkpoint.folder,
         hint=f"resilient ckpt prune {shell_quote(url)} --keep-last 1 --grace 0 --dry-run",
     )
 
 
-def _what_rotation_could_free(desk: CheckpointContext) -> str:
+def _what_rotation_could_free(context: CheckpointContext) -> str:
     """Describe what retention could delete now; that is deleted only after a commit."""
     try:
-        found = scan_and_plan(desk.store, desk.limits.retention)
+        found = scan_and_plan(context.store, context.limits.retention)
     except ResilientError as error:
         return f"what rotation could free is unknown ({error.message})"
     return f"rotation could free {found.freed_bytes}"
 
 
 def collect_garbage_after_commit(
-    desk: CheckpointContext,
+    context: CheckpointContext,
     store: Store,
     retention: Retention,
     checkpoint: CheckpointId,
@@ -161,7 +163,7 @@ def collect_garbage_after_commit(
     Crash: as in ``collect_garbage``; without the mark the checkpoint is just as safe.
 
     Args:
-        desk: Context for events, time and the claim.
+        context: Context for events, time and the claim.
         store: Repository.
         retention: Retention policy of that repository.
         checkpoint: Checkpoint that was just committed there.
@@ -183,28 +185,28 @@ def collect_garbage_after_commit(
             keep,
             written=checkpoint,
             sweeps=is_first,
-            grace=TrashPolicy(desk.clock),
-            token=desk.token,
+            grace=TrashPolicy(context.clock),
+            token=context.token,
         )
     except ResilientError as error:
         # The leader of a place may not be the coordinator, and no other rank knows of this error.
-        desk.emit(events.RetentionFailed(checkpoint.folder, error.message))
+        context.emit(events.RetentionFailed(checkpoint.folder, error.message))
         return is_marked
-    _tell(desk, checkpoint, plan)
+    _tell(context, checkpoint, plan)
     return is_marked
 
 
-def _tell(desk: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
+def _tell(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
         kept = {candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()}
-        desk.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
+        context.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
     for candidate, reason in plan.damaged.items():
-        desk.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
+        context.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
     for held in (plan.held, plan.unsure):
         if held:
-            desk.emit_once(events.RetentionDeferred(checkpoint.folder, held))
+            context.emit_once(events.RetentionDeferred(checkpoint.folder, held))
     for candidate in plan.doomed:
-        desk.emit_once(events.CheckpointDeleted(candidate.folder))
+        context.emit_once(events.CheckpointDeleted(candidate.folder))
 
 
 SMALL_BYTES = 8 << 20
@@ -223,7 +225,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     parity: int = 0,
     *,
     copies_bytes_max: int | None = None,
-    told: Callable[[int], None] = no_progress,
+    on_progress: Callable[[int], None] = no_progress,
     token: str = "",
 ) -> Receipt:
     """Store ``files`` in the checkpoint's folder and return the receipt.
@@ -246,7 +248,8 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
             many bytes as the longest file, in the store and, meanwhile, in memory.
         copies_bytes_max: Memory for the remaining bytes of reduced files; None for no limit. If
             they do not fit together, fewer are written at once.
-        told: Callback with the length of each digested piece, from several threads; it may block.
+        on_progress: Callback with the length of each digested piece, from several threads; it may
+            block.
         token: Token of the claim that saves; empty compares the number alone.
 
     Raises:
@@ -260,7 +263,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 
     def write_one(file: FileContent) -> tuple[FileEntry, Sequence[TensorEntry]]:
         with file.lend() as data:
-            proof, proved = _prove(file.tensors, data, told)
+            proof, proved = _prove(file.tensors, data, on_progress)
             put_fenced(place, checkpoint.key(file.name), data, fence)
         return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
 
@@ -287,7 +290,7 @@ def _at_once(store: Store, files: Sequence[FileContent], copies_bytes_max: int |
 
 
 def _prove(
-    tensors: Sequence[TensorEntry], data: bytes | memoryview, told: Callable[[int], None]
+    tensors: Sequence[TensorEntry], data: bytes | memoryview, on_progress: Callable[[int], None]
 ) -> tuple[FileDigest, Sequence[TensorEntry]]:
     """Return the digests of a file, and its tensors with the digests of their own bytes.
 
@@ -295,7 +298,7 @@ def _prove(
     """
     places = [region for tensor in tensors for region in tensor.regions if not region.digest]
     spans = [(place.start, place.start + place.size_bytes) for place in places]
-    proof, digests = digest_with(data, spans, told)
+    proof, digests = digest_with(data, spans, on_progress)
     found = dict(zip(places, digests, strict=True))
     return proof, [
         replace(
@@ -378,7 +381,7 @@ class SaveHistory:
 
 
 def persist(
-    desk: CheckpointContext,
+    context: CheckpointContext,
     job: SaveJob,
     memory: SaveHistory | None = None,
     pace: Throttle = FULL_SPEED,
@@ -392,7 +395,7 @@ def persist(
         exist. Older checkpoints are untouched in both cases.
 
     Args:
-        desk: Context: repository, ranks and options.
+        context: Context: repository, ranks and options.
         job: The save.
         memory: History of the last save; it is updated.
         pace: Throttle that inserts the pauses.
@@ -409,21 +412,21 @@ def persist(
     memory.rested_seconds = 0.0
     try:
         division: Any = job.spoiled or capture_failure(
-            lambda: _divide(desk, job, memory.glimpses, pace)
+            lambda: _divide(context, job, memory.glimpses, pace)
         )
-        require_space(desk, checkpoint, division, job.topic)
-        mine = capture_failure(lambda: _write(desk, job, division, pace))
+        require_space(context, checkpoint, division, job.topic)
+        receipt = capture_failure(lambda: _write(context, job, division, pace))
         ruling = agree(
-            desk.comms,
+            context.comms,
             job.topic,
-            _shown(desk, job, mine, pace.rested_seconds),
-            lambda shown: _commit(desk, job, shown),
-            desk.limits.within_seconds,
+            _shown(context, job, receipt, pace.rested_seconds),
+            lambda shown: _commit(context, job, shown),
+            context.limits.within_seconds,
         )
     except Fenced:
         raise
     except ResilientError as error:
-        _abort(desk, job, error)
+        _abort(context, job, error)
         # The rank that lost a peer is not the cause, and another attempt may well save.
         is_echo = isinstance(error, PeerFailed | DeadlineExceeded)
         raise (SaveAbandoned if is_echo else SaveFailed)(
@@ -432,63 +435,65 @@ def persist(
         ) from error
     # Committed: from here on no error may turn the save into a failure.
     memory.rested_seconds = ruling["rested_seconds"]
-    took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
-    told = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
-    desk.emit_once(events.CheckpointCommitted(checkpoint.folder, *told))
-    if desk.world.is_coordinator:
-        _copy(desk, checkpoint)
-    if desk.leads:
-        _settle_or_tell(desk, job, memory, PostCommitPlan.from_json(ruling["orders"]))
-    assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
-    return mine
+    took_seconds = context.clock.monotonic_seconds() - job.began_seconds
+    saved_facts = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
+    context.emit_once(events.CheckpointCommitted(checkpoint.folder, *saved_facts))
+    if context.world.is_coordinator:
+        _copy(context, checkpoint)
+    if context.leads:
+        _settle_or_tell(context, job, memory, PostCommitPlan.from_json(ruling["orders"]))
+    assert isinstance(receipt, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
+    return receipt
 
 
 def _divide(
-    desk: CheckpointContext, job: SaveJob, glimpses: RegionFingerprints, pace: Throttle
+    context: CheckpointContext, job: SaveJob, glimpses: RegionFingerprints, pace: Throttle
 ) -> DedupResult:
     if job.streamed:
-        return DedupResult(job.content, parity=desk.limits.parity)
+        return DedupResult(job.content, parity=context.limits.parity)
     # A signed checkpoint is self-contained: no SHA-256 is known for files it could reference.
-    bases = () if desk.signing.key else job.bases
+    bases = () if context.signing.key else job.bases
     # A near tier references only itself: the durable tier deletes without asking the near tier.
     return deduplicate(
-        nearest_store(desk.store),
+        nearest_store(context.store),
         job.about.checkpoint,
         job.files,
         job.parts,
         bases,
-        parity=desk.limits.parity,
+        parity=context.limits.parity,
         glimpses=glimpses,
         copies_bytes_max=job.copies_bytes_max,
-        told=pace.after_write,
+        on_progress=pace.after_write,
     )
 
 
-def _write(desk: CheckpointContext, job: SaveJob, division: DedupResult, pace: Throttle) -> Receipt:
-    checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
+def _write(
+    context: CheckpointContext, job: SaveJob, division: DedupResult, pace: Throttle
+) -> Receipt:
+    checkpoint, rank, parity = job.about.checkpoint, context.world.rank, division.parity
     bounds: Any = {
         "copies_bytes_max": job.copies_bytes_max,
         "told": pace.after_write,
-        "token": desk.token,
+        "token": context.token,
     }
-    written = write(desk.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
+    written = write(context.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
     return division.complete(written)
 
 
 def _shown(
-    desk: CheckpointContext, job: SaveJob, mine: Receipt | RankFailure, rested_seconds: float
+    context: CheckpointContext, job: SaveJob, receipt: Receipt | RankFailure, rested_seconds: float
 ) -> dict[str, Any] | RankFailure:
-    if isinstance(mine, RankFailure):
-        return mine
+    if isinstance(receipt, RankFailure):
+        return receipt
     return {
         "checkpoint": job.about.checkpoint.folder,
-        "receipt": mine.to_json(),
+        "receipt": receipt.to_json(),
         "rested_seconds": rested_seconds,
-        "signed": digests_of(job.content) if desk.signing.key else {},
+        "signed": digests_of(job.content) if context.signing.key else {},
     }
 
 
-def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str, Any]:
+def _commit(context: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str, Any]:
     """Decide over the receipts: only the coordinator stores the manifest, here.
 
     Returns:
@@ -501,14 +506,14 @@ def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str
     receipts = [Receipt.from_json(report["receipt"]) for report in shown]
     manifest = gather_receipts(job.about, receipts)
     if job.has_rival:
-        require_files(desk.store, manifest)
+        require_files(context.store, manifest)
     if job.segment is not None:
-        put_segment(desk.store, job.segment, desk.token)
-    key = desk.signing.key
+        put_segment(context.store, job.segment, context.token)
+    key = context.signing.key
     files = {name: digest for report in shown for name, digest in report["signed"].items()}
-    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
-    promoter = desk.promoter
-    orders = promoter.plan(desk, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
+    commit(context.store, manifest, Signature(key, files) if key else None, context.token)
+    promoter = context.promoter
+    orders = promoter.plan(context, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
     return {
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
@@ -518,17 +523,17 @@ def _commit(desk: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str
 
 
 def _settle_or_tell(
-    desk: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
+    context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
     """Run the cleanup after a commit; any error there is only an event."""
-    settled = capture_failure(lambda: _settle(desk, job, memory, orders))
+    settled = capture_failure(lambda: _settle(context, job, memory, orders))
     if isinstance(settled, RankFailure):
         memory.owes_mark = True
         folder, cause = job.about.checkpoint.folder, settled.cause
         if isinstance(cause, ResilientError):
-            desk.emit(events.RetentionFailed(folder, settled.message))
+            context.emit(events.RetentionFailed(folder, settled.message))
         else:
-            desk.emit(
+            context.emit(
                 checkpoint_events.PostCommitCleanupFailed(
                     folder, f"{settled.message}{_place_of(cause)}"
                 )
@@ -544,34 +549,34 @@ def _place_of(error: BaseException | None) -> str:
 
 
 def _settle(
-    desk: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
+    context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
     """Start the promotion of the checkpoint, or collect garbage."""
     checkpoint = job.about.checkpoint
-    if desk.promoter:
-        desk.promoter.committed(desk, checkpoint, orders)
+    if context.promoter:
+        context.promoter.committed(context, checkpoint, orders)
         return
-    retention, is_first = desk.limits.retention, job.is_first or memory.owes_mark
+    retention, is_first = context.limits.retention, job.is_first or memory.owes_mark
     is_marked = collect_garbage_after_commit(
-        desk, desk.store, retention, checkpoint, job.keep, is_first=is_first
+        context, context.store, retention, checkpoint, job.keep, is_first=is_first
     )
     memory.owes_mark = not is_marked
 
 
-def _copy(desk: CheckpointContext, checkpoint: CheckpointId) -> None:
+def _copy(context: CheckpointContext, checkpoint: CheckpointId) -> None:
     """Store the second copy of the manifest if parity is on; an error is only an event."""
-    if not desk.limits.parity:
+    if not context.limits.parity:
         return
-    copied = capture_failure(lambda: copy_manifest(desk.store, checkpoint))
+    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))
     if isinstance(copied, RankFailure):
-        desk.emit_once(checkpoint_events.ManifestCopyFailed(checkpoint.folder, copied.message))
+        context.emit_once(checkpoint_events.ManifestCopyFailed(checkpoint.folder, copied.message))
 
 
-def _abort(desk: CheckpointContext, job: SaveJob, error: ResilientError) -> None:
+def _abort(context: CheckpointContext, job: SaveJob, error: ResilientError) -> None:
     """Emit the failure, and free the space unless the commit is in doubt."""
     checkpoint = job.about.checkpoint
-    desk.emit_once(events.SaveAborted(checkpoint.folder, error.message, error.hint))
+    context.emit_once(events.SaveAborted(checkpoint.folder, error.message, error.hint))
     # A lost decision proves nothing: the coordinator may still store the manifest.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
-    if desk.leads and not in_doubt and not job.has_rival:
-        capture_failure(lambda: discard_uncommitted(desk.store, checkpoint, desk.token))
+    if context.leads and not in_doubt and not job.has_rival:
+        capture_failure(lambda: discard_uncommitted(context.store, checkpoint, context.token))

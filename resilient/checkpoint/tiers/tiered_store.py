@@ -59,7 +59,7 @@ class TieredStore:
             copy there is not verified.
     """
 
-    def __init__(self, near: Store, durable: Store, told: Callable[[str, str], None]) -> None:
+    def __init__(self, near: Store, durable: Store, on_doubt: Callable[[str, str], None]) -> None:
         self.near = near
         self.durable = durable
         self.peers: tuple[Store, ...] = ()
@@ -67,7 +67,7 @@ class TieredStore:
         self.exclusive = durable.exclusive
         self.ranges = max_ranges(near)
         self.recalled: set[str] = set()
-        self._told = told
+        self._told = on_doubt
         self._shared_lives: set[tuple[str, int]] = set()
         self._doubted: set[tuple[str, str]] = set()
         self._holders: dict[str, Store] = {}

@@ -109,35 +109,35 @@ _COUNTED = {
 }
 
 
-def record_agent_event(record: EventRecord, board: MetricsRegistry) -> None:
+def record_agent_event(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     """Record an event of the agent of this process."""
     if record.event in _COUNTED:
-        board.add(_COUNTED[record.event])
+        registry_of_metrics.add(_COUNTED[record.event])
     elif record.event == "WorkerGroupStarted":
-        board.add(registry.LIVES)
-        board.put(registry.WORLD_SIZE, record.number("world_size"))
-        board.put(registry.LOCAL_WORLD_SIZE, record.number("local_world_size"))
-        board.put(registry.NODES, record.number("nodes"))
+        registry_of_metrics.add(registry.LIVES)
+        registry_of_metrics.put(registry.WORLD_SIZE, record.number("world_size"))
+        registry_of_metrics.put(registry.LOCAL_WORLD_SIZE, record.number("local_world_size"))
+        registry_of_metrics.put(registry.NODES, record.number("nodes"))
     elif record.event == "RestartDecisionMade":
-        _hear_reaction(record, board)
+        _hear_reaction(record, registry_of_metrics)
     elif record.event == "AttemptEnded":
         # The ranks are gone before the next look. Ranks that end together did the same steps.
         if record.text("ended") in _TOGETHER and record.number("step", -1) >= 0:
-            board.put(registry.STEP, record.number("step"))
+            registry_of_metrics.put(registry.STEP, record.number("step"))
     elif record.event in ("RunEnded", "RunAborted"):
-        board.put(registry.EXIT_CODE, record.number("exit_code"))
+        registry_of_metrics.put(registry.EXIT_CODE, record.number("exit_code"))
 
 
-def hear_rank(record: EventRecord, board: MetricsRegistry, *, is_new: bool) -> None:
+def hear_rank(record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_new: bool) -> None:
     """Record an event of a rank.
 
     Args:
         record: The event.
-        board: Registry for the values.
+        registry_of_metrics: Registry for the values.
         is_new: Whether the event is newer than this agent; counters start with the agent.
     """
     if record.event == "GenerationClaimed":
-        board.put(registry.GENERATION, record.number("generation"))
+        registry_of_metrics.put(registry.GENERATION, record.number("generation"))
         # A run without a parent checkpoint starts over and ignores older checkpoints.
         if not record.text("parent"):
             for metric in (
@@ -145,65 +145,69 @@ def hear_rank(record: EventRecord, board: MetricsRegistry, *, is_new: bool) -> N
                 registry.CHECKPOINT_TIME,
                 registry.CHECKPOINT_BYTES,
             ):
-                board.drop(metric)
+                registry_of_metrics.drop(metric)
     elif record.event in ("CheckpointCommitted", "CheckpointRestored"):
         found = parse_checkpoint(record.text("checkpoint"))
-        board.put(registry.CHECKPOINT_STEP, found.step if found else record.number("step"))
+        registry_of_metrics.put(
+            registry.CHECKPOINT_STEP, found.step if found else record.number("step")
+        )
     if record.event == "CheckpointCommitted":
-        board.put(registry.CHECKPOINT_TIME, record.at_ms / 1000)
-        board.put(registry.CHECKPOINT_BYTES, record.number("size_bytes"))
+        registry_of_metrics.put(registry.CHECKPOINT_TIME, record.at_ms / 1000)
+        registry_of_metrics.put(registry.CHECKPOINT_BYTES, record.number("size_bytes"))
     if is_new:
-        _count_what_ranks_tell(record, board)
+        _count_what_ranks_tell(record, registry_of_metrics)
 
 
-def begin(board: MetricsRegistry, version: str, now_seconds: float) -> None:
+def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float) -> None:
     """Register the initial values: Prometheus cannot see the growth of a counter that is missing.
 
     Args:
-        board: Empty registry.
+        registry_of_metrics: Empty registry.
         version: Version of the library.
         now_seconds: Current time, Unix seconds.
     """
-    board.put(registry.AGENT_INFO, 1, version)
-    board.put(registry.AGENT_START, now_seconds)
+    registry_of_metrics.put(registry.AGENT_INFO, 1, version)
+    registry_of_metrics.put(registry.AGENT_START, now_seconds)
     for metric in registry.ALL:
         if metric.kind == "counter" and not metric.label:
-            board.add(metric, 0)
+            registry_of_metrics.add(metric, 0)
     for cause in (Cause.EXIT, Cause.SIGNAL, Cause.OOM_KILL, Cause.HANG):
-        board.add(registry.FAILURES, 0, cause.value)
-        board.add(registry.RESTARTS, 0, cause.value)
+        registry_of_metrics.add(registry.FAILURES, 0, cause.value)
+        registry_of_metrics.add(registry.RESTARTS, 0, cause.value)
     for kind in _BROKEN:
-        board.add(registry.LOSSES_BROKEN, 0, kind)
+        registry_of_metrics.add(registry.LOSSES_BROKEN, 0, kind)
 
 
-def _hear_reaction(record: EventRecord, board: MetricsRegistry) -> None:
+def _hear_reaction(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     ended = record.text("ended")
     cause = record.text("cause") or ended
     cause = cause if cause in _CAUSES else _OTHER
     if record.text("action") == "Restart":
-        board.add(registry.RESTARTS, 1, cause)
+        registry_of_metrics.add(registry.RESTARTS, 1, cause)
     if ended == OutcomeKind.FAILED.value:
-        board.add(registry.FAILURES, 1, cause)
+        registry_of_metrics.add(registry.FAILURES, 1, cause)
     if ended in _ASKED:
-        board.add(registry.PREEMPTIONS)
-    board.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
+        registry_of_metrics.add(registry.PREEMPTIONS)
+    registry_of_metrics.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
 
 
-def _count_what_ranks_tell(record: EventRecord, board: MetricsRegistry) -> None:
+def _count_what_ranks_tell(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     if record.event == "CheckpointCommitted":
-        _count_save(record, board)
+        _count_save(record, registry_of_metrics)
     elif record.event == "SaveAborted":
-        board.add(registry.SAVES_ABORTED)
+        registry_of_metrics.add(registry.SAVES_ABORTED)
     elif record.event == "LossDivergenceDetected" and record.text("kind") in _BROKEN:
-        board.add(registry.LOSSES_BROKEN, 1, record.text("kind"))
+        registry_of_metrics.add(registry.LOSSES_BROKEN, 1, record.text("kind"))
 
 
-def _count_save(record: EventRecord, board: MetricsRegistry) -> None:
-    board.add(registry.CHECKPOINTS)
+def _count_save(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
+    registry_of_metrics.add(registry.CHECKPOINTS)
     written = record.number("written_bytes", -1)
-    board.add(registry.CHECKPOINT_WRITTEN, written if written >= 0 else record.number("size_bytes"))
-    board.add(registry.COMMIT, record.milliseconds("commit_seconds") / 1000)
-    board.add(registry.STALL, record.milliseconds("stall_seconds") / 1000)
+    registry_of_metrics.add(
+        registry.CHECKPOINT_WRITTEN, written if written >= 0 else record.number("size_bytes")
+    )
+    registry_of_metrics.add(registry.COMMIT, record.milliseconds("commit_seconds") / 1000)
+    registry_of_metrics.add(registry.STALL, record.milliseconds("stall_seconds") / 1000)
 
 
 RANKS_MAX = 256
@@ -220,9 +224,9 @@ class RankFigures:
         notes: Folder of the agent with the heartbeats; empty while unknown.
     """
 
-    def __init__(self, board: MetricsRegistry) -> None:
+    def __init__(self, registry_of_metrics: MetricsRegistry) -> None:
         self.notes = ""
-        self._board = board
+        self._board = registry_of_metrics
         self._life = 0.0
         self._done: dict[int, int] = {}
         self._recent: deque[tuple[float, int]] = deque()
@@ -255,17 +259,17 @@ class RankFigures:
 
     def _forget_others(self) -> None:
         """Forget the ranks of the previous attempt: the new one may have fewer."""
-        life = self._board.value(registry.LIVES) or 0.0
-        if life != self._life:
-            self._life = life
+        attempt = self._board.value(registry.LIVES) or 0.0
+        if attempt != self._life:
+            self._life = attempt
             self._done.clear()
             self._recent.clear()
             for metric in (registry.RANK_STEP, registry.RANK_STEP_TIME, registry.STEP_RATE):
                 self._board.drop(metric)
 
     def _note_step(self, step: int, now_seconds: float) -> None:
-        board, recent = self._board, self._recent
-        board.put(registry.STEP, step)
+        registry_of_metrics, recent = self._board, self._recent
+        registry_of_metrics.put(registry.STEP, step)
         if recent and step < recent[-1][1]:
             recent.clear()
         recent.append((now_seconds, step))
@@ -273,19 +277,24 @@ class RankFigures:
             recent.popleft()
         first_seconds, first_step = recent[0]
         if now_seconds > first_seconds:
-            board.put(registry.STEP_RATE, (step - first_step) / (now_seconds - first_seconds))
+            registry_of_metrics.put(
+                registry.STEP_RATE, (step - first_step) / (now_seconds - first_seconds)
+            )
 
 
-def weigh(board: MetricsRegistry) -> None:
+def weigh(registry_of_metrics: MetricsRegistry) -> None:
     """Record the steps that a failure would lose now.
 
     Ranks may be gone by then, and a saver daemon may save what they left.
     """
-    step, durable = board.value(registry.STEP), board.value(registry.CHECKPOINT_STEP)
-    if durable is None and board.value(registry.GENERATION) is not None:
+    step, durable = (
+        registry_of_metrics.value(registry.STEP),
+        registry_of_metrics.value(registry.CHECKPOINT_STEP),
+    )
+    if durable is None and registry_of_metrics.value(registry.GENERATION) is not None:
         durable = 0.0  # The run has a generation but no checkpoint yet.
     if step is not None and durable is not None:
-        board.put(registry.STEPS_AT_RISK, max(0.0, step - durable))
+        registry_of_metrics.put(registry.STEPS_AT_RISK, max(0.0, step - durable))
 
 
 RECORDS_MAX = 20_000
@@ -314,19 +323,19 @@ class GoodputFigures:
         is_full: Whether there were too many records; the metrics are removed then.
     """
 
-    def __init__(self, board: MetricsRegistry, clock: Clock) -> None:
+    def __init__(self, registry_of_metrics: MetricsRegistry, clock: Clock) -> None:
         self.is_full = False
-        self._board = board
+        self._board = registry_of_metrics
         self._clock = clock
         self._records: list[EventRecord] = []
         self._apart_ms = 1000
         self._due_seconds = 0.0
 
-    def take(self, told: Iterable[EventRecord]) -> None:
+    def take(self, records: Iterable[EventRecord]) -> None:
         """Store records."""
         if self.is_full:
             return
-        self._records += map(_slim, told)
+        self._records += map(_slim, records)
         while len(self._records) > RECORDS_MAX and not self.is_full:
             self._thin()
 
@@ -545,12 +554,12 @@ class Metrics:
         self._following = self._following or self._find()
         if self._following is None:
             return
-        told = sorted(self._following.read(), key=lambda record: record.at_ms)
+        records = sorted(self._following.read(), key=lambda record: record.at_ms)
         # Events of this agent are already recorded; other agents write to the same file.
-        told = [record for record in told if record.agent != self._agent or not record.agent]
-        for record in told:
+        records = [record for record in records if record.agent != self._agent or not record.agent]
+        for record in records:
             hear_rank(record, self._board, is_new=record.at_ms >= 1000 * self._began_seconds)
-        self._spending.take(told)
+        self._spending.take(records)
 
     def _find(self) -> EventFileTail | None:
         """Return the event folder that the ranks published."""

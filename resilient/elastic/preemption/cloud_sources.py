@@ -204,9 +204,9 @@ class AzureSource:
         if not isinstance(events, list):
             raise SourceGarbled(f"there is no list of events: {answer.text[:60]!r}")
         self._is_on = True
-        mine = [event for event in events if isinstance(event, dict) and self._is_mine(event)]
-        self._heard = [str(event["EventId"]) for event in mine if event.get("EventId")]
-        notices = [_notice(event) for event in mine]
+        own_events = [event for event in events if isinstance(event, dict) and self._is_mine(event)]
+        self._heard = [str(event["EventId"]) for event in own_events if event.get("EventId")]
+        notices = [_notice(event) for event in own_events]
         return min(notices, key=lambda notice: notice.at_seconds or 0.0, default=None)
 
     def acknowledge(self) -> None:

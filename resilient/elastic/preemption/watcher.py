@@ -129,8 +129,8 @@ class Watcher:
                 )
             case Meaning.LATER:
                 listening.pause_seconds_max = verdict.in_seconds
-                told = events.NoticeReceived(notice.reason, left_seconds, verdict.in_seconds)
-                listening.tell(f"{notice.reason} at {at_seconds}", told)
+                event = events.NoticeReceived(notice.reason, left_seconds, verdict.in_seconds)
+                listening.tell(f"{notice.reason} at {at_seconds}", event)
             case Meaning.NOW:
                 self._stop(listening.source, notice, left_seconds, verdict.left_seconds)
 

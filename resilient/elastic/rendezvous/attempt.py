@@ -133,16 +133,16 @@ class AttemptRegistry:
             attempt = f"{self._run_id}-{number}-{secrets.token_hex(4)}"
             host = group.master_addr or "localhost"
             nodes = group.group_world_size
-            life = Attempt(number, attempt, cause, resume, host, self._server.port, nodes)
-            group.store.set(key, json.dumps(asdict(life)))
-            return life
+            planned = Attempt(number, attempt, cause, resume, host, self._server.port, nodes)
+            group.store.set(key, json.dumps(asdict(planned)))
+            return planned
         self._server = None
-        life = Attempt(**json.loads(self._wait(group.store, key)))
-        if life.nodes != group.group_world_size:
+        planned = Attempt(**json.loads(self._wait(group.store, key)))
+        if planned.nodes != group.group_world_size:
             # A node fell silent during the rendezvous, and only some nodes noticed.
             here = group.group_world_size
-            raise MemberSilent(f"the first node has met {life.nodes} nodes, and this one {here}")
-        return life
+            raise MemberSilent(f"the first node has met {planned.nodes} nodes, and this one {here}")
+        return planned
 
     def close(self) -> None:
         """Stop the store of the attempt."""
@@ -173,7 +173,7 @@ def worker_environ(
     base: Mapping[str, str],
     group: Any,
     worker: Worker,
-    life: Attempt,
+    attempt: Attempt,
     wishes: WorkerOptions,
     host: HostEnv,
 ) -> dict[str, str]:
@@ -183,20 +183,20 @@ def worker_environ(
         base: Environment of the agent.
         group: Worker group of torch.
         worker: Worker of torch.
-        life: Attempt that all nodes agreed on.
+        attempt: Attempt that all nodes agreed on.
         wishes: Options for the workers.
         host: Settings of this host.
     """
     spec = group.spec
     launch = LaunchEnv(
         world=World(worker.global_rank, worker.world_size, worker.local_rank),
-        host=life.host,
-        port=life.port,
+        host=attempt.host,
+        port=attempt.port,
         hosted=True,
-        attempt=life.attempt,
+        attempt=attempt.attempt,
         repo=wishes.repo,
-        resume=life.resume,
-        cause=life.cause,
+        resume=attempt.resume,
+        cause=attempt.cause,
         events=wishes.events,
         single_writer=wishes.single_writer,
         keeper=host.keeper,
@@ -212,7 +212,7 @@ def worker_environ(
     )
     # One thread per rank, as torchrun does. Otherwise every rank would use all cores.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
-    way = interface_for_gloo(life.host, life.port) if group.group_world_size > 1 else ""
+    way = interface_for_gloo(attempt.host, attempt.port) if group.group_world_size > 1 else ""
     return {
         **threads,
         **({"GLOO_SOCKET_IFNAME": way} if way else {}),
@@ -224,7 +224,7 @@ def worker_environ(
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-        "TORCHELASTIC_RESTART_COUNT": str(life.number - _LIVES_BEFORE),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number - _LIVES_BEFORE),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         **write_launch(launch),

@@ -58,7 +58,7 @@ def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
     if parameters.backend != "c10d" or leads_somewhere(socket.gethostname()):
         return parameters
     host, port = parse_rendezvous_endpoint(parameters.endpoint, _DEFAULT_PORT)
-    told = {"is_host": str(is_here(host)).lower(), **parameters.config}
+    config = {"is_host": str(is_here(host)).lower(), **parameters.config}
     return RendezvousParameters(
         parameters.backend,
         parameters.endpoint,
@@ -66,7 +66,7 @@ def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
         parameters.min_nodes,
         parameters.max_nodes,
         local_addr=parameters.local_addr or _own_address(host, port),
-        **told,
+        **config,
     )
 
 
@@ -416,9 +416,11 @@ class RoundStore:
         """Raise if a member left the round, by torch's state of the last second."""
         self._handler.num_nodes_waiting()
         state = _state_of(self._handler)
-        gone = [str(member.addr) for member in self.members if member not in state.participants]
-        if gone or state.round != self.round:
-            who = ", ".join(gone) or "all of them"
+        lost_hosts = [
+            str(member.addr) for member in self.members if member not in state.participants
+        ]
+        if lost_hosts or state.round != self.round:
+            who = ", ".join(lost_hosts) or "all of them"
             raise MemberSilent(f"of those who met for a life some are gone before it began: {who}")
 
 

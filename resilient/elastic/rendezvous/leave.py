@@ -116,9 +116,12 @@ def outcome_of_closed(
         error: Error that reports the closed rendezvous.
         has_lived: Whether ranks of this node were part of the run.
     """
-    held: Any = getattr(handler, "_state_holder", None)
+    state_holder: Any = getattr(handler, "_state_holder", None)
     node = getattr(handler, "_this_node", None)
-    has_waited = held and node in {*held.state.wait_list, *held.state.redundancy_list}
+    has_waited = state_holder and node in {
+        *state_holder.state.wait_list,
+        *state_holder.state.redundancy_list,
+    }
     if has_waited and _has_ended_well(handler):
         return Outcome(OutcomeKind.SUCCEEDED)
     code, why = _heard_why(handler) if has_waited or has_lived else (0, "")
@@ -153,9 +156,9 @@ def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
     """Publish the reason of the end, unless a node did; return whether others can read it."""
     store = getattr(handler, "_store", None)
     if store is not None:
-        told = {"code": action.code, "host": socket.gethostname(), "reason": action.reason}
+        message = {"code": action.code, "host": socket.gethostname(), "reason": action.reason}
         with suppress(dist.DistError):
-            store.compare_set(_why_key(handler), "", json.dumps(told))
+            store.compare_set(_why_key(handler), "", json.dumps(message))
             return True
     return False
 
@@ -165,8 +168,8 @@ def _heard_why(handler: Any) -> tuple[int, str]:
     store, key = getattr(handler, "_store", None), _why_key(handler)
     with suppress(dist.DistError, ValueError, KeyError, TypeError):
         if store is not None and store.check([key]):
-            told = json.loads(store.get(key))
-            return int(told["code"]), f"the run ended on {told['host']}: {told['reason']}"
+            message = json.loads(store.get(key))
+            return int(message["code"]), f"the run ended on {message['host']}: {message['reason']}"
     return 0, ""
 
 

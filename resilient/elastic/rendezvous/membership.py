@@ -86,9 +86,9 @@ class MembershipWatch:
         forget_what_was_heard(self._handler)
         self.look()
         with suppress(dist.DistError):
-            heard = self._roster.heard_regrouping()
-            self.is_changed = self.is_changed or bool(heard)
-            self.is_joined = self.is_joined or heard == "joined"
+            regrouping = self._roster.heard_regrouping()
+            self.is_changed = self.is_changed or bool(regrouping)
+            self.is_joined = self.is_joined or regrouping == "joined"
 
     def tell(self) -> None:
         """Report to the other nodes that this node stops its ranks because of a change."""

@@ -124,9 +124,9 @@ class PeerHangExchange:
 
         An overdue status stays as first seen, so that all hosts compare the same values.
         """
-        told = self._own
-        is_known = told is not None and told.is_overdue and own is not None and own.is_overdue
-        if not (is_known and told is not None and own is not None and told.place == own.place):
+        status = self._own
+        is_known = status is not None and status.is_overdue and own is not None and own.is_overdue
+        if not (is_known and status is not None and own is not None and status.place == own.place):
             self._own = own
         if own is None or not own.is_overdue:
             self._is_asking, self._accused_at_seconds = False, None
@@ -143,9 +143,9 @@ class PeerHangExchange:
         if own.place != self._place or not self._is_asking:
             self._place, self._asked_at_seconds = own.place, now_seconds
             self._heard, self._accused_at_seconds, self._is_asking = {}, None, True
-        heard = self._fresh(now_seconds)
+        statuses = self._fresh(now_seconds)
         waited_seconds = now_seconds - self._asked_at_seconds
-        culprit, is_missing = find_culprit(own, heard), len(heard) < len(self._others)
+        culprit, is_missing = find_culprit(own, statuses), len(statuses) < len(self._others)
         if culprit is None and is_missing and self._accused_at_seconds is not None:
             # The blamed host is silent because it acts. If it stays silent too long, it does not
             # act.
@@ -196,7 +196,7 @@ class PeerHangExchange:
         The read is one query once all hosts have written. Each query is a round trip, and on a
         lossy network many slow round trips would delay this host's own heartbeats.
         """
-        heard = self._heard
+        statuses = self._heard
         self._written += [
             other
             for other in self._others
@@ -207,7 +207,7 @@ class PeerHangExchange:
         for node, text in zip(self._written, texts, strict=True):
             with suppress(ValueError):
                 number, standing = parse_standing(text.decode())
-                known, _, at_seconds = heard.get(node, (number, standing, None))
+                known, _, at_seconds = statuses.get(node, (number, standing, None))
                 if number != known:
                     at_seconds = self._clock.monotonic_seconds()
-                heard[node] = number, standing, at_seconds
+                statuses[node] = number, standing, at_seconds

@@ -64,13 +64,13 @@ def _asked(
     """
 
     def ask(host: str) -> T:
-        told: list[T] = []
+        answers: list[T] = []
         thread = threading.Thread(
-            target=lambda: told.append(question(host)), name="ask-host", daemon=True
+            target=lambda: answers.append(question(host)), name="ask-host", daemon=True
         )
         thread.start()
         thread.join(_ASKED_SECONDS)
-        return told[0] if told else otherwise(host)
+        return answers[0] if answers else otherwise(host)
 
     found = sorted(set(hosts))
     if not found:

@@ -198,7 +198,7 @@ def held_files(suffix: str) -> dict[str, int]:
     Returns:
         Process by path.
     """
-    held: dict[str, int] = {}
+    owners: dict[str, int] = {}
     for line in _text(_PROC / "locks").splitlines():
         fields = line.split()
         if len(fields) < _ROOT_FIELDS or fields[1] != "FLOCK" or not fields[4].isdecimal():
@@ -207,8 +207,8 @@ def held_files(suffix: str) -> dict[str, int]:
         for link, target in _open_files(process):
             status = _status(link) if target.endswith(suffix) else None
             if status is not None and str(status.st_ino) == number:
-                held[target] = process
-    return held
+                owners[target] = process
+    return owners
 
 
 def why_unsafe(folder: str, mounts: str, *, sees_all: bool) -> str:

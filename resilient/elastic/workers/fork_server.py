@@ -231,11 +231,11 @@ def fork_workers(
     for place, (environ, arguments) in enumerate(request):
         if os.fork() == 0:
             channel.close()
-            mine = fds[place]
+            agent_end = fds[place]
             for number in fds:
-                if number != mine:
+                if number != agent_end:
                     os.close(number)
-            begin(mine, environ, arguments, imports.seen)
+            begin(agent_end, environ, arguments, imports.seen)
             return arguments
     os._exit(0)
 

@@ -104,15 +104,15 @@ class ForkServer:
             with _adopting():
                 pids = self._ask(self._channel, commands, pairs)
             if len(pids) == len(commands):
-                for mine, _ in pairs:
-                    mine.send(b"!")
+                for agent_end, _ in pairs:
+                    agent_end.send(b"!")
                 return pids
         except OSError:
             pids = []
         finally:
-            for mine, theirs in pairs:
-                mine.close()
-                theirs.close()
+            for agent_end, worker_end in pairs:
+                agent_end.close()
+                worker_end.close()
         for pid in pids:
             # The worker reads end of file instead of the word to continue, and exits.
             os.waitpid(pid, 0)
@@ -129,19 +129,25 @@ class ForkServer:
             process.wait()
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        mine, theirs = socket.socketpair()
-        argv = [sys.executable, "-u", str(_FORK_SERVER), str(theirs.fileno()), str(self._imports)]
+        agent_end, worker_end = socket.socketpair()
+        argv = [
+            sys.executable,
+            "-u",
+            str(_FORK_SERVER),
+            str(worker_end.fileno()),
+            str(self._imports),
+        ]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                argv, env=environ, pass_fds=[theirs.fileno()], start_new_session=True
+                argv, env=environ, pass_fds=[worker_end.fileno()], start_new_session=True
             )
         except OSError:
-            mine.close()
+            agent_end.close()
             self._deaths += 1
             return
         finally:
-            theirs.close()
-        self._channel = mine
+            worker_end.close()
+        self._channel = agent_end
 
     def _ask(
         self,
@@ -158,29 +164,29 @@ class ForkServer:
         socket.send_fds(
             channel,
             [len(text).to_bytes(_HEADER_BYTES, "big")],
-            [theirs.fileno() for _, theirs in pairs],
+            [worker_end.fileno() for _, worker_end in pairs],
         )
         channel.sendall(text)
         pids = []
-        for mine, theirs in pairs:
-            theirs.close()
-            mine.settimeout(_ANSWER_SECONDS)
-            said = ""
+        for agent_end, worker_end in pairs:
+            worker_end.close()
+            agent_end.settimeout(_ANSWER_SECONDS)
+            answer = ""
             with suppress(TimeoutError):
-                said = mine.recv(_LINE_BYTES).decode()
-            if not said.strip().isdecimal():
-                self._refused(said.strip())
+                answer = agent_end.recv(_LINE_BYTES).decode()
+            if not answer.strip().isdecimal():
+                self._refused(answer.strip())
                 break
-            pids.append(int(said))
+            pids.append(int(answer))
         return pids
 
-    def _refused(self, said: str) -> None:
+    def _refused(self, answer: str) -> None:
         """Handle a refusal; stop a silent fork server, so that a late answer has no effect."""
-        if said == "early":
+        if answer == "early":
             return
-        if not said:
+        if not answer:
             self.stop()
-        reason = said.removeprefix("refused ") or "the process to fork them from does not answer"
+        reason = answer.removeprefix("refused ") or "the process to fork them from does not answer"
         self._emit(ForkServerUnusable(reason))
 
 

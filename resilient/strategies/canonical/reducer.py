@@ -180,11 +180,11 @@ class GradientReducer:
             shown[self.leaves.start : self.leaves.stop] = torch.stack(losses)
         if self.ranks > 1:
             dist.all_reduce(shown)
-        told = shown.tolist()
+        counts = shown.tolist()
         joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
-            joining.take(Node(leaf, leaf + 1), told[leaf])
-        return partials, joining.root() / leaves, [count > 0 for count in told[leaves:]]
+            joining.take(Node(leaf, leaf + 1), counts[leaf])
+        return partials, joining.root() / leaves, [count > 0 for count in counts[leaves:]]
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
         """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
@@ -209,13 +209,13 @@ class GradientReducer:
         """Write this rank's runs of one group's means to ``_own``. Collective."""
         exchange, own = lane.exchange, lane.of(self._own)
         for window in exchange.windows:
-            mine, place = exchange.sum_up(partials, window), 0
+            own_sum, place = exchange.sum_up(partials, window), 0
             for segment in exchange.line.segments(*window.spans[self.rank]):
                 count, first = (
                     segment.stop - segment.start,
                     exchange.line.run(segment.tensor, self.rank).start,
                 )
-                own[segment.tensor][segment.start - first : segment.stop - first] = mine[
+                own[segment.tensor][segment.start - first : segment.stop - first] = own_sum[
                     place : place + count
                 ]
                 place += count

@@ -233,9 +233,9 @@ class TreeReduce:
         ]
         if parts:
             torch.cat(parts, out=sent)
-        heard = self._buffer("heard", own * sum(counts))
+        received = self._buffer("heard", own * sum(counts))
         dist.all_to_all_single(
-            heard,
+            received,
             sent,
             [own * count for count in counts],
             [length * len(partials) for length in lengths],
@@ -243,24 +243,24 @@ class TreeReduce:
         joining: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
         nodes = [node for nodes in self.plan.nodes for node in nodes]
         for nth, node in enumerate(nodes):
-            joining.take(node, heard[nth * own : (nth + 1) * own])
+            joining.take(node, received[nth * own : (nth + 1) * own])
         return joining.root().mul_(1 / self.plan.leaves)
 
     def tell(
-        self, mine: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
+        self, own_partial: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
     ) -> None:
         """Send each rank's span of a window to all ranks. Collective.
 
         Args:
-            mine: This rank's span.
+            own_partial: This rank's span.
             tensors: Flat tensors in the line's order, which receive all spans.
             window: The window.
         """
         longest = window.longest
-        told = self._buffer("told", longest)
-        told[: mine.numel()].copy_(mine)
+        message = self._buffer("told", longest)
+        message[: own_partial.numel()].copy_(own_partial)
         everything = self._buffer("everything", longest * self.ranks)
-        _all_gather(everything, told)
+        _all_gather(everything, message)
         into: list[torch.Tensor] = []
         source: list[torch.Tensor] = []
         for rank, span in enumerate(window.spans):

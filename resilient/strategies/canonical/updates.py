@@ -227,12 +227,12 @@ def _cut_state(optimizer: Optimizer, parameter: nn.Parameter, run: ParameterSlic
 
 
 def _whole(
-    held: Sequence[nn.Parameter],
+    parameters: Sequence[nn.Parameter],
 ) -> tuple[list[nn.Parameter], dict[int, list[nn.Parameter]]]:
     """Return the parameters of a group, and the pieces of those that were cut before."""
     known: dict[int, list[nn.Parameter]] = {}
     whole: dict[int, nn.Parameter] = {}
-    for parameter in held:
+    for parameter in parameters:
         owner = getattr(parameter, _OF, parameter)
         whole.setdefault(id(owner), owner)
         if owner is not parameter:

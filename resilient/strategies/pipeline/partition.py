@@ -221,15 +221,15 @@ def _replace_first(inputs: Any, named: Any, tensor: torch.Tensor) -> tuple[Any, 
 def _shapes_of(value: Any) -> Any:
     """Return the properties that shapes depend on, as a key; None if unknown."""
     leaves, spec = tree_flatten(value)
-    said: list[Any] = [torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")]
+    settings: list[Any] = [torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            said.append((leaf.shape, leaf.dtype, leaf.device))
+            settings.append((leaf.shape, leaf.dtype, leaf.device))
         elif leaf is None or isinstance(leaf, bool | int | float | str):
-            said.append((type(leaf), leaf))
+            settings.append((type(leaf), leaf))
         else:
             return None
-    return (spec, *said)
+    return (spec, *settings)
 
 
 def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = "") -> nn.Module:
@@ -475,10 +475,10 @@ def _saved_buffers(module: nn.Module) -> list[str]:
 
 def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
     """Raise if a parameter is used in two stages: each would train its own copy."""
-    held: dict[int, set[int]] = defaultdict(set)
+    stages_of: dict[int, set[int]] = defaultdict(set)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        held[id(parameter)].add(places[name.rpartition(".")[0]])
-        if len(held[id(parameter)]) > 1:
+        stages_of[id(parameter)].add(places[name.rpartition(".")[0]])
+        if len(stages_of[id(parameter)]) > 1:
             raise ConfigError(
                 f"parameter `{name}` is tied to one of another stage: cut apart it would not be",
                 hint="untie them (tie_word_embeddings=False in models of Transformers), or cut "

@@ -352,8 +352,8 @@ class PipelinedModel(nn.Module):
             name: Name in the user's model.
             tensor: This rank's part, which may be empty.
         """
-        held = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
-        source = self.place.holder(next(held, 0))
+        stages = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
+        source = self.place.holder(next(stages, 0))
         if tensor.is_meta:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
         else:
@@ -386,17 +386,17 @@ class PipelinedModel(nn.Module):
         leaves, spec = tree_flatten(outputs if last in self.stages else None)
         outline: list[Any] = [[_outline(leaf) for leaf in leaves], spec]
         dist.broadcast_object_list(outline, place.holder(last), group=place.pipeline_group)
-        told = []
+        shapes = []
         for nth, leaf in enumerate(outline[0]):
             if not isinstance(leaf, _Outline):
-                told.append(leaf)
+                shapes.append(leaf)
                 continue
             tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place.device)
             if last in self.stages:
                 tensor = leaves[nth].contiguous()
             dist.broadcast(tensor, place.holder(last), group=place.pipeline_group)
-            told.append(tensor)
-        return tree_unflatten(told, outline[1])
+            shapes.append(tensor)
+        return tree_unflatten(shapes, outline[1])
 
     def passes(self, runs: Sequence[Run], batches: Sequence[Any]) -> list[torch.Tensor]:
         """Run the passes of a step; gradients are added on this rank. Collective.
@@ -474,12 +474,12 @@ class PipelinedModel(nn.Module):
 
     def _told_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Broadcast the losses of the last stage to every rank of the pipeline."""
-        told = torch.zeros(count, dtype=torch.float64, device=self.place.device)
+        all_losses = torch.zeros(count, dtype=torch.float64, device=self.place.device)
         if losses:
-            told.copy_(torch.stack([loss.detach() for loss in losses]))
+            all_losses.copy_(torch.stack([loss.detach() for loss in losses]))
         source = self.place.holder(self.options.stages - 1)
-        dist.broadcast(told, source, group=self.place.pipeline_group)
-        return list(told)
+        dist.broadcast(all_losses, source, group=self.place.pipeline_group)
+        return list(all_losses)
 
 
 @dataclass(frozen=True, slots=True)

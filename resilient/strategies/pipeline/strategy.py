@@ -91,10 +91,10 @@ class PipelineStrategy:
         pipelines = ranks.transpose(1, 2).reshape(-1, sizes.pipeline).tolist()
         peers = ranks.transpose(0, 1).reshape(sizes.pipeline, -1).tolist()
         number = next(nth for nth, ones in enumerate(peers) if rank in ones)
-        mine = next(ones for ones in pipelines if rank in ones)
+        own_ranks = next(ones for ones in pipelines if rank in ones)
         group = group_among(pipelines)
         if len(peers[number]) == 1:
-            return PipelineRank(self.device, number, tuple(mine), group, (rank,), None), None
+            return PipelineRank(self.device, number, tuple(own_ranks), group, (rank,), None), None
         peers_group = group_among(peers)
         # Each stage has a mesh of its own, and all ranks make all of them.
         meshes = [
@@ -106,7 +106,7 @@ class PipelineStrategy:
             for ones in peers
         ]
         place = PipelineRank(
-            self.device, number, tuple(mine), group, tuple(peers[number]), peers_group
+            self.device, number, tuple(own_ranks), group, tuple(peers[number]), peers_group
         )
         return place, with_group_timeout(meshes[number])
 
@@ -119,8 +119,10 @@ class PipelineStrategy:
         from resilient.strategies.tensor_parallel import cut_layers
 
         if self.tensor_plan:
-            held = [name for name, stage in cut.units.items() if stage in stages]
-            cut_layers(model, self.tensor_plan, mesh["tp"] if self.sizes.data > 1 else mesh, held)
+            own_units = [name for name, stage in cut.units.items() if stage in stages]
+            cut_layers(
+                model, self.tensor_plan, mesh["tp"] if self.sizes.data > 1 else mesh, own_units
+            )
         if self.sizes.data == 1:
             return
         whole = FsdpOptions(reshard_after_forward=False)
@@ -159,11 +161,11 @@ class PipelineStrategy:
         cast("PipelinedModel", model).align()
 
 
-def _free_elsewhere(model: nn.Module, cut: StageSplit, held: set[int]) -> None:
+def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
     """Free the memory of other ranks' parameters; names and shapes stay."""
     moved: dict[int, Any] = {}
     for name, stage in cut.units.items():
-        if stage in held:
+        if stage in own_units:
             continue
         for module in model.get_submodule(name).modules():
             for kept in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
@@ -206,13 +208,13 @@ class StagedUpdates:
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
         """Clip gradients by their norm over all stages, and return that. Collective."""
-        held = [parameter for parameter in parameters if not parameter.is_meta]
-        norm = self._inner.clip(optimizer, held, 0.0).detach().float()
+        own_parameters = [parameter for parameter in parameters if not parameter.is_meta]
+        norm = self._inner.clip(optimizer, own_parameters, 0.0).detach().float()
         square = norm.to(self._place.device) ** 2
         dist.all_reduce(square, group=self._place.pipeline_group)
         norm = square.sqrt()
         if max_norm > 0:
-            clip_grads_with_norm_(held, max_norm, norm, foreach=True)
+            clip_grads_with_norm_(own_parameters, max_norm, norm, foreach=True)
         return norm
 
     def step(self, optimizer: Optimizer) -> bool:

@@ -77,13 +77,13 @@ def why_not_moving() -> str:
         except ConfigError as error:
             return error.message
         clock.move(_PROBE_SECONDS)
-        told = _run(sys.executable, "-c", _ASK, environ=clock.environ)
+        answer = _run(sys.executable, "-c", _ASK, environ=clock.environ)
         moved_seconds = 0.0
         with suppress(ValueError):
-            moved_seconds = float(told.stdout) - _now_seconds()
+            moved_seconds = float(answer.stdout) - _now_seconds()
     if abs(moved_seconds - _PROBE_SECONDS) < _PROBE_SLACK_SECONDS:
         return ""
-    return f"`{sys.executable}` preloads nothing: {told.stderr.strip()[-200:] or told.stdout}"
+    return f"`{sys.executable}` preloads nothing: {answer.stderr.strip()[-200:] or answer.stdout}"
 
 
 def _now_seconds() -> float:

@@ -103,7 +103,7 @@ _STEPS = 2
 
 
 def until_a_save_fails(
-    job: Job, clock: Clock, within_seconds: float, told: InjectionResult
+    job: Job, clock: Clock, within_seconds: float, result: InjectionResult
 ) -> InjectionResult:
     """Wait until a save has failed, and return the consequences.
 
@@ -111,7 +111,7 @@ def until_a_save_fails(
         job: Job whose saves cannot become durable.
         clock: Clock for the time limit.
         within_seconds: Time for a job to end when it should.
-        told: Known facts of the injection.
+        result: Known facts of the injection.
 
     Raises:
         JobFailed: The job neither ends nor continues.
@@ -121,20 +121,20 @@ def until_a_save_fails(
     def has_failed() -> bool:
         return any(event["event"] == "SaveAborted" for event in job.facts()[count:])
 
-    seconds = told.strike.fault.seconds
+    seconds = result.strike.fault.seconds
     began_seconds = clock.monotonic_seconds()
     try:
         code = job.until(has_failed, seconds)
     except JobFailed:
         # The job saved nothing meanwhile, or did not notice the failure. The run continues.
-        return replace(told, what=f"{told.what} for {seconds:g} s, and no save failed")
+        return replace(result, what=f"{result.what} for {seconds:g} s, and no save failed")
     took_seconds = clock.monotonic_seconds() - began_seconds
-    what = f"{told.what} for {took_seconds:.1f} s"
+    what = f"{result.what} for {took_seconds:.1f} s"
     if code is None and _ends_soon(job, within_seconds):
         code = job.wait(within_seconds)
     if code is None:
-        return replace(told, what=what)
-    return ended_by(told, what, code, *SAVE_FAILED)
+        return replace(result, what=what)
+    return ended_by(result, what, code, *SAVE_FAILED)
 
 
 def _ends_soon(job: Job, within_seconds: float) -> bool:
@@ -184,61 +184,61 @@ class FaultInjector:
         ranks = [process.pid for process in job.look()]
         is_of_host = strike.fault.is_of_host and len(job.hosts) > 1
         host = strike.host(len(job.hosts)) if is_of_host else None
-        told = InjectionResult(
+        result = InjectionResult(
             strike, str(strike.fault.kind), job.highest, before=job.newest(), host=host
         )
-        struck = self._ways[strike.fault.kind](told)
+        struck = self._ways[strike.fault.kind](result)
         # Ranks may have finished steps during the fault. Ranks of another attempt do not count.
         return replace(struck, step=job.last_step(ranks) or struck.step)
 
-    def _kill(self, told: InjectionResult) -> InjectionResult:
-        fault = told.strike.fault
+    def _kill(self, result: InjectionResult) -> InjectionResult:
+        fault = result.strike.fault
         if fault.in_save:
             self._until_it_saves()
-        told = replace(told, before=self._job.newest())
+        result = replace(result, before=self._job.newest())
         if fault.target is Target.RANK:
-            victim = self._victim(told)
+            victim = self._victim(result)
             send([victim.pid], signal.SIGKILL)
             what = f"SIGKILL to {self._name(victim)}"
-            return replace(told, what=what, host=self._place(victim), is_new_life=True)
+            return replace(result, what=what, host=self._place(victim), is_new_life=True)
         if fault.target is Target.JOB:
-            return self._kill_job(replace(told, what="SIGKILL to the whole job"))
+            return self._kill_job(replace(result, what="SIGKILL to the whole job"))
         if fault.target is Target.HOST:
-            return self._kill_host(told)
-        return self._kill_agent(told)
+            return self._kill_host(result)
+        return self._kill_agent(result)
 
-    def _kill_job(self, told: InjectionResult) -> InjectionResult:
+    def _kill_job(self, result: InjectionResult) -> InjectionResult:
         self._job.kill()
         code = self._job.wait(self._within_seconds)
-        return ended_by(told, told.what, code, KILLED)
+        return ended_by(result, result.what, code, KILLED)
 
-    def _kill_host(self, told: InjectionResult) -> InjectionResult:
-        host, seconds = self._host(told), told.strike.fault.seconds
+    def _kill_host(self, result: InjectionResult) -> InjectionResult:
+        host, seconds = self._host(result), result.strike.fault.seconds
         host.kill()
         self._watch(seconds)
         what = f"SIGKILL to all of {host.name}, which is away for {seconds:g} s"
-        return replace(told, what=what, is_new_life=True)
+        return replace(result, what=what, is_new_life=True)
 
-    def _kill_agent(self, told: InjectionResult) -> InjectionResult:
-        host = self._host(told)
+    def _kill_agent(self, result: InjectionResult) -> InjectionResult:
+        host = self._host(result)
         ranks = [process.pid for process in host.look()]
         host.kill_agent()
-        if told.host is not None:
-            told = replace(told, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
-            return replace(told, orphans=self._orphans(ranks))
+        if result.host is not None:
+            result = replace(result, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
+            return replace(result, orphans=self._orphans(ranks))
         code = self._job.wait(self._within_seconds)
         what = "SIGKILL to the agent"
-        return replace(ended_by(told, what, code, KILLED), orphans=self._orphans(ranks))
+        return replace(ended_by(result, what, code, KILLED), orphans=self._orphans(ranks))
 
-    def _cut(self, told: InjectionResult) -> InjectionResult:
-        host, seconds, network = self._host(told), told.strike.fault.seconds, self._job.network
+    def _cut(self, result: InjectionResult) -> InjectionResult:
+        host, seconds, network = self._host(result), result.strike.fault.seconds, self._job.network
         assert network is not None, "a plan with this fault starts the job on hosts"  # noqa: S101
         network.cut(host.number)
         try:
             self._watch(seconds)
         finally:
             network.join(host.number)
-        return replace(told, what=f"{host.name} cut off for {seconds:g} s")
+        return replace(result, what=f"{host.name} cut off for {seconds:g} s")
 
     def _watch(self, seconds: float) -> None:
         """Wait, and record the steps of the ranks meanwhile."""
@@ -257,16 +257,16 @@ class FaultInjector:
         send(left, signal.SIGKILL)
         return left
 
-    def _stop(self, told: InjectionResult) -> InjectionResult:
-        victim, seconds = self._victim(told), told.strike.fault.seconds
+    def _stop(self, result: InjectionResult) -> InjectionResult:
+        victim, seconds = self._victim(result), result.strike.fault.seconds
         send([victim.pid], signal.SIGSTOP)
         self._clock.sleep(seconds)
         send([victim.pid], signal.SIGCONT)
         what = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
-        return replace(told, what=what, host=self._place(victim))
+        return replace(result, what=what, host=self._place(victim))
 
-    def _slow(self, told: InjectionResult) -> InjectionResult:
-        victim, seconds = self._victim(told), told.strike.fault.seconds
+    def _slow(self, result: InjectionResult) -> InjectionResult:
+        victim, seconds = self._victim(result), result.strike.fault.seconds
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
             send([victim.pid], signal.SIGSTOP)
@@ -274,15 +274,15 @@ class FaultInjector:
             send([victim.pid], signal.SIGCONT)
             self._clock.sleep(_SLICE_SECONDS * _AWAKE)
         what = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
-        return replace(told, what=what, host=self._place(victim))
+        return replace(result, what=what, host=self._place(victim))
 
-    def _preempt(self, told: InjectionResult) -> InjectionResult:
+    def _preempt(self, result: InjectionResult) -> InjectionResult:
         self._job.terminate()
         code = self._job.wait(self._within_seconds)
-        return ended_by(told, "SIGTERM to the job", code, STOPPED, 0)
+        return ended_by(result, "SIGTERM to the job", code, STOPPED, 0)
 
-    def _notice(self, told: InjectionResult) -> InjectionResult:
-        host, seconds = self._host(told), told.strike.fault.seconds
+    def _notice(self, result: InjectionResult) -> InjectionResult:
+        host, seconds = self._host(result), result.strike.fault.seconds
         path = self._job.folder / NOTICE_FILE.format(host=host.name)
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps({"reason": "chaos", "seconds": seconds}), encoding="utf-8")
@@ -291,15 +291,15 @@ class FaultInjector:
             code = self._job.wait(self._within_seconds)
         finally:
             path.unlink()
-        which = "the host" if told.host is None else host.name
+        which = "the host" if result.host is None else host.name
         what = f"a notice that {which} goes in {seconds:g} s"
-        return ended_by(told, what, code, STOPPED, 0)
+        return ended_by(result, what, code, STOPPED, 0)
 
-    def _flip(self, told: InjectionResult) -> InjectionResult:
-        killed = self._kill_job(told)
+    def _flip(self, result: InjectionResult) -> InjectionResult:
+        killed = self._kill_job(result)
         newest = self._job.newest()
         assert newest is not None, "there were two when it was struck"  # noqa: S101
-        random = Random(told.strike.draw)  # noqa: S311 - repeatable is the point
+        random = Random(result.strike.draw)  # noqa: S311 - repeatable is the point
         sizes = folders_of(self._job.store)[newest]
         name = random.choice(sorted(file for file, size in sizes.items() if size))
         flip_bit(self._job.repository / newest.folder / name, random)
@@ -307,32 +307,32 @@ class FaultInjector:
         what = f"one bit flipped in {newest.folder}/{name}"
         return replace(killed, what=what, before=newest, damaged=newest, is_found=is_found)
 
-    def _break_storage(self, told: InjectionResult) -> InjectionResult:
-        told = replace(told, what="EIO from fsync")
+    def _break_storage(self, result: InjectionResult) -> InjectionResult:
+        result = replace(result, what="EIO from fsync")
         with broken_syncs(self._job.processes(), self._clock):
-            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, result)
 
-    def _fill_disk(self, told: InjectionResult) -> InjectionResult:
-        told = replace(told, what="no space left")
+    def _fill_disk(self, result: InjectionResult) -> InjectionResult:
+        result = replace(result, what="no space left")
         with full(self._job.repository / "chaos-ballast"):
-            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, result)
 
-    def _move_clock(self, told: InjectionResult) -> InjectionResult:
-        hands, seconds = self._job.hands, told.strike.fault.seconds
+    def _move_clock(self, result: InjectionResult) -> InjectionResult:
+        hands, seconds = self._job.hands, result.strike.fault.seconds
         assert hands is not None, "a plan with this fault starts the job with some"  # noqa: S101
         hands.move(seconds)
-        return replace(told, what=f"the time of day jumps by {seconds:+g} s")
+        return replace(result, what=f"the time of day jumps by {seconds:+g} s")
 
     def _until_it_saves(self) -> None:
         code = self._job.until(self._job.is_saving, self._within_seconds)
         if code is not None:
             raise JobFailed("it ended before it saved again", code)
 
-    def _victim(self, told: InjectionResult) -> RankProcess:
+    def _victim(self, result: InjectionResult) -> RankProcess:
         ranks = self._job.look()
         if not ranks:
             raise JobFailed("no rank was there to be struck", self._job.code())
-        return ranks[told.strike.rank(len(ranks))]
+        return ranks[result.strike.rank(len(ranks))]
 
     def _name(self, victim: RankProcess) -> str:
         place = self._place(victim)
@@ -342,8 +342,8 @@ class FaultInjector:
     def _place(self, victim: RankProcess) -> int | None:
         return victim.host if len(self._job.hosts) > 1 else None
 
-    def _host(self, told: InjectionResult) -> Host:
-        return self._job.hosts[told.host or 0]
+    def _host(self, result: InjectionResult) -> Host:
+        return self._job.hosts[result.host or 0]
 
 
 def is_ready(strike: Injection, job: Job) -> bool:

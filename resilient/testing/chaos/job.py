@@ -53,12 +53,12 @@ class Host:
         self,
         number: int,
         command: Sequence[str],
-        said: Path,
+        output: Path,
         namespace: Namespace | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.number = number
-        self.said = said
+        self.said = output
         self.namespace = namespace
         self.codes: list[int] = []
         self.starts = 0
@@ -80,10 +80,10 @@ class Host:
     def start(self) -> None:
         """Run the command in the background."""
         self.code()
-        with self.said.open("ab") as said:
+        with self.said.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command
                 self._command,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -174,8 +174,8 @@ class JobEvents:
         found = set()
         for path in (folder / "agent.jsonl" for folder in self._folders):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-            told = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-            started = [event for event in told if event["event"] == "WorkerGroupStarted"]
+            events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+            started = [event for event in events if event["event"] == "WorkerGroupStarted"]
             found |= {int(event["world_size"]) for event in started}
         return tuple(sorted(found))
 
@@ -392,9 +392,9 @@ class Job:
     def _host(self, number: int, options: Sequence[str], command: Sequence[str]) -> Host:
         network, name = self.network, name_of(number)
         ours = ["--repo", str(self.repository), "--events", str(self._events(number))]
-        said = self.folder / "said.txt"
+        output = self.folder / "said.txt"
         if network is not None:
-            said = self.folder / f"said-{name}.txt"
+            output = self.folder / f"said-{name}.txt"
             ours += ["--nnodes", f"1:{len(network)}", "--rdzv-id", "chaos"]
             ours += ["--rdzv-endpoint", f"{network.address(MEETING_HOST)}:{_PORT}"]
             ours += ["--local-addr", network.address(number)]
@@ -402,4 +402,4 @@ class Job:
         words = [word.replace(FOLDER, str(self.folder)).replace(HOST, name) for word in command]
         whole = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
         environ = self.hands.environ if self.hands else {}
-        return Host(number, whole, said, network[number] if network else None, environ)
+        return Host(number, whole, output, network[number] if network else None, environ)

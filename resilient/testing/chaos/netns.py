@@ -75,8 +75,8 @@ class Namespace:
         )
         assert self._holder.stdout is not None, "it is a pipe"  # noqa: S101
         if self._holder.stdout.readline() != "ready\n":
-            _, said = self._holder.communicate()
-            raise _refused(command, said)
+            _, output = self._holder.communicate()
+            raise _refused(command, output)
         # Keep the file open, so that no other namespace gets this number during a search.
         self._file = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._number = os.fstat(self._file).st_ino
@@ -229,5 +229,5 @@ def _number_of(pid: int) -> int:
         return 0
 
 
-def _refused(command: Collection[str], said: str) -> ConfigError:
-    return ConfigError(f"no host can be made: `{' '.join(command)}`: {said.strip()[-200:]}")
+def _refused(command: Collection[str], output: str) -> ConfigError:
+    return ConfigError(f"no host can be made: `{' '.join(command)}`: {output.strip()[-200:]}")

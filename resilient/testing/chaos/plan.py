@@ -256,9 +256,9 @@ def _word(
 ) -> str:
     word = entry.get(name, default)
     if word not in words:
-        said = "is missing" if word is None else f"is {word!r}"
+        problem = "is missing" if word is None else f"is {word!r}"
         options = ", ".join(choice for choice in words if choice)
-        raise ConfigError(f"{where}: `{name}` {said}", hint=f"one of {options}")
+        raise ConfigError(f"{where}: `{name}` {problem}", hint=f"one of {options}")
     return str(word)
 
 

@@ -120,7 +120,7 @@ class FaultedRun:
 
     def _strike(self, strike: Injection) -> InjectionResult:
         job = self._job
-        old, told = {process.pid for process in job.look()}, len(job.facts())
+        old, events_before = {process.pid for process in job.look()}, len(job.facts())
         ended, known = [len(host.codes) for host in job.hosts], set(job.reached)
         struck = self._striker.strike(strike)
         struck = replace(struck, after=newest_whole(job.store))
@@ -137,7 +137,7 @@ class FaultedRun:
         seconds = self._clock.monotonic_seconds() - began_seconds
         is_new_life = struck.is_new_life or bool(set(job.reached) - known)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
-        struck = with_lives(struck, job.facts()[told:], has_hosts=len(job.hosts) > 1)
+        struck = with_lives(struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1)
         struck = self._with_ends(struck, ended)
         # Read the code again, because ended hosts may be excused by now.
         code = job.code()
@@ -186,12 +186,12 @@ def with_lives(
     """
     is_mended = any(event["event"] == "CheckpointReconstructed" for event in facts)
     # An attempt cannot begin from a checkpoint that was damaged meanwhile.
-    lives = began_from(facts, struck.after if struck.damaged else struck.before)
-    if not lives:
+    starts = began_from(facts, struck.after if struck.damaged else struck.before)
+    if not starts:
         return replace(struck, is_mended=is_mended)
     # More attempts may follow as hosts come back. Report one that began from too old a checkpoint.
-    wrong = (attempt for attempt in lives if attempt[1] is not None and attempt[0] < attempt[1])
-    restored, due = next(wrong, lives[0])
+    wrong = (attempt for attempt in starts if attempt[1] is not None and attempt[0] < attempt[1])
+    restored, due = next(wrong, starts[0])
     return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
 
 
@@ -388,14 +388,14 @@ def obeying_orders() -> Iterator[None]:
         Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
     before = {order: signal.getsignal(order) for order in _ORDERS}
-    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def obey(number: int, _frame: object) -> NoReturn:
-        for item in heard:
+        for item in handled:
             signal.signal(item, lambda *_: None)
         raise Terminated(number)
 
-    for item in heard:
+    for item in handled:
         signal.signal(item, obey)
     try:
         yield
@@ -405,5 +405,5 @@ def obeying_orders() -> Iterator[None]:
             kill_all(pid)
         raise
     finally:
-        for item in heard:
+        for item in handled:
             signal.signal(item, before[item])

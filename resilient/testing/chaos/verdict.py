@@ -156,16 +156,16 @@ def is_comparable(calm: RunResult, ended: RunResult) -> bool:
     return is_same_world(calm, ended) or (calm.is_canonical and ended.is_canonical)
 
 
-def ended_by(told: InjectionResult, what: str, code: int, *right: int) -> InjectionResult:
+def ended_by(result: InjectionResult, what: str, code: int, *right: int) -> InjectionResult:
     """Return an injection that ended the job.
 
     Args:
-        told: Known facts of the injection.
+        result: Known facts of the injection.
         what: Description of the fault.
         code: Exit code of the job.
         right: Correct exit codes.
     """
-    return replace(told, what=what, code=code, codes=right, is_new_life=code != 0)
+    return replace(result, what=what, code=code, codes=right, is_new_life=code != 0)
 
 
 _SHOWN_MAX = 3
@@ -248,7 +248,7 @@ def _survival(evidence: ExperimentResult) -> GuaranteeResult:
 
 def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.code is not None or result.ends]
-    wrong = [f"{result.what}: {said}" for result in tested for said in _wrong_codes(result)]
+    wrong = [f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)]
     text = "exit codes say why the job ended"
     return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
 

@@ -64,19 +64,19 @@ def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[s
     Raises:
         ConfigError: A key is none of these.
     """
-    told: dict[str, Any] = {"parallelism": "ddp"}
+    values: dict[str, Any] = {"parallelism": "ddp"}
     mesh: dict[str, Any] = {}
     for name, value in section.items():
         if name == "strategy":
-            told["parallelism"] = value
+            values["parallelism"] = value
         elif name in MESH_KEYS:
             mesh[name] = value
         elif name in known and name != "parallelism":
-            told[name] = value
+            values[name] = value
         else:
             hint = did_you_mean(name, ["strategy", *MESH_KEYS, *known])
             raise refused(f"parallelism.{name}", value, f"it is no key of the section{hint}")
-    return {**told, "parallelism_config": mesh} if mesh else told
+    return {**values, "parallelism_config": mesh} if mesh else values
 
 
 def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
         ConfigError: A key of ``accelerator_config`` is unknown, or its value is not supported.
     """
     config = args.accelerator_config
-    told = dict(config) if isinstance(config, dict) else {}
-    accumulation = dict(told.pop("gradient_accumulation_kwargs", None) or {})
+    options = dict(config) if isinstance(config, dict) else {}
+    accumulation = dict(options.pop("gradient_accumulation_kwargs", None) or {})
     known = {
         **_ACCELERATOR,
         "num_steps": ((None, args.gradient_accumulation_steps), "set gradient_accumulation_steps"),
@@ -166,7 +166,7 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
         "sync_with_dataloader": ((True,), "the last window of an epoch is a step"),
         "sync_each_batch": ((True, False), "use True or False"),
     }
-    for name, value in {**told, **accumulation}.items():
+    for name, value in {**options, **accumulation}.items():
         if name not in known:
             hint = did_you_mean(name, known)
             raise refused(f"accelerator_config.{name}", value, f"it is no key of it{hint}")
@@ -209,7 +209,7 @@ def _check_flat(args: TrainingArguments) -> None:
     Raises:
         ConfigError: Names the argument.
     """
-    told = {
+    conflicts = {
         "optim": (
             args.optim not in BY_ELEMENT,
             f"looks at whole tensors ({', '.join(BY_ELEMENT)} do not)",
@@ -220,7 +220,7 @@ def _check_flat(args: TrainingArguments) -> None:
             "cuts what would be flat",
         ),
     }
-    for name, (is_told, why) in told.items():
+    for name, (is_told, why) in conflicts.items():
         if is_told:
             value = getattr(args, name)
             raise ConfigError(
@@ -450,34 +450,36 @@ def check_every(args: TrainingArguments) -> None:
     """
     if not args.save_every:
         return
-    said = f"`save_every`={args.save_every!r} (or --every)"
+    option = f"`save_every`={args.save_every!r} (or --every)"
     every = parse_every(args.save_every, "`save_every`")
     if every.memory_steps:
-        _check_memory(args, said)
+        _check_memory(args, option)
     if args.save_strategy != "steps" and every.says_saves:
         raise ConfigError(
-            f"{said} contradicts `save_strategy`={args.save_strategy!r}: leave one of them out"
+            f"{option} contradicts `save_strategy`={args.save_strategy!r}: leave one of them out"
         )
     if args.load_best_model_at_end and is_planned(args):
         raise ConfigError(
-            f"`load_best_model_at_end` needs a checkpoint of every evaluated model, and {said} "
+            f"`load_best_model_at_end` needs a checkpoint of every evaluated model, and {option} "
             "saves when time has passed: say how often to save in steps, or use "
             "`save_strategy`='best' without it"
         )
 
 
-def _check_memory(args: TrainingArguments, said: str) -> None:
+def _check_memory(args: TrainingArguments, option: str) -> None:
     """Refuse arguments that leave nothing to cache, or a near tier that takes every save.
 
     Raises:
         ConfigError: Names the argument.
     """
     if args.save_only_model:
-        raise ConfigError(f"{said} holds what a resume needs, and `save_only_model` leaves it out")
+        raise ConfigError(
+            f"{option} holds what a resume needs, and `save_only_model` leaves it out"
+        )
     if args.near_repo:
         raise ConfigError(
-            f"{said} holds steps for `repo` alone, and `near_repo` takes every save: use one "
+            f"{option} holds steps for `repo` alone, and `near_repo` takes every save: use one "
             "of them"
         )
     if args.save_strategy == "no":
-        raise ConfigError(f"{said} contradicts `save_strategy`='no': what is held may be saved")
+        raise ConfigError(f"{option} contradicts `save_strategy`='no': what is held may be saved")

@@ -206,12 +206,12 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
     try:
         return cls(**taken)
     except ConfigError as error:
-        said = [
+        lines = [
             f"`{name}` is from {place}"
             for name, place in places.items()
             if f"`{name}`" in error.message
         ]
-        more = f" ({'; '.join(said)})" if said else ""
+        more = f" ({'; '.join(lines)})" if lines else ""
         raise ConfigError(f"{error.message}{more}", hint=error.hint) from error
 
 
@@ -367,10 +367,10 @@ def _help(argument: Field[Any]) -> str:
     return f"{argument.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
 
 
-def _values(said: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+def _values(options: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
     """Return the values of the command line's words."""
     values: dict[str, Any] = {}
-    for name, words in said.items():
+    for name, words in options.items():
         today = RENAMED.get(name, name)
         kinds = kinds_of(known[today]).get(today, ()) if today in known else ()
         if isinstance(words, list):

@@ -194,20 +194,20 @@ def _property(argument: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
 
     If a text may hold several names (``debug``), its choices are examples, not a limit.
     """
-    said: dict[str, Any] = {"description": str(argument.metadata.get("help", ""))}
+    schema: dict[str, Any] = {"description": str(argument.metadata.get("help", ""))}
     types = list(dict.fromkeys(_TYPES[kind] for kind in kinds))
     if types:
-        said["type"] = types[0] if len(types) == 1 else types
+        schema["type"] = types[0] if len(types) == 1 else types
     choices: list[str | None] = [*CHOICES.get(argument.name, ())]
     if choices and types == ["array"]:
-        said["items"] = {"enum": choices}
+        schema["items"] = {"enum": choices}
     elif choices and set(types) <= {"string", "null"}:
-        said["enum"] = [*choices, None] if "null" in types else choices
+        schema["enum"] = [*choices, None] if "null" in types else choices
     elif choices:
-        said["examples"] = choices
+        schema["examples"] = choices
     if argument.default is not MISSING and not argument.metadata.get("is_secret"):
-        said["default"] = argument.default
-    return said
+        schema["default"] = argument.default
+    return schema
 
 
 def _has_no_default(argument: Field[Any]) -> bool:

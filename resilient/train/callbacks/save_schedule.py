@@ -320,28 +320,29 @@ class CadenceCallback(TrainerCallback):
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Record the end of a step, plan from new measurements, and request a save that is due."""
-        life, step, took = self._life, state.global_step, kwargs["took"]
-        if life is None:
+        attempt, step, took = self._life, state.global_step, kwargs["took"]
+        if attempt is None:
             return
-        life.steps.end(self._session.clock.monotonic_seconds(), took.stalled_seconds)
-        if life.is_owing:
-            life.steps.settle(took.stalled_seconds)
-            life.is_owing = False
-        if life.due is None and step >= life.plans_at:
-            measured = life.steps.measured(took.land_p95)
+        attempt.steps.end(self._session.clock.monotonic_seconds(), took.stalled_seconds)
+        if attempt.is_owing:
+            attempt.steps.settle(took.stalled_seconds)
+            attempt.is_owing = False
+        if attempt.due is None and step >= attempt.plans_at:
+            measured = attempt.steps.measured(took.land_p95)
             if measured is not None:
-                self._plan(life, measured, step, kwargs["emit"])
-            life.steps.disturb()
-        if life.due is not None and step >= life.due:
+                self._plan(attempt, measured, step, kwargs["emit"])
+            attempt.steps.disturb()
+        if attempt.due is not None and step >= attempt.due:
             control.should_save = True
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Count from this save, no matter what requested it."""
-        life = self._life
-        if life is not None:
-            life.steps.save(kwargs["took"].spread_seconds)
-            life.since, life.plans_at, life.due = state.global_step, state.global_step + 1, None
-            life.is_owing = True
+        attempt = self._life
+        if attempt is not None:
+            attempt.steps.save(kwargs["took"].spread_seconds)
+            step = state.global_step
+            attempt.since, attempt.plans_at, attempt.due = step, step + 1, None
+            attempt.is_owing = True
 
     def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Leave the time of an evaluation out of the measurements."""
@@ -359,26 +360,26 @@ class CadenceCallback(TrainerCallback):
             self._life.comms.close()
             self._life = None
 
-    def _plan(self, life: _Life, measured: SaveMeasurements, step: int, emit: Any) -> None:
+    def _plan(self, attempt: _Life, measured: SaveMeasurements, step: int, emit: Any) -> None:
         """Agree on the step of the next save. Collective."""
-        told: list[SaveDecision] = []
+        decisions: list[SaveDecision] = []
 
         def rule(shown: list[Any]) -> int:
-            life_seconds = self._session.clock.monotonic_seconds() - life.began_seconds
-            mtbf_seconds = life.history.mtbf_seconds(life_seconds)
-            told.append(
-                plan(life.every, [SaveMeasurements(*answer) for answer in shown], mtbf_seconds)
+            life_seconds = self._session.clock.monotonic_seconds() - attempt.began_seconds
+            mtbf_seconds = attempt.history.mtbf_seconds(life_seconds)
+            decisions.append(
+                plan(attempt.every, [SaveMeasurements(*answer) for answer in shown], mtbf_seconds)
             )
-            return told[0].steps
+            return decisions[0].steps
 
-        life.agreements += 1
-        topic, within_seconds = str(life.agreements), self._session.args.save_within_seconds
-        steps: int = agree(life.comms, topic, measured.to_json(), rule, within_seconds)
-        life.due = life.since + steps
-        if told and is_told(life.told_seconds, told[0].seconds):
-            life.told_seconds = told[0].seconds
-            next_step = max(step, life.due)
-            emit(SaveScheduleChosen.of(told[0], step, next_step, life.history.failures))
+        attempt.agreements += 1
+        topic, within_seconds = str(attempt.agreements), self._session.args.save_within_seconds
+        steps: int = agree(attempt.comms, topic, measured.to_json(), rule, within_seconds)
+        attempt.due = attempt.since + steps
+        if decisions and is_told(attempt.told_seconds, decisions[0].seconds):
+            attempt.told_seconds = decisions[0].seconds
+            next_step = max(step, attempt.due)
+            emit(SaveScheduleChosen.of(decisions[0], step, next_step, attempt.history.failures))
 
 
 def cadence_callbacks(session: Session) -> list[CadenceCallback]:
@@ -393,12 +394,12 @@ def history_of(session: Session) -> FailureObservations:
     """
     launch, args = session.gang.launch, session.args
     options = {**(args.storage_options or {}), **launch.storage_options}
-    lives = []
+    attempts = []
     try:
         store = open_store(session.repository, storage_options=options)
         for number in list_numbers(store)[-_LIVES_MAX:]:
             record = read_generation(store, number)
-            lives.append((record.cause, record.claimed_at))
+            attempts.append((record.cause, record.claimed_at))
     except ResilientError:
         return FailureObservations()
-    return observe(lives)
+    return observe(attempts)

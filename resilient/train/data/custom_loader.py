@@ -131,7 +131,7 @@ def _around(
     )
 
 
-def _begin_worker(theirs: Callable[[int], None] | None, worker: int) -> None:
+def _begin_worker(user_init: Callable[[int], None] | None, worker: int) -> None:
     outlive_a_request(worker)
-    if theirs is not None:
-        theirs(worker)
+    if user_init is not None:
+        user_init(worker)

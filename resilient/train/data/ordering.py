@@ -171,8 +171,8 @@ class Sampling:
             low, count = start + turn * each, min(several, whole - turn)
             # Read the tensor once for many rounds: reading takes longer than slicing a list.
             taken: list[int] = order[low : low + count * each].tolist()
-            for mine in range(rank * deal.batch, len(taken), each):
-                yield taken[mine : mine + deal.batch]
+            for first in range(rank * deal.batch, len(taken), each):
+                yield taken[first : first + deal.batch]
         for turn in range(whole, deal.rounds_after(start)):
             yield deal.micro_batch(order, start + turn * each, rank)
 

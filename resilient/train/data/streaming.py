@@ -87,9 +87,9 @@ class StreamReader(IterableDataset[StreamRound]):
 
     def __iter__(self) -> Iterator[StreamRound]:
         info = get_worker_info()
-        mine, workers = (info.id, info.num_workers) if info else (0, 1)
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
         for turn, stream_round in enumerate(self._rounds()):
-            if turn % workers == mine:
+            if turn % workers == worker:
                 yield stream_round
 
     def _rounds(self) -> Iterator[StreamRound]:

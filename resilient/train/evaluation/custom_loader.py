@@ -155,11 +155,11 @@ class BatchMetrics:
 
     def add(self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any) -> None:
         """Process one batch of each rank. Collective."""
-        mine = None
+        batch_loss = None
         if self._share.counts(self._seen) and not self._share.is_stand_in:
-            mine = nested(_on_host, (predictions, labels, inputs, loss))
+            batch_loss = nested(_on_host, (predictions, labels, inputs, loss))
         self._seen += 1
-        for value in gather_objects(mine, self._share.world.size):
+        for value in gather_objects(batch_loss, self._share.world.size):
             if value is not None:
                 self._take(*value)
 

@@ -118,9 +118,9 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     shapes = [torch.empty_like(shape) for _ in range(everyone)]
     dist.all_gather(shapes, shape)
     largest = torch.stack(shapes).amax(0).tolist()
-    mine = pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(mine) for _ in range(everyone)]
-    dist.all_gather(gathered, mine)
+    own_rows = pad_to(rows, largest).contiguous()
+    gathered = [torch.empty_like(own_rows) for _ in range(everyone)]
+    dist.all_gather(gathered, own_rows)
     cut = [item[: int(shape[0])] for item, shape in zip(gathered, shapes, strict=True)]
     return torch.cat(cut[:: everyone // ranks])
 

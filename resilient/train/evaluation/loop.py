@@ -89,13 +89,15 @@ class OutputColumn:
 
         Every rank must spill all of its columns as often as the others, even if it keeps none.
         """
-        held, self._held = self._held, []
+        batches, self._held = self._held, []
         if self._joining.by_pickle:
-            self._spilled += [] if self._share.is_stand_in else [nested(to_numpy, x) for x in held]
+            self._spilled += (
+                [] if self._share.is_stand_in else [nested(to_numpy, x) for x in batches]
+            )
             return
-        if held:
-            self._empty = zipped(held[:1], _nothing_of)
-        if (together := zipped(held or [self._empty], self._gathered)) is not None:
+        if batches:
+            self._empty = zipped(batches[:1], _nothing_of)
+        if (together := zipped(batches or [self._empty], self._gathered)) is not None:
             self._spilled.append(together)
 
     def result(self) -> Any:
@@ -365,8 +367,8 @@ class EvalAccumulator:
         if not self._losses:
             return None
         share = self._share
-        mine = torch.stack(self._losses)
-        rows = gather_rows(mine[:0] if share.is_stand_in else mine, share.world.size)
+        own_losses = torch.stack(self._losses)
+        rows = gather_rows(own_losses[:0] if share.is_stand_in else own_losses, share.world.size)
         owners = [turn for rank in range(share.world.size) for turn in share.turns(rank)]
         by_turn = dict(zip(owners, rows.tolist(), strict=True))
         return [by_turn[turn] for turn in range(share.batches)]
@@ -464,9 +466,9 @@ class _Reader(IterableDataset[_Part]):
 
     def __iter__(self) -> Iterator[_Part]:
         info = get_worker_info()
-        mine, workers = (info.id, info.num_workers) if info else (0, 1)
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
         for turn, part in enumerate(self._parts()):
-            if turn % workers == mine:
+            if turn % workers == worker:
                 yield part
 
     def _parts(self) -> Iterator[_Part]:

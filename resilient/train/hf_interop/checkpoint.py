@@ -253,8 +253,8 @@ class TransformersFiles:
             raise IntegrityError(
                 f"`{self.folder / name}` holds no `{root}`", key=str(self.folder / name)
             )
-        held: dict[str, Any] = found[root]
-        return held
+        state: dict[str, Any] = found[root]
+        return state
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a safetensors or torch file."""

@@ -122,7 +122,7 @@ def _empty_like(group: Mapping[str, Any]) -> dict[str, Any]:
 def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """Return a rank's random state in Transformers' form."""
     numpy = ours["numpy"]
-    theirs = {
+    exported = {
         "python": ours["python"],
         "numpy": (
             numpy["bit_generator"],
@@ -134,8 +134,8 @@ def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         "cpu": ours["cpu"],
     }
     if "cuda" in ours:
-        theirs["cuda"] = ours["cuda"][0] if is_alone else list(ours["cuda"])
-    return theirs
+        exported["cuda"] = ours["cuda"][0] if is_alone else list(ours["cuda"])
+    return exported
 
 
 def trainer_state(
@@ -153,8 +153,8 @@ def trainer_state(
     stateful: dict[str, Any] = {"TrainerControl": {**control, "attributes": {}}}
     for name, state in callbacks.items():
         if name != "TrainerControl":
-            said = ours.get("stateful_callbacks", {}).get(name, {})
-            stateful[name] = {"args": said.get("args", {}), "attributes": dict(state)}
+            saved = ours.get("stateful_callbacks", {}).get(name, {})
+            stateful[name] = {"args": saved.get("args", {}), "attributes": dict(state)}
     kept = {name: ours[name] for name in _STATE if name in ours}
     return {**kept, "stateful_callbacks": stateful, "best_model_checkpoint": best}
 
@@ -275,15 +275,15 @@ def _read(
         )
     ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     optional = ("scaler", *ranks, *PAPERS)
-    spine = open_engine(url, storage_options=storage_options)
+    engine = open_engine(url, storage_options=storage_options)
     try:
-        return read_parts(spine, manifest, (*_NEEDED, *optional))
+        return read_parts(engine, manifest, (*_NEEDED, *optional))
     finally:
-        spine.close()
+        engine.close()
 
 
 def read_parts(
-    spine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
+    engine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the states of the named parts that a checkpoint holds, with every byte verified.
 
@@ -292,10 +292,10 @@ def read_parts(
         IntegrityError: The checkpoint is damaged.
     """
     stored = {entry.name for entry in manifest.parts}
-    held = {name: CapturedState() for name in names if name in stored}
-    for name, value in held.items():
-        spine.load_part(manifest.checkpoint, name, Part(value))
-    return {name: value.state for name, value in held.items()}
+    states = {name: CapturedState() for name in names if name in stored}
+    for name, value in states.items():
+        engine.load_part(manifest.checkpoint, name, Part(value))
+    return {name: value.state for name, value in states.items()}
 
 
 def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -393,7 +393,7 @@ def export_tensors(
     side: CheckpointView,
     folder: str | os.PathLike[str],
     kind: ExportFormat,
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> list[str]:
     """Write the weights and the moments of a checkpoint to a new folder, each tensor whole.
 
@@ -405,7 +405,7 @@ def export_tensors(
         side: The checkpoint; its bytes are verified.
         folder: Target folder; it must not exist.
         kind: ``safetensors`` streams; the other formats hold all data in memory once.
-        told: Called with the bytes read and the total bytes.
+        on_progress: Called with the bytes read and the total bytes.
 
     Returns:
         The names of the files.
@@ -421,7 +421,7 @@ def export_tensors(
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    files = write_parts(side, draft, told)
+    files = write_parts(side, draft, on_progress)
     if not files:
         shutil.rmtree(draft)
         raise ConfigError(f"{side.url} holds no weights and no moments")

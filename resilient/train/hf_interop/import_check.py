@@ -117,10 +117,10 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
         IncompatibleCheckpoint: Another optimizer saved it.
     """
     saved = parts["optimizer"].stateful.state_dict()["param_groups"]
-    theirs = {name for group in saved for name in group} & _OPTIONS
+    saved_options = {name for group in saved for name in group} & _OPTIONS
     ours = {name for group in groups for name in group} & _OPTIONS
-    if saved and groups and theirs != ours:
-        differ = ", ".join(sorted(theirs ^ ours))
+    if saved and groups and saved_options != ours:
+        differ = ", ".join(sorted(saved_options ^ ours))
         raise _unfit(f"another optimizer saved it: only one of both has {differ}")
 
 
@@ -158,14 +158,16 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
-    held = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if lacking := sorted(set(expected) - set(held)):
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if lacking := sorted(set(expected) - set(shapes)):
         raise _unfit(f"it has no weights for {_named(lacking)} of this model")
-    if strange := sorted(set(held) - set(expected)):
+    if strange := sorted(set(shapes) - set(expected)):
         raise _unfit(f"it has weights that this model has not: {_named(strange)}")
     for name, shape in expected.items():
-        if held[name] != shape:
-            raise _unfit(f"`{name}` has the shape {list(held[name])}, in this model {list(shape)}")
+        if shapes[name] != shape:
+            raise _unfit(
+                f"`{name}` has the shape {list(shapes[name])}, in this model {list(shape)}"
+            )
 
 
 def _named(names: Sequence[str]) -> str:

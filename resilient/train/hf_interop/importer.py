@@ -380,13 +380,15 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
             names.setdefault(parameter.number, parameter.name)
         if parameter.is_trained:
             firsts.setdefault(parameter.number, parameter.name)
-    held = [[id(parameter) for parameter in group["params"]] for group in groups]
+    parameter_ids = [[id(parameter) for parameter in group["params"]] for group in groups]
     trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
     is_flat = (
-        find_redirect(model) is not None and len(held) == 1 and names.keys().isdisjoint(held[0])
+        find_redirect(model) is not None
+        and len(parameter_ids) == 1
+        and names.keys().isdisjoint(parameter_ids[0])
     )
     if not is_flat:  # else flat vectors hold all trained parameters
-        trained = tuple(tuple(names[number] for number in numbers) for numbers in held)
+        trained = tuple(tuple(names[number] for number in numbers) for numbers in parameter_ids)
     naming = Naming(trained, tied_names(model))
     if not is_adapted(model):
         return naming
@@ -413,9 +415,9 @@ def tie(
     """Return the tensors completed by the other names of tied tensors."""
     whole = dict(tensors)
     for names in tied:
-        held = next((tensors[name] for name in names if name in tensors), None)
-        if held is not None:
-            whole |= {name: held for name in names if name not in tensors}
+        tensor = next((tensors[name] for name in names if name in tensors), None)
+        if tensor is not None:
+            whole |= {name: tensor for name in names if name not in tensors}
     return whole
 
 
@@ -553,7 +555,7 @@ class Import:
     lost: tuple[str, ...]
     odd: tuple[str, ...] = ()
 
-    def commit(self, spine: CheckpointEngine) -> CheckpointId:
+    def commit(self, engine: CheckpointEngine) -> CheckpointId:
         """Claim a generation and write the checkpoint, after that of the best model.
 
         Crash: the checkpoint is committed completely, or not at all. The best model alone may
@@ -565,20 +567,22 @@ class Import:
         """
         found, parts = self.source, dict(self.parts)
         found.source.require_unchanged()
-        spine.resume({}, ref="never", cause="import")
-        checkpoint = CheckpointId(spine.generation, found.step)
+        engine.resume({}, ref="never", cause="import")
+        checkpoint = CheckpointId(engine.generation, found.step)
         keep: tuple[CheckpointId, ...] = ()
         if self.best is not None:
-            step, held = self.best
+            step, best_parts = self.best
             data = {"imported_from": os.fspath(found.folder), IMPORTED_AS: BEST}
-            spine.save(step, held, CheckpointInfo(config={"save_only_model": True}, data=data))
-            spine.wait()
-            keep = (CheckpointId(spine.generation, step),)
+            engine.save(
+                step, best_parts, CheckpointInfo(config={"save_only_model": True}, data=data)
+            )
+            engine.wait()
+            keep = (CheckpointId(engine.generation, step),)
             parts["best"] = Part(RawState({"checkpoint": str(keep[0])}))
         elif found.state.get("best_global_step") == found.step:
             parts["best"] = Part(RawState({"checkpoint": str(checkpoint)}))
-        spine.save(found.step, parts, self._about(), keep=keep)
-        spine.wait()
+        engine.save(found.step, parts, self._about(), keep=keep)
+        engine.wait()
         return checkpoint
 
     def _about(self) -> CheckpointInfo:
@@ -644,10 +648,10 @@ def best_of(
     step = found.state.get("best_global_step")
     if type(step) is not int or step == found.step or not found.state.get("best_model_checkpoint"):
         return None, lost
-    told = lost if _BEST in lost else (*lost, _BEST)
+    losses = lost if _BEST in lost else (*lost, _BEST)
     folder = found.folder.absolute().parent / f"checkpoint-{step}"
     if step > found.step or not is_transformers_folder(folder):
-        return None, told
+        return None, losses
     try:
         other = open_source(folder).found
         parts = {"model": Part(RawState(naming.complete(other.weights()))), **documents_of(other)}
@@ -655,17 +659,18 @@ def best_of(
             require_loadable(parts, model)
         other.source.require_unchanged()
     except (IntegrityError, IncompatibleCheckpoint, NothingToResume):
-        return None, told
+        return None, losses
     return (step, parts), lost
 
 
-def holds_run(spine: CheckpointEngine) -> bool:
+def holds_run(engine: CheckpointEngine) -> bool:
     """Return whether a repository holds more than a killed import's best model."""
-    held = spine.committed()
-    if not held:
-        return spine.holds_run()
+    checkpoints = engine.committed()
+    if not checkpoints:
+        return engine.holds_run()
     return any(
-        read_manifest(spine.store, checkpoint).data.get(IMPORTED_AS) != BEST for checkpoint in held
+        read_manifest(engine.store, checkpoint).data.get(IMPORTED_AS) != BEST
+        for checkpoint in checkpoints
     )
 
 
@@ -699,12 +704,12 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
     plan = plan_takeover(session.args.output_dir)
     if not plan.intact and not plan.skipped:
         return ""
-    spine = session.checkpointer_alone(f"{topic}/look")
+    engine = session.checkpointer_alone(f"{topic}/look")
     try:
-        if holds_run(spine):
+        if holds_run(engine):
             return ""
     finally:
-        spine.close()
+        engine.close()
     broken: list[SkippedFolder] = []
     for number, folder in enumerate(plan.intact):
         for skip in (*plan.newer_than(folder), *broken):
@@ -758,9 +763,9 @@ def _take_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], t
 def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str) -> str:
     """Write a folder to the repository, unless it holds a run; return the folder's digests."""
     session = hooks.session
-    spine = session.checkpointer_alone(topic)
+    engine = session.checkpointer_alone(topic)
     try:
-        if holds_run(spine):
+        if holds_run(engine):
             return _digests(folder, is_whole=session.gang.launch.cause == "start")
         made = prepare_import(
             folder,
@@ -772,14 +777,14 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
         _require_run(hooks, made.parts)
         given = {name: part for name, part in more.items() if part.scope == "replicated"}
         made.parts.update(given)
-        checkpoint = made.commit(spine)
+        checkpoint = made.commit(engine)
         session.emit(HFCheckpointImported(folder, str(checkpoint), made.source.step))
         if made.lost:
             session.emit(ImportLossReported(folder, made.lost))
         if made.odd:
             session.emit(ImportOddityReported(folder, made.odd))
     finally:
-        spine.close()
+        engine.close()
     return f"{made.source.state_digest}:{made.source.digest}"
 
 
@@ -818,7 +823,7 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
     # With ZeRO 3 the optimizer's groups are empty: its engine holds their parameters.
     filled = [group for group in groups if group["params"]] or groups
     options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
-    held = [
+    fresh_groups = [
         {
             **{name: value for name, value in group.items() if name != "params"},
             "params": list(names),
@@ -827,7 +832,7 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
     ]
     scheduler = hooks.lr_scheduler
     schedule = ScheduleState(scheduler).state_dict() if scheduler is not None else {}
-    return FreshState({"state": {}, "param_groups": held}, schedule)
+    return FreshState({"state": {}, "param_groups": fresh_groups}, schedule)
 
 
 def _naming(hooks: TrainerHooks) -> Naming:
@@ -885,16 +890,16 @@ def import_folder(
     model = model_from_config(os.fspath(folder))
     naming = naming_of(model, parameter_groups(model, 1.0))
     made = prepare_import(folder, naming, model, strict=strict)
-    spine = open_engine(url, storage_options=storage_options)
+    engine = open_engine(url, storage_options=storage_options)
     try:
-        if holds_run(spine):
+        if holds_run(engine):
             raise ConfigError(
-                f"the repository `{url}` holds {spine.committed()[0]} already: a run begins once",
+                f"the repository `{url}` holds {engine.committed()[0]} already: a run begins once",
                 hint=f"resilient ckpt ls {shell_quote(url)}",
             )
-        return ImportedFolder(made.commit(spine), made.lost)
+        return ImportedFolder(made.commit(engine), made.lost)
     finally:
-        spine.close()
+        engine.close()
 
 
 def naming_from_config(folder: str) -> Naming:
@@ -921,12 +926,12 @@ def model_from_config(folder: str) -> nn.Module:
             "to build a model from its configuration takes transformers",
             hint="pip install transformers",
         ) from error
-    said = found.document(CONFIG)
-    name = str((said.get("architectures") or ["none"])[0])
+    document = found.document(CONFIG)
+    name = str((document.get("architectures") or ["none"])[0])
     kind = getattr(transformers, name, None)
     if kind is None or not issubclass(kind, transformers.PreTrainedModel):
         raise ConfigError(f"Transformers has no model `{name}`, of which `{folder}` is", hint=hint)
-    config = kind.config_class.from_dict(said)
+    config = kind.config_class.from_dict(document)
     with torch.device("meta"):
         model: nn.Module = kind(config)
     return model

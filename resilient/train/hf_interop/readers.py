@@ -172,8 +172,8 @@ class ZeroFolder:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the model; trained ones in full precision."""
-        held = self._first["module"]
-        found = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+        module = self._first["module"]
+        found = {name: value for name, value in module.items() if isinstance(value, torch.Tensor)}
         if self.stage == _STAGE_3:
             # A partitioned parameter is empty here.
             found = {name: value for name, value in found.items() if value.numel()}
@@ -253,11 +253,11 @@ class ZeroFolder:
         whole = (
             torch.cat([tensor.reshape(-1) for tensor in line]) if self.stage < _STAGE_3 else None
         )
-        held = line[0].numel() if whole is None else whole.numel()
+        length = line[0].numel() if whole is None else whole.numel()
         for name, shape in shapes.items():
             count = math.prod(shape)
             width = count if whole is not None else math.ceil(count / len(line))
-            if place + width > held:
+            if place + width > length:
                 raise self._damaged(f"its partitions end before `{name}`")
             pieces = [whole] if whole is not None else line
             flat = torch.cat([piece.narrow(0, place, width) for piece in pieces])
@@ -287,8 +287,8 @@ class ZeroFolder:
 
     @property
     def _shapes(self) -> Shapes:
-        told = self._first.get("param_shapes") or []
-        return [{name: tuple(value) for name, value in group.items()} for group in told]
+        shapes = self._first.get("param_shapes") or []
+        return [{name: tuple(value) for name, value in group.items()} for group in shapes]
 
     def _refuse_unknown(self) -> None:
         """Raise if the partitions have another layout than this reader expects."""
@@ -393,25 +393,27 @@ class _Reader:
             raise self._damaged(f"the index does not say where `{name[:80]}` is")
         return self._load(name, found[0])
 
-    def _tensor(self, told: Tensor) -> torch.Tensor:
+    def _tensor(self, tensor: Tensor) -> torch.Tensor:
         """Return a tensor assembled from its slices."""
-        slices = self._index.slices.get(told.name, ())
+        slices = self._index.slices.get(tensor.name, ())
         self._require_plain(slices)
-        item_bytes = ITEM_BITS.get(told.dtype, 0) // 8
-        if told.dtype not in TORCH_DTYPES:
-            raise self._damaged(f"`{told.name[:80]}` has a dtype that is not known")
-        regions = [piece.region for piece in told.pieces]
-        is_whole = len(regions) == len(slices) and covers(told.shape, regions)
-        if told.elements and not is_whole:
-            raise self._damaged(f"`{told.name[:80]}` is not there as a whole")
+        item_bytes = ITEM_BITS.get(tensor.dtype, 0) // 8
+        if tensor.dtype not in TORCH_DTYPES:
+            raise self._damaged(f"`{tensor.name[:80]}` has a dtype that is not known")
+        regions = [piece.region for piece in tensor.pieces]
+        is_whole = len(regions) == len(slices) and covers(tensor.shape, regions)
+        if tensor.elements and not is_whole:
+            raise self._damaged(f"`{tensor.name[:80]}` is not there as a whole")
         # An index may claim any shape: allocate no memory for bytes that no file has.
-        if any(piece.region.size * item_bytes > piece.size_bytes for piece in told.pieces):
-            raise self._damaged(f"`{told.name[:80]}` has more elements than its files have bytes")
-        whole = torch.empty(told.shape, dtype=TORCH_DTYPES[told.dtype])
+        if any(piece.region.size * item_bytes > piece.size_bytes for piece in tensor.pieces):
+            raise self._damaged(f"`{tensor.name[:80]}` has more elements than its files have bytes")
+        whole = torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
         for region, place in zip(regions, slices, strict=True):
-            data = self._load(told.name, place)
+            data = self._load(tensor.name, place)
             if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
-                raise self._damaged(f"a slice of `{told.name[:80]}` has not the shape of the index")
+                raise self._damaged(
+                    f"a slice of `{tensor.name[:80]}` has not the shape of the index"
+                )
             spans = zip(region.offsets, region.lengths, strict=True)
             whole[tuple(slice(start, start + count) for start, count in spans)] = data
         return whole
@@ -450,10 +452,10 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
     """
     header, begin = read_header(data, key)
     header.pop("__metadata__", None)
-    held = memoryview(bytearray(data))[begin:]
+    body = memoryview(bytearray(data))[begin:]
     try:
-        _require_whole(held, header)
-        return {name: _tensor(held, slot) for name, slot in header.items()}
+        _require_whole(body, header)
+        return {name: _tensor(body, slot) for name, slot in header.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise IntegrityError(
             f"`{key}` is no whole safetensors file: {error}",
@@ -462,13 +464,13 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _require_whole(held: memoryview, header: dict[str, Any]) -> None:
+def _require_whole(body: memoryview, header: dict[str, Any]) -> None:
     end = max((slot["data_offsets"][1] for slot in header.values()), default=0)
-    if end != len(held):
-        raise ValueError(f"its header speaks of {end} bytes, and it has {len(held)}")
+    if end != len(body):
+        raise ValueError(f"its header speaks of {end} bytes, and it has {len(body)}")
 
 
-def _tensor(held: memoryview, slot: dict[str, Any]) -> torch.Tensor:
+def _tensor(body: memoryview, slot: dict[str, Any]) -> torch.Tensor:
     dtype, shape = slot["dtype"], slot["shape"]
     start, end = slot["data_offsets"]
     if end - start != math.prod(shape) * ITEM_BYTES[dtype] or not 0 <= start <= end:
@@ -476,4 +478,4 @@ def _tensor(held: memoryview, slot: dict[str, Any]) -> torch.Tensor:
     if start == end:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
     # A copy has torch's usual alignment, for any offset in the file.
-    return torch.frombuffer(held[start:end], dtype=TORCH_DTYPES[dtype]).view(shape).clone()
+    return torch.frombuffer(body[start:end], dtype=TORCH_DTYPES[dtype]).view(shape).clone()

@@ -136,12 +136,12 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     files.weights()
     whole, lost = _readable(files)
     step, said_by = _step_of(files, whole)
-    state, known, gone = _state_beside(files.folder, step)
+    state, known, losses = _state_beside(files.folder, step)
     made = RebuildPlan(
         str(target),
         step,
         {"weights": str(files.folder), "step": said_by, **known},
-        {name: CONSEQUENCES[name] for name in (*lost, *gone, "best model", "callbacks")},
+        {name: CONSEQUENCES[name] for name in (*lost, *losses, "best model", "callbacks")},
     )
     skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}
 
@@ -251,32 +251,32 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
         ConfigError: No source gives the step.
         IntegrityError: The sources disagree.
     """
-    said: dict[str, int] = {}
+    steps: dict[str, int] = {}
     if named := LAST.fullmatch(files.folder.name):
-        said["the folder's name"] = int(named[1])
+        steps["the folder's name"] = int(named[1])
     if SCHEDULER in whole:
         counted = schedule_of(whole[SCHEDULER])
         # A schedule driven by a metric counts evaluations.
         if counted is not None and counted.step is not None:
-            said[SCHEDULER] = counted.step
+            steps[SCHEDULER] = counted.step
     if made := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
-        said[OPTIMIZER] = max(made)
-    if not said:
+        steps[OPTIMIZER] = max(made)
+    if not steps:
         raise ConfigError(
             f"nothing in `{files.folder}` says of which step it is",
             hint="rename it to checkpoint-STEP",
         )
-    step = max(said.values())
+    step = max(steps.values())
     # With fp16 the optimizer and the schedule both skip some steps.
-    skips = SCALER in whole and said.get("the folder's name") == step
-    if len(set(said.values())) > 1 and not skips:
-        shown = ", ".join(f"{name} {number}" for name, number in said.items())
+    skips = SCALER in whole and steps.get("the folder's name") == step
+    if len(set(steps.values())) > 1 and not skips:
+        shown = ", ".join(f"{name} {number}" for name, number in steps.items())
         raise IntegrityError(
             f"the files of `{files.folder}` are of several steps: {shown}",
             key=str(files.folder),
             hint="the folder mixes two checkpoints: take another",
         )
-    return step, ", ".join(name for name, number in said.items() if number == step)
+    return step, ", ".join(name for name, number in steps.items() if number == step)
 
 
 def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
@@ -284,17 +284,23 @@ def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str]
     sibling = _nearest_sibling(folder, step)
     if sibling is None:
         return TrainerState(global_step=step), {}, ["place in the data", "history"]
-    theirs = sibling.state
-    entries = [entry for entry in theirs["log_history"] if entry.get("step", 0) <= step]
-    named = {name: theirs[name] for name in ("max_steps", "num_train_epochs") if name in theirs}
+    sibling_state = sibling.state
+    entries = [entry for entry in sibling_state["log_history"] if entry.get("step", 0) <= step]
+    named = {
+        name: sibling_state[name]
+        for name in ("max_steps", "num_train_epochs")
+        if name in sibling_state
+    }
     state = TrainerState(
         global_step=step,
         epoch=_epoch_at(step, sibling),
-        train_batch_size=int(theirs.get("train_batch_size") or 0),
+        train_batch_size=int(sibling_state.get("train_batch_size") or 0),
         log_history=entries,
         **named,
     )
-    state = replace(state, **{name: theirs[name] for name in _CADENCES if name in theirs})
+    state = replace(
+        state, **{name: sibling_state[name] for name in _CADENCES if name in sibling_state}
+    )
     known = {"place in the data": str(sibling.folder), "history": str(sibling.folder)}
     if sibling.step >= step:
         return state, known, []
@@ -402,17 +408,17 @@ def _read(
     url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
 ) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
     """Return the parts that verify as intact, and the names of the others."""
-    spine = open_engine(url, storage_options=storage_options)
+    engine = open_engine(url, storage_options=storage_options)
     whole: dict[str, Mapping[str, Any]] = {}
     hurt = set()
     try:
         for entry in manifest.parts:
             try:
-                whole |= read_parts(spine, manifest, [entry.name])
+                whole |= read_parts(engine, manifest, [entry.name])
             except (IntegrityError, KeyNotFound):
                 hurt.add(entry.name)
     finally:
-        spine.close()
+        engine.close()
     return whole, hurt
 
 
@@ -542,12 +548,12 @@ def random_states_of(
 
 def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None) -> int:
     """Return the seed of the run; a part of the checkpoint takes precedence over its arguments."""
-    spine = open_engine(url, storage_options=storage_options)
+    engine = open_engine(url, storage_options=storage_options)
     try:
         with suppress(IntegrityError, KeyNotFound):
-            return int(read_parts(spine, manifest, ["reduction"])["reduction"]["seed"])
+            return int(read_parts(engine, manifest, ["reduction"])["reduction"]["seed"])
     finally:
-        spine.close()
+        engine.close()
     return int(manifest.config.get("seed", 42))
 
 

@@ -76,8 +76,8 @@ class SavedModels:
         """
         after = parse_checkpoint(mark)
         known = lineage(open_store(self.url, storage_options=self.options))
-        mine = [candidate for candidate in known.candidates if self._is_mine(candidate)]
-        return sorted(checkpoint for checkpoint in mine if after is None or checkpoint > after)
+        own = [candidate for candidate in known.candidates if self._is_mine(candidate)]
+        return sorted(checkpoint for checkpoint in own if after is None or checkpoint > after)
 
     def final(self, *, best: bool) -> CheckpointId | None:
         """Return the checkpoint that training ended with, or of the best model; None if missing."""
@@ -102,13 +102,13 @@ class SavedModels:
             IncompatibleCheckpoint: It holds no model that can be written.
         """
         manifest = read_manifest(open_store(self.url, storage_options=self.options), checkpoint)
-        spine = open_engine(
+        engine = open_engine(
             self.url, storage_options=self.options, require_signature=self.require_signature
         )
         try:
-            parts = read_parts(spine, manifest, ("model", "optimizer", "trainer_state", *PAPERS))
+            parts = read_parts(engine, manifest, ("model", "optimizer", "trainer_state", *PAPERS))
         finally:
-            spine.close()
+            engine.close()
         state = parts.get("trainer_state", {})
         with tempfile.TemporaryDirectory(prefix="resilient-") as name:
             folder = Path(name)

@@ -125,8 +125,8 @@ def label_names_of(model: nn.Module) -> tuple[str, ...]:
 
 def returns_loss_alone(model: nn.Module) -> bool:
     """Return whether a model computes its own loss without labels (``return_loss=True``)."""
-    told = inspect.signature(model.forward).parameters.get("return_loss")
-    return told is not None and told.default is True
+    parameter = inspect.signature(model.forward).parameters.get("return_loss")
+    return parameter is not None and parameter.default is True
 
 
 def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, every: bool = False) -> Any:

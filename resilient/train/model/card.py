@@ -70,7 +70,7 @@ class ModelCardInfo:
 def write_card(
     folder: Path,
     model: nn.Module,
-    told: ModelCardInfo,
+    info: ModelCardInfo,
     args: TrainingArguments,
     state: TrainerState,
 ) -> None:
@@ -83,18 +83,18 @@ def write_card(
     base = base_model(model)
     before = str(getattr(getattr(base, "config", None), "_name_or_path", "") or "")
     library = "transformers" if hasattr(base, "save_pretrained") else None
-    told = replace(
-        told,
-        tags=[*listed(told.tags), *tags_in(folder / "README.md")],
-        finetuned_from=told.finetuned_from or ("" if Path(before).is_dir() else before) or None,
-        model_name=told.model_name or folder.resolve().name,
+    info = replace(
+        info,
+        tags=[*listed(info.tags), *tags_in(folder / "README.md")],
+        finetuned_from=info.finetuned_from or ("" if Path(before).is_dir() else before) or None,
+        model_name=info.model_name or folder.resolve().name,
     )
-    text = card_of(told, "peft" if is_adapted(model) else library, args, state.log_history)
+    text = card_of(info, "peft" if is_adapted(model) else library, args, state.log_history)
     LocalStore(folder).put("README.md", text.encode())
 
 
 def card_of(
-    told: ModelCardInfo,
+    info: ModelCardInfo,
     library: str | None,
     args: TrainingArguments,
     history: Sequence[Mapping[str, Any]],
@@ -102,21 +102,21 @@ def card_of(
     """Return the text of a card.
 
     Args:
-        told: Facts from the user.
+        info: Facts from the user.
         library: Library that loads the model, by the Hub's name; None if the Hub has none.
         args: Arguments of the run.
         history: ``log_history`` of its state.
     """
     judged = _evaluations(history)
     results = {_shown_name(name): metric for name, metric in _metrics(judged[-1])} if judged else {}
-    head = _metadata(told, library, results)
+    head = _metadata(info, library, results)
     lines = [
         "---",
         *(f"{key}: {json.dumps(value)}" for key, value in head.items() if value),
         "---",
         "",
     ]
-    lines += [f"# {told.model_name}", "", _origin(told), ""]
+    lines += [f"# {info.model_name}", "", _origin(info), ""]
     if results:
         lines += ["It achieves the following results on the evaluation set:", ""]
         lines += [*(f"- {name}: {_number(result)}" for name, result in results.items()), ""]
@@ -170,7 +170,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def _metadata(
-    told: ModelCardInfo, library: str | None, results: Mapping[str, Any]
+    info: ModelCardInfo, library: str | None, results: Mapping[str, Any]
 ) -> dict[str, Any]:
     known = {
         metric: name
@@ -180,41 +180,41 @@ def _metadata(
     }
     return {
         "library_name": library,
-        "language": listed(told.language),
-        "license": told.license,
-        "base_model": told.finetuned_from,
-        "tags": list(dict.fromkeys([*listed(told.tags), GENERATED])),
-        "datasets": listed(told.dataset_tags),
+        "language": listed(info.language),
+        "license": info.license,
+        "base_model": info.finetuned_from,
+        "tags": list(dict.fromkeys([*listed(info.tags), GENERATED])),
+        "datasets": listed(info.dataset_tags),
         "metrics": list(known),
-        "model-index": _index(told, known, results),
+        "model-index": _index(info, known, results),
     }
 
 
-def _index(told: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
+def _index(info: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
     """Return results in the Hub's format, which requires a task and a dataset for each."""
-    tags, names = listed(told.dataset_tags), listed(told.dataset)
-    arguments = listed(told.dataset_args)
+    tags, names = listed(info.dataset_tags), listed(info.dataset)
+    arguments = listed(info.dataset_args)
     metrics = [
         {"name": name, "type": metric, "value": results[name]} for metric, name in known.items()
     ]
     found = []
-    for task, (place, tag) in product(listed(told.tasks), enumerate(tags)):
+    for task, (place, tag) in product(listed(info.tasks), enumerate(tags)):
         dataset = {"name": names[place] if place < len(names) else tag, "type": tag}
         if place < len(arguments):
             dataset["args"] = arguments[place]
         described = {"name": task.replace("-", " ").title(), "type": task}
         found.append({"task": described, "dataset": dataset, "metrics": metrics})
-    return [{"name": told.model_name, "results": found}] if found and metrics else []
+    return [{"name": info.model_name, "results": found}] if found and metrics else []
 
 
-def _origin(told: ModelCardInfo) -> str:
+def _origin(info: ModelCardInfo) -> str:
     names = [
-        f"the {dataset} dataset" for dataset in listed(told.dataset) or listed(told.dataset_tags)
+        f"the {dataset} dataset" for dataset in listed(info.dataset) or listed(info.dataset_tags)
     ]
     data = " and ".join(names) or "an unknown dataset"
-    if not told.finetuned_from:
+    if not info.finetuned_from:
         return f"This model was trained from scratch on {data}."
-    link = f"[{told.finetuned_from}](https://huggingface.co/{told.finetuned_from})"
+    link = f"[{info.finetuned_from}](https://huggingface.co/{info.finetuned_from})"
     return f"This model is a fine-tuned version of {link} on {data}."
 
 

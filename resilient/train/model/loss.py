@@ -103,9 +103,9 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
     a Transformers model with ``**kwargs``. For other models ``**kwargs`` is no evidence.
     """
     base = base_of(model)
-    said = getattr(base, "accepts_loss_kwargs", None)
-    if said is not None:
-        return bool(said)
+    declared = getattr(base, "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
     taken = inspect.signature(base.forward).parameters
     open_ended = any(value.kind is value.VAR_KEYWORD for value in taken.values())
     return "num_items_in_batch" in taken or (open_ended and hasattr(base, "loss_function"))

@@ -122,20 +122,20 @@ def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    held = list(_numbers(model))
-    copies = {id(tensor): _copy(tensor, dtype) for _, _, tensor in held}
+    weights = list(_numbers(model))
+    copies = {id(tensor): _copy(tensor, dtype) for _, _, tensor in weights}
 
     def lowered(_: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
         return _cast(inputs, dtype), _cast(named, dtype)
 
     hook = model.register_forward_pre_hook(lowered, with_kwargs=True)
     try:
-        for module, name, tensor in held:
+        for module, name, tensor in weights:
             setattr(module, name, copies[id(tensor)])
         yield
     finally:
         hook.remove()
-        for module, name, tensor in held:
+        for module, name, tensor in weights:
             setattr(module, name, tensor)
 
 

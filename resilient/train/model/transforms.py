@@ -218,8 +218,8 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     base = base_of(model)
     get = getattr(base, "get_input_embeddings", None)
     if callable(get):
-        said: nn.Module = get()
-        return said
+        embeddings: nn.Module = get()
+        return embeddings
     found = [module for module in base.modules() if isinstance(module, nn.Embedding)]
     if len(found) != 1:
         raise ConfigError(

@@ -97,12 +97,12 @@ def make_optimizer(
         ConfigError: The model has no trainable parameter, or the options do not fit the class.
     """
     kind, options = recipe
-    held = next((name for name in _HELD if name in options), None)
-    rest = {name: option for name, option in options.items() if name != held}
-    if held is None:
+    parameter_option = next((name for name in _HELD if name in options), None)
+    rest = {name: option for name, option in options.items() if name != parameter_option}
+    if parameter_option is None:
         groups: Any = parameter_groups(model, args.weight_decay, names)
     else:
-        groups = options[held]
+        groups = options[parameter_option]
     try:
         return kind(groups, **rest)
     except ConfigError:

@@ -53,9 +53,9 @@ def keep_initial_rates(optimizer: Optimizer) -> Iterator[None]:
 
     On exit each tensor is back in its group and holds the new rate.
     """
-    held = [group["lr"] for group in optimizer.param_groups]
+    rates = [group["lr"] for group in optimizer.param_groups]
     yield
-    for group, had in zip(optimizer.param_groups, held, strict=True):
+    for group, had in zip(optimizer.param_groups, rates, strict=True):
         rate, group["lr"] = float(group["lr"]), had
         set_rate(group, rate)
 

@@ -249,13 +249,17 @@ def from_first(work: Callable[[], Any], ranks: int) -> Any:
     Raises:
         ResilientError: Failure of rank 0, which itself raises the original error.
     """
-    mine = capture_failure(work)
-    shown = replace(mine, rank=0, cause=None) if isinstance(mine, RankFailure) else mine
-    heard = gather_objects(shown, ranks)[0]
-    if isinstance(heard, RankFailure):
-        own = mine.cause if isinstance(mine, RankFailure) else None
-        raise own or heard.to_error(ranks)
-    return heard
+    own_result = capture_failure(work)
+    shown = (
+        replace(own_result, rank=0, cause=None)
+        if isinstance(own_result, RankFailure)
+        else own_result
+    )
+    answer = gather_objects(shown, ranks)[0]
+    if isinstance(answer, RankFailure):
+        own = own_result.cause if isinstance(own_result, RankFailure) else None
+        raise own or answer.to_error(ranks)
+    return answer
 
 
 def search(

@@ -64,8 +64,8 @@ class StepFilter:
         held: Points that the tool has from earlier attempts.
     """
 
-    def __init__(self, held: LoggedSteps | None) -> None:
-        self._held = held
+    def __init__(self, logged: LoggedSteps | None) -> None:
+        self._held = logged
         self._last: dict[str, tuple[int, float | str]] = {}
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:

@@ -48,8 +48,8 @@ class ClearML(LocalStateTracker):
             auto_connect_frameworks={"tensorboard": False, "pytorch": False},
         )
         self.run_id = self._task.id
-        said = {f"Transformers/{name}": value for name, value in opening.config().items()}
-        self._task.set_parameters_as_dict(said)
+        parameters = {f"Transformers/{name}": value for name, value in opening.config().items()}
+        self._task.set_parameters_as_dict(parameters)
 
     def known(self) -> Mapping[str, int] | None:
         """Return the steps of the offline session, else the steps that were handed over."""

@@ -124,26 +124,26 @@ class TrackerWorker:
         """Whether the tool accepts models, which may be large."""
         return self._tracker.wants_models() != "never"
 
-    def upload(self, shelf: SavedModels, before: int) -> None:
+    def upload(self, saved_models: SavedModels, before: int) -> None:
         """Send the models that were committed since the last call; return at once.
 
         Args:
-            shelf: Committed models.
+            saved_models: Committed models.
             before: Step that is being saved. Its model waits for the next call, even if the thread
                 is late, because the next call may know that the model is the final one.
         """
         if self._tracker.wants_models() == "checkpoint":
-            self._put(self._upload, shelf, before)
+            self._put(self._upload, saved_models, before)
 
-    def upload_final(self, shelf: SavedModels, *, best: bool) -> None:
+    def upload_final(self, saved_models: SavedModels, *, best: bool) -> None:
         """Send the remaining models, and mark the final model; return at once.
 
         Args:
-            shelf: Committed models; training is over and all of them are durable.
+            saved_models: Committed models; training is over and all of them are durable.
             best: Whether training ends with the best model.
         """
         if self.takes_models:
-            self._put(self._upload, shelf, None, best)
+            self._put(self._upload, saved_models, None, best)
 
     def close(self, within_seconds: float, *, completed: bool) -> None:
         """Wait until all entries are sent and the run is closed, at most ``within_seconds``."""
@@ -174,13 +174,13 @@ class TrackerWorker:
                 self._started.set()
 
     def _start(self, opening: TrackerContext, history: Sequence[Mapping[str, Any]]) -> None:
-        held = self._tracker.start(opening)
+        logged = self._tracker.start(opening)
         self._is_open = True
-        self._curve = StepFilter(held)
+        self._curve = StepFilter(logged)
         self._tell(TrackerOpened(self._tracker.name, self._tracker.run_id, opening.since))
         for entry in history:
             step = int(entry.get("step", 0))
-            if held is not None or step >= opening.since:
+            if logged is not None or step >= opening.since:
                 self._send(entry, step)
 
     def _send(self, logs: Mapping[str, Any], step: int) -> None:
@@ -194,24 +194,30 @@ class TrackerWorker:
 
     def _upload(
         self,
-        shelf: SavedModels,
+        saved_models: SavedModels,
         before: int | None,
         best: bool = False,  # noqa: FBT001, FBT002 - as below
     ) -> None:
         """Send each model that still exists; retention may have deleted some meanwhile."""
         if not self._is_open:
             return
-        final = shelf.final(best=best) if before is None else None
-        wanted = shelf.since(self._uploaded) if self._tracker.wants_models() == "checkpoint" else []
+        final = saved_models.final(best=best) if before is None else None
+        wanted = (
+            saved_models.since(self._uploaded)
+            if self._tracker.wants_models() == "checkpoint"
+            else []
+        )
         wanted = [item for item in wanted if before is None or item.step < before]
         if final is not None:
             wanted = [*(item for item in wanted if item != final), final]
         for checkpoint in wanted:
-            self._upload_one(shelf, checkpoint, is_final=checkpoint == final)
+            self._upload_one(saved_models, checkpoint, is_final=checkpoint == final)
 
-    def _upload_one(self, shelf: SavedModels, checkpoint: CheckpointId, *, is_final: bool) -> None:
+    def _upload_one(
+        self, saved_models: SavedModels, checkpoint: CheckpointId, *, is_final: bool
+    ) -> None:
         try:
-            with shelf.model_of(checkpoint, is_final=is_final) as model:
+            with saved_models.model_of(checkpoint, is_final=is_final) as model:
                 self._tracker.log_model(model)
         except KeyNotFound:
             return
@@ -263,8 +269,8 @@ class Reporting(TrainerCallback):
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Send the models committed so far; the model of this save follows at the next save."""
-        for courier in self._couriers.values():
-            courier.upload(kwargs["shelf"], state.global_step)
+        for worker in self._couriers.values():
+            worker.upload(kwargs["shelf"], state.global_step)
 
     def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Wait until all entries and models are sent."""
@@ -297,8 +303,8 @@ class Reporting(TrainerCallback):
         if not self._couriers:
             # An evaluation before or after training opens the trackers itself.
             self._open(args, state, context)
-        for courier in self._couriers.values():
-            courier.post(logs, state.global_step)
+        for worker in self._couriers.values():
+            worker.post(logs, state.global_step)
 
     def _open(self, args: Any, state: Any, context: Mapping[str, Any]) -> None:
         if not state.is_world_process_zero:
@@ -308,7 +314,7 @@ class Reporting(TrainerCallback):
         began = begun.folder if begun is not None else ""
         for tracker in self._trackers:
             saved = self._saved.get(tracker.name, {})
-            courier = TrackerWorker(tracker, saved, context["emit"], began)
+            worker = TrackerWorker(tracker, saved, context["emit"], began)
             opening = TrackerContext(
                 args,
                 str(saved.get("run_id", "")),
@@ -317,12 +323,12 @@ class Reporting(TrainerCallback):
                 state.trial_name,
                 state.trial_params,
             )
-            self._couriers[tracker.name] = courier
-            courier.open(opening, history, _BEGIN_SECONDS / len(self._trackers))
+            self._couriers[tracker.name] = worker
+            worker.open(opening, history, _BEGIN_SECONDS / len(self._trackers))
 
     def _end(self, within_seconds: float, *, completed: bool) -> None:
-        for courier in self._couriers.values():
-            courier.close(within_seconds / len(self._couriers), completed=completed)
+        for worker in self._couriers.values():
+            worker.close(within_seconds / len(self._couriers), completed=completed)
         self._saved = self.state_dict()
         self._couriers = {}
 

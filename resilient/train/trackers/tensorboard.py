@@ -42,8 +42,8 @@ class TensorBoard(Tracker):
         self._writer = _writer_class()(folder, purge_step=opening.since)
         if is_gone or not is_resumed:
             self._writer.add_text("args", as_json(opening.args.to_dict()))
-            said = getattr(opening.model, "config", None)
-            if said is not None:
+            config = getattr(opening.model, "config", None)
+            if config is not None:
                 self._writer.add_text("model_config", as_json(opening.config()))
         self._writer.flush()
         # On another machine the folder may be empty. Then the whole history is sent.

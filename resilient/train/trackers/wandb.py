@@ -214,6 +214,6 @@ def _await_end(file: Path) -> None:
 
 def _other_files(run: Any) -> list[Path]:
     """Return the offline files that earlier attempts wrote for this run, oldest first."""
-    mine = Path(str(run.settings.sync_file))
-    found = mine.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
-    return sorted(path for path in found if path != mine)
+    own_file = Path(str(run.settings.sync_file))
+    found = own_file.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
+    return sorted(path for path in found if path != own_file)

@@ -70,7 +70,7 @@ def test_an_older_life_may_not_commit_or_rotate(store):
     with pytest.raises(Fenced, match="life 2 of this run began"):
         commit(store, empty_manifest(CheckpointId(1, 4)))
     with pytest.raises(Fenced):
-        collect_garbage(store, Retention(1), mine=1)
+        collect_garbage(store, Retention(1), generation=1)
     assert store.objects == before
 
 
@@ -99,7 +99,7 @@ def test_a_rotation_sweeps_leftovers_but_no_save_in_flight_and_nothing_foreign(s
     for step in (2, 3):
         save(store, CheckpointId(1, step))
     store.put("checkpoint-4-g1/model.r00000.safetensors", b"in flight")
-    collect_garbage(store, Retention(1), mine=1)
+    collect_garbage(store, Retention(1), generation=1)
     folders = {key.partition("/")[0] for key in store.objects if "checkpoint" in key}
     assert folders == {"checkpoint-1-g1", "checkpoint-3-g1", "checkpoint-4-g1"}
     assert store.objects["checkpoint-1-g1/notes.txt"] == b"a person's"
@@ -113,7 +113,7 @@ def test_rotation_deletes_the_manifest_before_what_it_names(store):
     order = []
     delete = store.delete
     store.delete = lambda key: (order.append(key), delete(key))
-    collect_garbage(store, Retention(1), mine=1)
+    collect_garbage(store, Retention(1), generation=1)
     assert order[0] == "checkpoint-1-g1/manifest.json"
 
 

@@ -78,7 +78,7 @@ def test_a_start_from_scratch_that_saved_nothing_hides_nothing(store):
 def test_rotation_leaves_another_start_alone(store):
     life(store, [10, 20])
     life(store, [1, 2, 3], None)
-    assert collect_garbage(store, Retention(1), mine=2).doomed == ids((2, 1), (2, 2))
+    assert collect_garbage(store, Retention(1), generation=2).doomed == ids((2, 1), (2, 2))
     assert committed(store) == list(ids((2, 3), (1, 20), (1, 10)))
 
 

@@ -218,7 +218,7 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path):
     sides = [side(tmp_path / f"{name}.safetensors") for name in ("a", "b")]
     told = []
     tracemalloc.start()
-    found = compare(*sides, told=lambda done, of: told.append((done, of)))
+    found = compare(*sides, on_progress=lambda done, of: told.append((done, of)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not found.differs
