@@ -246,7 +246,7 @@ class SaveFailed(ResilientError):
 
 
 class Fenced(ResilientError):
-    """A newer life of this run exists, so this one may not write any more."""
+    """A newer attempt of this run exists; this process must not write any more."""
 
     exit_code = 80
     code = "RES-FENCED"
@@ -289,7 +289,7 @@ class DeadlineExceeded(ResilientError):
 
 
 class CrashLoop(ResilientError):
-    """Life after life failed without a new checkpoint."""
+    """Several attempts failed one after the other without a new checkpoint."""
 
     exit_code = 70
     code = "RES-CRASH-LOOP"
@@ -344,24 +344,24 @@ EXIT_CODES = (
         1,
         "",
         "the answer is no",
-        "The answer is no: it differs, it is damaged and something intact remains, it does not "
-        "fit. Under `train`: the script failed and named no code of its own, or refused a damaged "
-        "checkpoint before the first step.",
+        "The answer of the command is negative: a difference, a setting that does not fit, or "
+        "damage while an intact checkpoint remains. Under `train`: the script failed without an "
+        "exit code of its own, or rejected a damaged checkpoint before the first step.",
         "count a failure, start again",
     ),
-    ExitCode(2, "", "wrong usage", "The command line was not understood.", "fail the job"),
+    ExitCode(2, "", "wrong usage", "The command line is invalid.", "fail the job"),
     ExitCode(
         3,
         "",
         "no intact checkpoint is left",
-        "Checkpoints were committed and none can be read whole; nothing was started from scratch.",
-        "fail the job, call somebody",
+        "Checkpoints were committed, and none is intact. No training was started from scratch.",
+        "fail the job, alert a person",
     ),
     ExitCode(
         65,
         "DATAERR",
         "incompatible checkpoint",
-        "A whole checkpoint that this model, code or format version cannot take.",
+        "An intact checkpoint does not fit this model, code or format version.",
         "fail the job",
     ),
     ExitCode(
@@ -382,30 +382,31 @@ EXIT_CODES = (
         70,
         "SOFTWARE",
         "crash loop",
-        "Life after life failed without a new checkpoint, or the numbers broke for good.",
+        "Attempts failed repeatedly without a new checkpoint, or the loss stayed broken after "
+        "rollbacks.",
         "fail the job",
     ),
     ExitCode(
         71,
         "OSERR",
-        "this host is not fit",
-        "This host failed too often and was left out.",
+        "this host failed too often",
+        "This host failed too often, needs a device reset, or has a worker that cannot be killed.",
         "start again on another host",
     ),
     ExitCode(
         73,
         "CANTCREAT",
         "not durable",
-        "A checkpoint could not be made durable: no space, no quota, a read-only store. "
-        "Older ones are untouched.",
-        "start again, tell somebody",
+        "A checkpoint could not be made durable: no space, no quota, or a read-only store. "
+        "Older checkpoints are unchanged.",
+        "start again, alert a person",
     ),
     ExitCode(
         75,
         "TEMPFAIL",
         "preempted after a durable save (requeue)",
-        "Asked to stop, and everything up to the agreed step is durable, or there was nothing "
-        "new to save, or a rank was killed meanwhile and an earlier checkpoint is whole: the same "
+        "The run was asked to stop, and every step up to the agreed step is durable. Also: no step "
+        "was new, or a rank was killed meanwhile and an older checkpoint is intact. The same "
         "command resumes.",
         "requeue, count nothing",
     ),
@@ -413,22 +414,22 @@ EXIT_CODES = (
         77,
         "NOPERM",
         "not allowed",
-        "Credentials, mode bits or a missing signature forbid it.",
+        "Credentials, mode bits or a missing signature forbid the access.",
         "fail the job",
     ),
     ExitCode(
         78,
         "CONFIG",
         "wrong configuration",
-        "A setting is missing, unknown, contradicts another, or asks for what cannot be saved. "
-        "A start at step 0 would ignore checkpoints that lie there.",
+        "A setting is missing, is unknown, contradicts another setting, or asks for state that "
+        "cannot be saved. Or a start at step 0 would ignore existing checkpoints.",
         "fail the job",
     ),
     ExitCode(
         80,
         "",
-        "held by another life of the run",
-        "A newer life of this run exists, or another process holds what was asked for.",
+        "a newer attempt exists",
+        "A newer attempt of this run exists, or another process uses the requested resource.",
         "start again later",
     ),
     ExitCode(
@@ -436,13 +437,13 @@ EXIT_CODES = (
         "",
         "interrupted",
         "Ctrl-C in a command other than `train`.",
-        "nothing: somebody did it",
+        "nothing: a user interrupted the command",
     ),
     ExitCode(
         143,
         "",
         "stopped, and work was lost",
-        "SIGTERM, and not everything could be saved before the deadline.",
+        "SIGTERM stopped the run, and some steps could not be saved before the deadline.",
         "requeue, count a failure",
     ),
 )

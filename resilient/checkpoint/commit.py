@@ -1,4 +1,4 @@
-"""Commit: from receipts to a manifest, whose exclusive create makes a checkpoint exist."""
+"""Commit of a checkpoint: check of the receipts, then exclusive create of the manifest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reflog: history of the checkpoint that resume takes, from the generation records.
 
-Each entry is one attempt, with its parent and its end. Nothing else is recorded. A rollback is a
-generation that began from an older checkpoint and saves nothing. It left the end of the generation
-before it.
+Each entry is one attempt, with its parent and its end. No other record exists. A rollback is a
+generation that starts from an older checkpoint and saves nothing. The rollback abandons the end of
+the previous generation.
 """
 
 from __future__ import annotations

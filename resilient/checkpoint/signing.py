@@ -1,8 +1,8 @@
 """Signatures of committed checkpoints.
 
-The signature is put before the manifest. So a committed checkpoint of a run with a key is signed,
-whenever the writer dies. The signature's name holds the beginning of the manifest's root, so a
-second save of the same step cannot replace the signature of the first.
+The signature is put before the manifest. A committed checkpoint of a run with a key is therefore
+signed, even if the writer dies at any moment. The signature's name holds the beginning of the
+manifest's root, so a second save of the same step cannot replace the signature of the first.
 """
 
 from __future__ import annotations

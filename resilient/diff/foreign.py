@@ -1,8 +1,8 @@
 """View of another tool's checkpoint, for comparison.
 
 Everything is read as data, as in :mod:`resilient.layouts`: nothing is unpickled. Tensors, fields
-and random states are compared by value. All other content gets a digest: files that no reader
-opens, and values of a pickle that are no field, such as a NumPy array, a set or a sparse tensor.
+and random states are compared by value. All other content is compared by a digest: files that no
+reader opens, and pickled values that are no fields (NumPy arrays, sets, sparse tensors).
 """
 
 from __future__ import annotations

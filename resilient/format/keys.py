@@ -4,13 +4,13 @@
 
     generations/g000003.json                 one attempt of the run, created exclusively
     generations/g000003.committed.json       that attempt has committed a checkpoint
-    store-abilities.json                     whether this server's exclusive create is exclusive
+    store-abilities.json                     result of the test of exclusive create
     store-probe/3f2a...9c-0                  an object of a probe of that ability
     tags/release.json                        a name for a checkpoint, created exclusively
     ledger/g000003-000000000120.json         samples trained up to step 120 of generation 3
     checkpoint-120-g3/manifest.json          its presence is the commit
     checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
-    checkpoint-80-g3/manifest.trashed-...    in the trash, with both moments; no commit
+    checkpoint-80-g3/manifest.trashed-...    in the trash since and until two times; no commit
     checkpoint-120-g3/model.r00000.safetensors
     checkpoint-120-g3/optimizer.r00000-00.safetensors
     checkpoint-120-g3/optimizer.r00000-01.safetensors

@@ -4,9 +4,9 @@ A truncated state has its first keys, in alphabetical order: the best checkpoint
 step, and the beginning of the history. Another step of the run, or the arguments, have the state
 that is common to the run. State of this step alone is lost and reported.
 
-The optimizer stores the current and the initial rate of each group, so a scheduler gets them back
-to the bit. Its step comes from the other files, its kind from another step of the run or from the
-arguments. Counters other than steps, such as a plateau's patience, are not invented.
+The optimizer stores the current and the initial rate of each group, so a scheduler gets both rates
+back bit for bit. Its step comes from the other files, its kind from another step of the run or from
+the arguments. Counters other than steps, such as a plateau's patience, are not invented.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Model weights in one file or in shards, as safetensors or as torch saves them.
 
 An index of shards is checked against the shards. ``transformers.trainer_utils`` loads each file
-that the index names, whole and in the order of file names (``load_sharded_checkpoint``). Of a
-tensor in two files, the last one therefore wins.
+that the index names, whole and in the order of file names (``load_sharded_checkpoint``). If two
+files have the same tensor, the tensor of the last file is used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Save plan: assignment of regions to ranks and files, and their layout in the files.
 
 A large share of a rank becomes several files. Several files are written and read at once, and a
-lost file costs less to repair. Cuts fall between regions, so that the files describe the tensors as
-one file would; only a region larger than the maximum file size is cut itself. A plan is computed
-once and reused for saves of the same structure. Trees are encoded as JSON, and cached constants are
-not encoded again.
+lost file costs less to repair. Cuts fall between regions, so the regions are the same as in one
+file. Only a region larger than the maximum file size is cut itself. A plan is computed once and
+reused for saves of the same structure. Trees are encoded as JSON, and cached constants are not
+encoded again.
 """
 
 from __future__ import annotations

@@ -45,25 +45,38 @@ BEYOND: dict[tuple[str, str], str] = {
 """What cannot be seen, by layout and damage, with the reason."""
 _WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}
 _SAID_MAX = 160
-_HEAD = """# What is seen of damage
+_HEAD = """# Damage matrix
 
-Each damage was done to a checkpoint of each layout. In a cell stands what `ckpt verify` says of \
-it, and behind the stroke what the layout's own tool does with the same files:
+This page shows the result of each kind of damage in each layout. A cell has up to three results, \
+separated by `/`: `ckpt verify`, the layout's own tool, and `ckpt repair`.
 
-* `no`: training cannot go on, and why; `loss`: it can, and what is lost is named; `told`: it \
-can, and what is odd is named; `unknown`: no checkpoint is recognised; `unseen`: nothing is said.
-* `stops`: the tool raises; `loads`: it goes on and says nothing that stops anybody; `runs it`: \
-it executes the code in the pickle.
-* behind the second stroke, what `ckpt repair` does: `mends`: it writes a new checkpoint that is \
-whole, out of this one and another step of the run beside it; `loses`: one that its tool goes on \
-from, with a loss that is named, or a model to begin a new training from; `saves`: none, but the \
-tensors that are whole; `copy`: with \
-another copy of it named (`--from`), one that is whole; `stays`: nothing helps, and it says why. \
-What it wrote was loaded, or resumed, by the layout's own tool, and is to the bit what that has of \
-the undamaged one: all of it with `mends` and `copy`, the weights with `loses`.
+| `ckpt verify` | meaning |
+|---|---|
+| `no` | training cannot resume; the output has the reason |
+| `loss` | training can resume; the output names the lost state |
+| `told` | training can resume; the output names a contradiction |
+| `unknown` | no checkpoint is recognised |
+| `unseen` | no damage is reported |
 
-An empty cell: the layout has no such file, or keeps it inside another one. Written by \
-`make damage`; CI holds a slice of it against the code.
+| layout's own tool | meaning |
+|---|---|
+| `stops` | the tool raises an error |
+| `loads` | the tool loads the checkpoint and reports nothing that stops the training |
+| `runs it` | the tool runs the code in the pickle |
+
+| `ckpt repair` | meaning |
+|---|---|
+| `mends` | writes a whole checkpoint, from this one and another step of the run |
+| `loses` | writes a checkpoint with a named loss, or a model for a new training |
+| `saves` | writes only the intact tensors |
+| `copy` | writes a whole checkpoint if `--from` names another copy |
+| `stays` | writes nothing and gives the reason |
+
+The layout's own tool loaded or resumed each repaired checkpoint. With `mends` and `copy`, all of \
+the state equals the undamaged checkpoint bit for bit. With `loses`, the weights do.
+
+A cell is empty if the layout has no such file, or has it inside another file. `make damage` \
+generates this page. CI compares a part of the page with the code.
 """
 
 
@@ -108,21 +121,21 @@ def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
     for kind in kinds:
         row = [_short(by_place.get((name, kind))) for name in names]
         lines.append(f"| {kind} | {' | '.join(row)} |")
-    lines += ["", "## What cannot be seen", ""]
+    lines += ["", "## Undetected damage", ""]
     lines += [f"* {name}, {kind}: {why}" for (name, kind), why in BEYOND.items()]
     lines += [
         "",
         "## The tools",
         "",
-        "| layout | whole, it is | its own tool here is |",
+        "| layout | verdict on the undamaged checkpoint | own tool in these tests |",
         "|---|---|---|",
     ]
     lines += [f"| {one.name} | {_verdict(whole[one.name])} | {one.how} |" for one in ALL]
     lines += [
         "",
-        "## What is said",
+        "## Results in detail",
         "",
-        "| layout | damage | said | first finding | a repair |",
+        "| layout | damage | result | first finding | repair |",
         "|---|---|---|---|---|",
     ]
     for one in cells:
@@ -137,10 +150,10 @@ def _counted(cells: Sequence[Cell]) -> str:
     copied = sum(COPY in one.repair for one in cells)
     unseen = sum(one.answer == UNSEEN for one in cells)
     return (
-        f"{len(cells)} cells of {len({one.kind for one in cells})} kinds of damage and "
-        f"{len({one.sample for one in cells})} layouts. In {silent} of them the tool loads what is "
-        f"told here; {unseen} are seen by neither. A repair makes {mended} whole without "
-        f"help from elsewhere, and {copied} more with another copy."
+        f"The table has {len(cells)} cells: {len({one.kind for one in cells})} kinds of damage in "
+        f"{len({one.sample for one in cells})} layouts. In {silent} cells the tool loads damage "
+        f"that `ckpt verify` reports. In {unseen} cells neither reports the damage. `ckpt repair` "
+        f"restores {mended} checkpoints without another copy, and {copied} more with one."
     )
 
 

@@ -3,12 +3,12 @@
 ``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. It serves a
 Unix-domain socket with one JSON object per line; the bytes are in shared memory. The daemon lives
 until its standard input ends. The agent closes it to stop the daemon, and the kernel closes it when
-the agent dies in any way. Then the cached steps of ended ranks and the saves in flight have
-``--linger-seconds`` to be committed; nothing is left afterwards.
+the agent dies in any way. The daemon then has ``--linger-seconds`` to commit the cached steps of
+ended ranks and the saves in flight. Afterwards it ends and leaves no memory or files behind.
 
-The daemon lowers its own priority, so that it takes the cores that training leaves. Only a process
-may do that. A thread of the trainer that the kernel keeps waiting may hold the interpreter's lock,
-and then training waits too.
+The daemon lowers its own priority, so that it takes the cores that training leaves. A thread of the
+trainer must not do that: if the kernel delays a thread that holds the interpreter's lock, training
+waits too.
 """
 
 from __future__ import annotations

@@ -100,43 +100,51 @@ def _quote(text: str) -> str:
 
 _COUNTER, _GAUGE, _SUMMARY = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.SUMMARY
 
-AGENT_INFO = Metric("resilient_agent_info", _GAUGE, "Always 1; which version runs.", "version")
+AGENT_INFO = Metric(
+    "resilient_agent_info", _GAUGE, "Always 1; the label is the version of the agent.", "version"
+)
 AGENT_START = Metric(
-    "resilient_agent_start_time_seconds", _GAUGE, "When the agent started, in unix time."
+    "resilient_agent_start_time_seconds", _GAUGE, "Start time of the agent, in unix time."
 )
 EXIT_CODE = Metric(
-    "resilient_agent_exit_code", _GAUGE, "Of the agent, once it has decided to leave."
+    "resilient_agent_exit_code", _GAUGE, "Exit code of the agent, once it has decided to end."
 )
-LIVES = Metric("resilient_lives_total", _COUNTER, "Lives of the workers that this agent began.")
+LIVES = Metric("resilient_lives_total", _COUNTER, "Attempts that this agent started.")
 RESTARTS = Metric(
-    "resilient_restarts_total", _COUNTER, "Lives that another one followed, by why.", "cause"
+    "resilient_restarts_total",
+    _COUNTER,
+    "Attempts that another attempt followed, by cause.",
+    "cause",
 )
 FAILURES = Metric(
-    "resilient_failures_total", _COUNTER, "Lives that ended by a failure, by its cause.", "cause"
+    "resilient_failures_total", _COUNTER, "Attempts that ended by a failure, by cause.", "cause"
 )
 PREEMPTIONS = Metric(
-    "resilient_preemptions_total", _COUNTER, "Lives that ended because somebody asked for it."
+    "resilient_preemptions_total", _COUNTER, "Attempts that ended because of a stop request."
 )
-NOTICES = Metric(
-    "resilient_notices_total", _COUNTER, "Announcements heard that this host will be taken away."
-)
+NOTICES = Metric("resilient_notices_total", _COUNTER, "Preemption notices received for this host.")
 HANGS = Metric("resilient_hangs_total", _COUNTER, "Hangs found.")
-STRAGGLERS = Metric("resilient_stragglers_total", _COUNTER, "Times a rank fell behind the others.")
+STRAGGLERS = Metric(
+    "resilient_stragglers_total", _COUNTER, "Times a rank was found slower than the other ranks."
+)
 LOSSES_BROKEN = Metric(
-    "resilient_losses_broken_total", _COUNTER, "Times the loss was no number, or a spike.", "kind"
+    "resilient_losses_broken_total",
+    _COUNTER,
+    "Times the loss was NaN, infinite or a spike.",
+    "kind",
 )
 RESTARTS_LEFT = Metric(
     "resilient_restarts_left", _GAUGE, "Restarts after failures that the budget still allows."
 )
-WORLD_SIZE = Metric("resilient_world_size", _GAUGE, "Ranks of all hosts in this life.")
+WORLD_SIZE = Metric("resilient_world_size", _GAUGE, "Ranks of all hosts in this attempt.")
 LOCAL_WORLD_SIZE = Metric("resilient_local_world_size", _GAUGE, "Ranks of this host.")
-NODES = Metric("resilient_nodes", _GAUGE, "Hosts in this life.")
+NODES = Metric("resilient_nodes", _GAUGE, "Hosts in this attempt.")
 GENERATION = Metric(
-    "resilient_generation", _GAUGE, "Number of this life in the checkpoint repository."
+    "resilient_generation", _GAUGE, "Generation of this attempt in the checkpoint repository."
 )
 STEP = Metric("resilient_step", _GAUGE, "The last step that all ranks of this host have finished.")
 STEP_RATE = Metric(
-    "resilient_steps_per_second", _GAUGE, "Steps per second over the last minute of this life."
+    "resilient_steps_per_second", _GAUGE, "Steps per second over the last minute of this attempt."
 )
 RANK_STEP = Metric(
     "resilient_rank_step", _GAUGE, "The last step that a rank has finished.", "local_rank"
@@ -144,14 +152,16 @@ RANK_STEP = Metric(
 RANK_STEP_TIME = Metric(
     "resilient_rank_last_step_timestamp_seconds",
     _GAUGE,
-    "When a rank finished its last step, in unix time.",
+    "End time of the last step of a rank, in unix time.",
     "local_rank",
 )
-CHECKPOINT_STEP = Metric("resilient_checkpoint_step", _GAUGE, "Step of the last durable one.")
+CHECKPOINT_STEP = Metric(
+    "resilient_checkpoint_step", _GAUGE, "Step of the last durable checkpoint."
+)
 CHECKPOINT_TIME = Metric(
     "resilient_checkpoint_last_timestamp_seconds",
     _GAUGE,
-    "When the last durable checkpoint was committed, in unix time.",
+    "Commit time of the last durable checkpoint, in unix time.",
 )
 CHECKPOINT_BYTES = Metric(
     "resilient_checkpoint_size_bytes", _GAUGE, "Size of the last durable checkpoint."
@@ -160,37 +170,39 @@ CHECKPOINTS = Metric("resilient_checkpoints_total", _COUNTER, "Checkpoints commi
 CHECKPOINT_WRITTEN = Metric(
     "resilient_checkpoint_written_bytes_total",
     _COUNTER,
-    "Bytes written for them; less than their size where files are shared.",
+    "Bytes written for checkpoints; less than their size if files are shared.",
 )
 COMMIT = Metric(
-    "resilient_checkpoint_commit_seconds", _SUMMARY, "From the capture of a state to its commit."
+    "resilient_checkpoint_commit_seconds",
+    _SUMMARY,
+    "Time from the capture of a state to its commit.",
 )
 STALL = Metric(
-    "resilient_checkpoint_stall_seconds", _SUMMARY, "How long training waited for a save."
+    "resilient_checkpoint_stall_seconds", _SUMMARY, "Time that training waited for a save."
 )
 SAVES_ABORTED = Metric("resilient_saves_aborted_total", _COUNTER, "Saves that were not committed.")
 STEPS_AT_RISK = Metric(
-    "resilient_steps_at_risk", _GAUGE, "Steps that would be lost if all failed now."
+    "resilient_steps_at_risk", _GAUGE, "Steps that would be lost if all ranks failed now."
 )
 GOODPUT = Metric(
     "resilient_goodput_ratio",
     _GAUGE,
-    "Share of the wall clock that was training whose steps are part of the result.",
+    "Share of the wall clock spent on steps that are part of the result.",
 )
 SPENT = Metric(
     "resilient_spent_seconds",
     _GAUGE,
-    "Wall clock of the run by class; the classes sum to it, and training becomes lost.",
+    "Wall clock of the run by class; training turns into lost after a failure.",
     "class",
 )
-LOST_STEPS = Metric("resilient_lost_steps", _GAUGE, "Steps of the run that were done in vain.")
+LOST_STEPS = Metric("resilient_lost_steps", _GAUGE, "Steps of the run that were trained and lost.")
 SHARED_MEMORY = Metric(
     "resilient_shared_memory_bytes",
     _GAUGE,
-    "Memory of this host that staged checkpoints take, of all jobs.",
+    "Memory of this host used by staged checkpoints of all jobs.",
 )
 METRICS_ERRORS = Metric(
-    "resilient_metrics_errors_total", _COUNTER, "Times that figures could not be had."
+    "resilient_metrics_errors_total", _COUNTER, "Times that metrics could not be computed."
 )
 
 ALL = tuple(candidate for candidate in list(globals().values()) if isinstance(candidate, Metric))

@@ -8,10 +8,11 @@ the sums of the shortest list of nodes that covers the run.
 
 Parameters are cut into blocks of fixed size and laid end to end. One rank sums, measures and steps
 a block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
-number of ranks. Each rank sums one span of the line of all gradients. It receives that span of
-every partial sum, joins them by the tree, and then sends the result to all ranks (replicas) or
-keeps it (a rank that steps only its span). With one partial per rank the traffic equals that of a
-native ring all-reduce. Spans are exchanged in windows, so that buffers stay small.
+number of ranks. Each rank sums one span of the line of all gradients. The rank receives this span
+of every partial sum and joins the partial sums by the tree. With replicas it sends the result to
+all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
+traffic equals that of a native ring all-reduce. Spans are exchanged in windows, so that buffers
+stay small.
 """
 
 from __future__ import annotations
