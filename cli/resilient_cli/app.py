@@ -36,10 +36,10 @@ from resilient_cli.durations import WITHIN_SECONDS, parse_duration
 from resilient_cli.output import (
     Format,
     Output,
+    escape_unencodable_text,
     ignore_broken_pipe,
     put,
     show_error,
-    use_utf8_streams,
     write_nowhere_if_closed,
 )
 
@@ -288,7 +288,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
     write_nowhere_if_closed()
-    use_utf8_streams(sys.stdout, sys.stderr)
+    escape_unencodable_text(sys.stdout, sys.stderr)
     within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
         status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)

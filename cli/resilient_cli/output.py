@@ -105,7 +105,7 @@ def write_nowhere_if_closed() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
-def use_utf8_streams(*streams: TextIO) -> None:
+def escape_unencodable_text(*streams: TextIO) -> None:
     """Let streams escape characters that their encoding lacks: a name must not end a command."""
     for stream in streams:
         if isinstance(stream, TextIOWrapper):

@@ -26,6 +26,7 @@ from resilient.train.events import BatchSizeReduced, SpecialTokensAligned, Train
 from resilient.train.hf_compat import refuse_uncalled_overrides
 from resilient.train.memory import MemoryMeter
 from resilient.train.model.artifacts import (
+    align_special_tokens,
     processing_of,
     saved_processing,
     warn_of_tokenizer,
@@ -33,7 +34,6 @@ from resilient.train.model.artifacts import (
 )
 from resilient.train.model.card import ModelCardInfo, write_card
 from resilient.train.model.precision import Precision
-from resilient.train.model.special_tokens import align_special_tokens
 from resilient.train.model.transforms import looking_at_numbers, noisy_embeddings, showing_compilers
 from resilient.train.model.weights_io import gather_state, load_weights, write_model
 from resilient.train.optimizers.factory import set_mode

@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant(
         "a letter that the locale lacks ends the command",
         APP,
-        "    use_utf8_streams(sys.stdout, sys.stderr)\n",
+        "    escape_unencodable_text(sys.stdout, sys.stderr)\n",
         "",
         f"{TERMINALS} -k locale",
     ),

@@ -21,7 +21,7 @@ WAITS = "tests/process/test_groups_wait.py"
 FSDP1 = "resilient/strategies/fsdp1.py"
 DCP = "resilient/train/hf_interop/readers.py"
 ZERO = "resilient/train/hf_interop/readers.py"
-PARTS = "resilient/train/hf_interop/importer.py"
+PARTS = "resilient/train/hf_interop/conversion.py"
 
 MUTANTS = [
     Mutant(

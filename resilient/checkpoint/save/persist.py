@@ -473,7 +473,7 @@ def _write(
     checkpoint, rank, parity = job.about.checkpoint, context.world.rank, division.parity
     bounds: Any = {
         "copies_bytes_max": job.copies_bytes_max,
-        "told": pace.after_write,
+        "on_progress": pace.after_write,
         "token": context.token,
     }
     written = write(context.store, checkpoint, rank, division.files, job.parts, parity, **bounds)

@@ -5,16 +5,14 @@ from any other checkpoint, in any layout, and the source folder is no longer nee
 that is not empty continues only if its run began from that very checkpoint; else the request is
 refused.
 
-The names of a model's tensors follow from the model alone. Without a training script, the model
-is built from its configuration.
+Without a training script, the model is built from its configuration.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -34,21 +32,27 @@ from resilient.errors import (
     SignatureRefused,
 )
 from resilient.events import CheckpointSkipped, Event, Level
-from resilient.format.keys import CheckpointId, rank_part
-from resilient.layouts.consistency import epoch_of
+from resilient.format.keys import CheckpointId
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, SkippedFolder, plan_takeover
 from resilient.state_dict.flatten import PLAIN
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import bare
 from resilient.storage.open import local_root
-from resilient.strategies.module_wrapper import find_redirect, named_in
+from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline.registry import pipeline_of
-from resilient.train.data.ordering import seen_of
 from resilient.train.hf_interop.checkpoint import (
     CONFIG,
     TransformersCheckpoint,
     is_transformers_folder,
+)
+from resilient.train.hf_interop.conversion import (
+    FreshState,
+    Naming,
+    RawState,
+    documents_of,
+    naming_of,
+    parts_of,
 )
 from resilient.train.hf_interop.import_check import (
     open_source,
@@ -57,369 +61,18 @@ from resilient.train.hf_interop.import_check import (
     require_same_objects,
     require_same_optimizer,
 )
-from resilient.train.model.artifacts import DOCUMENTS, adapter_of, is_adapted
 from resilient.train.optimizers.builtin import parameter_groups
 from resilient.train.saver import policy_for
 from resilient.train.schedules.factory import ScheduleState
-from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from resilient.checkpoint_engine import CheckpointEngine
     from resilient.train.hf_interop.import_check import ImportSource
     from resilient.train.trainer_hooks import TrainerHooks
-
-_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
-_FLAGS = ("should_training_stop", "should_epoch_stop")
-_LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum")
-"""Optimizer state in the shape of its parameter."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawState:
-    """State that is saved as it was given."""
-
-    state: Mapping[str, Any]
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the given state."""
-        return self.state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Do nothing: the state is only saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreshState:
-    """Initial state of an optimizer and a schedule, for a folder that lost one of them.
-
-    Attributes:
-        optimizer: State by parameter name.
-        scheduler: State for the same groups.
-    """
-
-    optimizer: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
-
-
-def parts_of(
-    found: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
-) -> dict[str, Part]:
-    """Return all parts of our checkpoint, in loading order.
-
-    Args:
-        found: Checkpoint saved by Transformers.
-        naming: Names of the model that will continue.
-        best: Name of the new checkpoint, recorded as the best if it holds the best model.
-        fresh: Initial optimizer and schedule, for a folder that lost one of them.
-
-    Raises:
-        IncompatibleCheckpoint: It holds no optimizer, or that of another model.
-        IntegrityError: A file is damaged, or its files are of several checkpoints.
-    """
-    weights = naming.complete(found.weights())
-    state = found.state
-    is_best = state.get("best_global_step") == found.step
-    scaler = found.scaler()
-    whole: dict[str, Mapping[str, Any]] = {
-        "model": weights,
-        **_progress(found, naming, weights, fresh),
-        **({"scaler": scaler} if scaler is not None else {}),
-        "data": {"elsewhere": origin_of(found)},
-        "callbacks": callback_states(state),
-        "best": {"checkpoint": best if is_best else ""},
-    }
-    parts = {name: Part(RawState(value)) for name, value in whole.items()}
-    parts |= documents_of(found)
-    for rank in range(found.ranks):
-        # Each rank finds its part by name, no matter which rank wrote it.
-        parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
-        random = found.random_state(rank)
-        if random is not None:
-            parts[rank_part("rng_state", rank)] = Part(RawState(random))
-    return parts
-
-
-def documents_of(found: TransformersCheckpoint) -> dict[str, Part]:
-    """Return the parts that are JSON files: the trainer's state and the model's configurations."""
-    parts = {
-        "trainer_state": Part(RawState(trainer_state(found.state)), document="trainer_state.json")
-    }
-    for name, file in DOCUMENTS.items():
-        if found.source.has(file):
-            parts[name] = Part(RawState(found.document(file)), document=file)
-    return parts
-
-
-def _progress(
-    found: TransformersCheckpoint,
-    naming: Naming,
-    weights: Mapping[str, torch.Tensor],
-    fresh: FreshState | None,
-) -> dict[str, Mapping[str, Any]]:
-    """Return optimizer and schedule; as in Transformers both restart if one is lost.
-
-    Raises:
-        IncompatibleCheckpoint: One is lost, and there is no initial state.
-    """
-    if fresh is not None and not found.has_progress:
-        return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
-    optimizer, kept = named_optimizer(found, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _of_groups(found.scheduler(), kept)}
-
-
-def named_optimizer(
-    found: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], list[int]]:
-    """Return the optimizer's state by name, and the numbers of its groups with parameters.
-
-    Raises:
-        IncompatibleCheckpoint: Its parameters or shapes are not the model's.
-    """
-    plain = found.optimizer()
-    if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
-        return _by_name(found, plain, naming, weights)
-    kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
-    groups = [plain["param_groups"][nth] for nth in kept]
-    counts = [len(group["params"]) for group in groups]
-    if counts != [len(names) for names in naming.trained]:
-        raise IncompatibleCheckpoint(
-            f"the optimizer in `{found.folder}` has groups of {counts} parameters, and that of "
-            f"this model {[len(names) for names in naming.trained]}",
-            hint="train the same model, with the same parameters frozen and decayed",
-        )
-    names = {
-        number: name
-        for group, own in zip(groups, naming.trained, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
-    }
-    state = {names[number]: dict(value) for number, value in plain["state"].items()}
-    _require_fit(found, state, weights)
-    renamed = [
-        {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
-    ]
-    return {**plain, "state": state, "param_groups": renamed}, kept
-
-
-def _by_name(
-    found: TransformersCheckpoint,
-    plain: Mapping[str, Any],
-    naming: Naming,
-    weights: Mapping[str, torch.Tensor],
-) -> tuple[dict[str, Any], list[int]]:
-    """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
-    # A tensor with several names may be trained under different names here and there.
-    trained = {name for names in naming.trained for name in names}
-    ours = {
-        name: next((alias for alias in names if alias in trained), name)
-        for names in naming.tied
-        for name in names
-    }
-    groups = [
-        {**group, "params": [ours.get(name, name) for name in group["params"]]}
-        for group in plain["param_groups"]
-    ]
-    held = {name for group in groups for name in group["params"]}
-    if held != trained:
-        differ = sorted(held ^ trained)
-        raise IncompatibleCheckpoint(
-            f"the optimizer in `{found.folder}` and that of this model differ in `{differ[0]}` and "
-            f"{len(differ) - 1} more parameters",
-            hint="train the same model, with the same parameters frozen",
-        )
-    state = {ours.get(name, name): dict(value) for name, value in plain["state"].items()}
-    _require_fit(found, state, weights)
-    places = {
-        frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
-    }
-    own = [frozenset(names) for names in naming.trained]
-    # In the order of this model's groups, as required for a schedule's values by group.
-    kept = (
-        [places[members] for members in own] if set(own) == set(places) else list(places.values())
-    )
-    return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
-
-
-def _require_fit(
-    found: TransformersCheckpoint,
-    state: Mapping[str, Mapping[str, Any]],
-    weights: Mapping[str, torch.Tensor],
-) -> None:
-    """Raise if moments do not have the shape of their parameter."""
-    for name, value in state.items():
-        for kind in _LIKE_WEIGHT:
-            moment = value.get(kind)
-            if moment is None or name not in weights or moment.shape == weights[name].shape:
-                continue
-            raise IncompatibleCheckpoint(
-                f"the moments of `{name}` in `{found.folder}` have the shape "
-                f"{tuple(moment.shape)}, and it has {tuple(weights[name].shape)}",
-                hint="the model names its parameters in another order than the one that was saved",
-            )
-
-
-def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """Return a scheduler's state reduced to the kept groups."""
-    return {
-        name: [value[nth] for nth in kept]
-        if name in _BY_GROUP and isinstance(value, list) and len(value) > max(kept, default=-1)
-        else value
-        for name, value in scheduler.items()
-    }
-
-
-def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
-    """Return the origin of the run and its position in the data."""
-    return {
-        "trainer": "transformers",
-        "folder": found.folder.name,
-        "digest": found.digest,
-        "state_digest": found.state_digest,
-        # The import locates its position in the data by the epoch, Transformers by the step.
-        "epoch": float(epoch_of(found.state) or 0.0),
-        "batch": int(found.state.get("train_batch_size") or 0),
-        "ranks": found.ranks,
-        **seen_of(found.random_state(0), found.state["log_history"]),
-    }
-
-
-def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known fields, with the best checkpoint's name without its folder."""
-    known = {attribute.name for attribute in fields(TrainerState)}
-    taken = {name: value for name, value in state.items() if name in known}
-    best = taken.get("best_global_step")
-    return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
-
-
-def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
-    states: dict[str, Any] = {}
-    for name, saved in (state.get("stateful_callbacks") or {}).items():
-        for nth, callback in enumerate(saved if isinstance(saved, list) else [saved], 1):
-            taken = dict(callback.get("attributes") or {})
-            states[name if nth == 1 else f"{name}_{nth}"] = taken
-    flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
-    control = {name: bool(flags.get(name)) for name in _FLAGS}
-    # A save on SIGTERM sets this flag, and Transformers clears it when training starts.
-    control["should_training_stop"] = control["should_training_stop"] and _has_ended(state)
-    return {**states, "TrainerControl": control}
-
-
-def _has_ended(state: Mapping[str, Any]) -> bool:
-    """Return whether early stopping ended the run, by the state of its callback."""
-    counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
-    for saved in (state.get("stateful_callbacks") or {}).values():
-        for callback in saved if isinstance(saved, list) else [saved]:
-            waited = (callback.get("attributes") or {}).get(counter)
-            if isinstance(waited, int) and waited >= (callback.get("args") or {}).get(patience, 1):
-                return True
-    return False
-
-
-def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums of the logged losses; losses not logged are not recorded."""
-    summed, steps, last = 0.0, 0, {}
-    for entry in state["log_history"]:
-        if "loss" in entry:
-            summed += entry["loss"] * (entry["step"] - steps)
-            steps, last = entry["step"], entry
-    return {
-        "recent": torch.zeros((), dtype=torch.float64),
-        "logged": torch.tensor(summed, dtype=torch.float64),
-        "grad_norm": torch.tensor(float(last.get("grad_norm", 0.0))),
-        "recent_steps": 0,
-        "logged_steps": steps,
-        "learning_rate": float(last.get("learning_rate", 0.0)),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """Names that a checkpoint by position lacks.
-
-    Attributes:
-        trained: Names of the parameters of each of the optimizer's groups, in its order.
-        tied: Names of one and the same tensor, of which a weight file holds only one.
-        adapter: Names in a file of PEFT's -> the model's names; empty without an adapter.
-        base: Tensors of an adapted model, of which such a file holds only a few.
-    """
-
-    trained: tuple[tuple[str, ...], ...]
-    tied: tuple[tuple[str, ...], ...]
-    adapter: Mapping[str, str] = field(default_factory=dict)
-    base: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return all tensors of the model, completed from those in a file."""
-        if not self.adapter:
-            return tie(tensors, self.tied)
-        return {
-            **self.base,
-            **{self.adapter.get(key, key): tensor for key, tensor in tensors.items()},
-        }
-
-
-def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
-    """Return the names of a model's tensors and of an optimizer's parameters.
-
-    Args:
-        model: The plain module; it may be on the meta device.
-        groups: ``param_groups`` of the optimizer.
-
-    Raises:
-        KeyError: A group holds a parameter that is not the model's.
-        ConfigError: The base of an adapter is in flat shards.
-    """
-    names: dict[int, str] = {}
-    firsts: dict[int, str] = {}
-    for parameter in named_in(model):
-        if parameter.held() is not None:
-            names.setdefault(parameter.number, parameter.name)
-        if parameter.is_trained:
-            firsts.setdefault(parameter.number, parameter.name)
-    parameter_ids = [[id(parameter) for parameter in group["params"]] for group in groups]
-    trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
-    is_flat = (
-        find_redirect(model) is not None
-        and len(parameter_ids) == 1
-        and names.keys().isdisjoint(parameter_ids[0])
-    )
-    if not is_flat:  # else flat vectors hold all trained parameters
-        trained = tuple(tuple(names[number] for number in numbers) for numbers in parameter_ids)
-    naming = Naming(trained, tied_names(model))
-    if not is_adapted(model):
-        return naming
-    if find_redirect(model) is not None:
-        raise ConfigError(
-            "an adapter's checkpoint of Transformers cannot be taken over into FSDP1, which does "
-            "not give away the tensors of its base",
-            hint="take it over without fsdp first, or write version=2 in fsdp_config",
-        )
-    return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
-
-
-def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each parameter that has several."""
-    known: defaultdict[int, list[str]] = defaultdict(list)
-    for parameter in named_in(model):
-        known[parameter.number].append(parameter.name)
-    return tuple(tuple(names) for names in known.values() if len(names) > 1)
-
-
-def tie(
-    tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
-) -> dict[str, torch.Tensor]:
-    """Return the tensors completed by the other names of tied tensors."""
-    whole = dict(tensors)
-    for names in tied:
-        tensor = next((tensors[name] for name in names if name in tensors), None)
-        if tensor is not None:
-            whole |= {name: tensor for name in names if name not in tensors}
-    return whole
-
 
 IMPORTED_AS, BEST = "imported_as", "best"
 _BEST = "the best checkpoint"

@@ -138,7 +138,9 @@ def test_a_very_large_tensor_is_looked_at_here_and_there(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_stats, "BLOCK_ELEMENTS", 10)
     told = []
     tensor = torch.arange(1000, dtype=torch.float32)
-    found = spread(tmp_path, {"x": tensor}, told=lambda *one: told.append(one), blocks_max=5)["x"]
+    found = spread(
+        tmp_path, {"x": tensor}, on_progress=lambda *one: told.append(one), blocks_max=5
+    )["x"]
     assert (found.elements, found.seen) == (1000, 50)
     assert (found.summary.low, found.summary.high) == (0, 999)
     assert told[-1] == (5, 5)

@@ -20,7 +20,7 @@ from transformers.trainer_utils import align_special_tokens as their_alignment
 from resilient import Trainer, TrainingArguments
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.storage.local import LocalStore
-from resilient.train.model.special_tokens import align_special_tokens
+from resilient.train.model.artifacts import align_special_tokens
 
 
 def tokenizer(**tokens):

@@ -12,7 +12,8 @@ from torch import nn
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.strategies.module_wrapper import ForwardRedirect, named_in
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
-from resilient.train.hf_interop.importer import HFCheckpointImported, Naming, naming_of, parts_of
+from resilient.train.hf_interop.conversion import Naming, naming_of, parts_of
+from resilient.train.hf_interop.importer import HFCheckpointImported
 from tests.helpers.sharded_folders import STEP, optimizer, values, write_fsdp, write_zero
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from resilient.errors import IntegrityError
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
-from resilient.train.hf_interop.importer import Naming, parts_of
+from resilient.train.hf_interop.conversion import Naming, parts_of
 from resilient.train.hf_interop.source_folder import SourceFolder
 from tests.helpers.sharded_folders import STEP, write_fsdp, write_zero
 

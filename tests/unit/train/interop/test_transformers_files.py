@@ -11,8 +11,8 @@ import torch
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
 from resilient.train.data.sampler import place_in_epoch
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint, is_transformers_folder
+from resilient.train.hf_interop.conversion import Naming, callback_states, naming_of, parts_of, tie
 from resilient.train.hf_interop.import_check import open_source
-from resilient.train.hf_interop.importer import Naming, callback_states, naming_of, parts_of, tie
 from tests.helpers.hf_runs import HERE
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())
