@@ -18,6 +18,13 @@ MUTANTS = [
         FENCE,
     ),
     Mutant(
+        "the fence of a restored repository looks at the number alone",
+        GENERATIONS,
+        "        _require_own_record(store, mine, token)\n",
+        "        pass\n",
+        "tests/crash/test_restored_backup.py -k changes_nothing",
+    ),
+    Mutant(
         "the fence takes the record of another claim",
         GENERATIONS,
         '        if fields.get("token") == token:\n',
