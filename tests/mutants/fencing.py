@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant(
         "the fence of a restored repository looks at the number alone",
         GENERATIONS,
-        "        _require_own_record(store, mine, token)\n",
+        "        _require_own_record(store, generation, token)\n",
         "        pass\n",
         "tests/crash/test_restored_backup.py -k changes_nothing",
     ),
