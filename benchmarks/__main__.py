@@ -24,15 +24,15 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="only the JSON line")
     parser.add_argument("--rounds", type=int, help="rounds of every contender")
-    given = parser.parse_args()
-    if given.name is None:
+    options = parser.parse_args()
+    if options.name is None:
         for name in NAMES:
             about = (import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0]
             print(f"{name:8} {about}")
         return 0
-    benchmark = import_module(f"benchmarks.{given.name}")
-    report = benchmark.run(given.rounds or benchmark.ROUNDS)
-    if not given.json:
+    benchmark = import_module(f"benchmarks.{options.name}")
+    report = benchmark.run(options.rounds or benchmark.ROUNDS)
+    if not options.json:
         for name, value in {**report.ratios, **report.figures}.items():
             print(f"{name:32} {value}")
     print(json.dumps(report.to_json()))

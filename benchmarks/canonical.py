@@ -88,7 +88,7 @@ def run(rounds: int) -> Report:
     """Measure every kind at every number of ranks `rounds` times."""
     torch.set_num_threads(1)
     names = {f"{kind}_{ranks}": (kind, ranks) for ranks in RANKS for kind in KINDS}
-    contenders = {name: partial(_seconds, *told) for name, told in names.items()}
+    contenders = {name: partial(_seconds, *arguments) for name, arguments in names.items()}
     found = take_turns(contenders, rounds)
     pairs = {
         f"{kind}_over_native_{ranks}": (f"{kind}_{ranks}", f"native_{ranks}")

@@ -79,6 +79,6 @@ def cpu_seconds(command: list[str]) -> float:
 def _write_repository(folder: str) -> None:
     """Commit small checkpoints; a listing does not depend on the size of their files."""
     store = open_store(str(Path(folder)))
-    life = claim(store, None, cause="start", clock=SystemClock())
+    generation = claim(store, None, cause="start", clock=SystemClock())
     for step in range(1, CHECKPOINTS + 1):
-        commit_files(store, life, step, {})
+        commit_files(store, generation, step, {})

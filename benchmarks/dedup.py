@@ -69,7 +69,9 @@ class Training:
     def __init__(self, layers: int, rank: int) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(*(Adapted(WIDTH, rank) for _ in range(layers)))
-        self.trained = [one for one in self.model.parameters() if one.requires_grad]
+        self.trained = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-3)
 
     def step(self) -> None:
@@ -80,9 +82,9 @@ class Training:
 
     def share(self) -> float:
         """Return the share of the state's bytes that training changes."""
-        held = sum(one.nbytes for one in self.model.state_dict().values())
-        trained = sum(one.nbytes for one in self.trained)
-        return 3 * trained / (held + 2 * trained)
+        model_bytes = sum(tensor.nbytes for tensor in self.model.state_dict().values())
+        trained_bytes = sum(parameter.nbytes for parameter in self.trained)
+        return 3 * trained_bytes / (model_bytes + 2 * trained_bytes)
 
 
 def run(rounds: int) -> Report:

@@ -76,7 +76,7 @@ def write(path: Path, size_bytes: int, changed: int) -> None:
     # Random exponents would make some numbers infinite. These numbers lie between 1 and 2.
     block = bytearray(os.urandom(each_bytes)) if changed == 0 else bytearray(_block_of(path))
     block[3::4] = b"\x3f" * (each_bytes // 4)
-    block[2::4] = bytes(one | 0x80 for one in block[2::4])
+    block[2::4] = bytes(byte | 0x80 for byte in block[2::4])
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _ in range(TENSORS - 1):

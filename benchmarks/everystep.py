@@ -37,16 +37,16 @@ def run(rounds: int) -> Report:
         blocks = _blocks(ranks, 2 * rounds + _WARM_BLOCKS + 1)
         counted = blocks[_WARM_BLOCKS:]
         found = [
-            one["seconds"] / mean((before["seconds"], behind["seconds"]))
-            for before, one, behind in zip(counted, counted[1:], counted[2:], strict=False)
-            if one["held"]
+            block["seconds"] / mean((before["seconds"], behind["seconds"]))
+            for before, block, behind in zip(counted, counted[1:], counted[2:], strict=False)
+            if block["held"]
         ]
         name = f"{ranks}_ranks" if ranks > 1 else "1_rank"
         ratios[f"held_over_not_{name}"] = round(median(found), 4)
         low, _, high = quantiles(found, n=4) if len(found) > 1 else found * 3
         figures[f"{name}_quartiles"] = [round(low, 4), round(high, 4)]
         for is_held, kind in ((True, "held"), (False, "not_held")):
-            some = [one["seconds"] for one in counted if one["held"] is is_held]
+            some = [block["seconds"] for block in counted if block["held"] is is_held]
             figures[f"{name}_{kind}_step_seconds"] = round(median(some), 5)
     return Report("everystep", ratios, figures)
 
@@ -63,7 +63,7 @@ def _blocks(ranks: int, blocks: int) -> list[dict[str, Any]]:
         steps = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))
     found = []
     for block in range(blocks):
-        mine = [one for one in steps if one["block"] == block]
-        seconds = median(one["seconds"] for one in mine)
-        found.append({"held": mine[-1]["held"], "seconds": seconds})
+        block_steps = [step for step in steps if step["block"] == block]
+        seconds = median(record["seconds"] for record in block_steps)
+        found.append({"held": block_steps[-1]["held"], "seconds": seconds})
     return found

@@ -69,7 +69,7 @@ class Outcome:
 
 def phases(counts: Iterable[int], tick_seconds: float) -> list[Phase]:
     """Return the periods with and without all machines, from the number available per tick."""
-    runs = [(is_up, len(list(run))) for is_up, run in groupby(one == WHOLE for one in counts)]
+    runs = [(is_up, len(list(run))) for is_up, run in groupby(count == WHOLE for count in counts)]
     return [Phase(is_up, ticks * tick_seconds) for is_up, ticks in runs]
 
 
@@ -78,13 +78,13 @@ def run(rounds: int) -> Report:
     trace = json.loads(TRACE.read_text(encoding="utf-8"))
     tick_seconds = float(os.environ.get("TICK_SECONDS", "5"))
     scale = tick_seconds / trace["gap_seconds"]
-    told = phases(trace["data"], tick_seconds)
-    up_seconds = sum(one.seconds for one in told if one.is_up)
+    trace_phases = phases(trace["data"], tick_seconds)
+    up_seconds = sum(phase.seconds for phase in trace_phases if phase.is_up)
     found: dict[str, list[Outcome]] = {name: [] for name in CONTENDERS}
     for number in range(rounds):
         for name in CONTENDERS[:: 1 if number % 2 == 0 else -1]:
             with tempfile.TemporaryDirectory(dir=".") as folder:
-                found[name].append(replay(name, Path(folder), told, NOTICE_SECONDS * scale))
+                found[name].append(replay(name, Path(folder), trace_phases, NOTICE_SECONDS * scale))
     return report(found, up_seconds, {"trace": trace["source"], "tick_seconds": tick_seconds})
 
 
@@ -92,15 +92,17 @@ def report(found: dict[str, list[Outcome]], up_seconds: float, notes: dict[str, 
     """Return the ratios of all replays."""
     middle: dict[str, dict[str, float]] = {
         name: {
-            one.name: round(median(getattr(outcome, one.name) for outcome in outcomes), 4)
-            for one in fields(Outcome)
+            field.name: round(median(getattr(outcome, field.name) for outcome in outcomes), 4)
+            for field in fields(Outcome)
         }
         for name, outcomes in found.items()
     }
-    ideal = up_seconds / min(one["step_seconds"] for one in middle.values())
-    kept = {name: one["kept"] for name, one in middle.items()}
-    ratios = {f"{name}_over_ideal": round(one / ideal, 4) for name, one in kept.items()}
-    ratios["ours_over_torchrun_hf"] = round(kept["ours"] / max(kept["torchrun_hf"], 1), 4)
+    ideal = up_seconds / min(medians["step_seconds"] for medians in middle.values())
+    kept_steps = {name: medians["kept"] for name, medians in middle.items()}
+    ratios = {f"{name}_over_ideal": round(steps / ideal, 4) for name, steps in kept_steps.items()}
+    ratios["ours_over_torchrun_hf"] = round(
+        kept_steps["ours"] / max(kept_steps["torchrun_hf"], 1), 4
+    )
     figures = {f"{name}_{what}": value for name in middle for what, value in middle[name].items()}
     return Report(
         "goodput",
@@ -116,11 +118,11 @@ def report(found: dict[str, list[Outcome]], up_seconds: float, notes: dict[str, 
     )
 
 
-def replay(name: str, folder: Path, told: list[Phase], notice_seconds: float) -> Outcome:
+def replay(name: str, folder: Path, trace_phases: list[Phase], notice_seconds: float) -> Outcome:
     """Run a job through the phases in real time."""
-    lost, starts, in_time, seen = 0, [], 0, 0
+    lost, starts, in_time, seen_count = 0, [], 0, 0
     until = time.monotonic()
-    for phase in told:
+    for phase in trace_phases:
         until += phase.seconds
         if not phase.is_up:
             time.sleep(max(until - time.monotonic(), 0.0))
@@ -136,11 +138,13 @@ def replay(name: str, folder: Path, told: list[Phase], notice_seconds: float) ->
                 elif job.stop(max(until - time.monotonic(), 0.0)) is not None:
                     in_time += 1
             steps = job.steps(0)
-            mine, seen = steps[seen:], len(steps)
-            starts.append(mine[0]["at_seconds"] - began if mine else time.monotonic() - began)
-            reached = max((int(one["name"].split()[1]) for one in mine), default=0)
+            new_steps, seen_count = steps[seen_count:], len(steps)
+            starts.append(
+                new_steps[0]["at_seconds"] - began if new_steps else time.monotonic() - began
+            )
+            reached = max((int(record["name"].split()[1]) for record in new_steps), default=0)
             lost += max(reached - saved_step(name, folder), 0)
-    marks = [one["at_seconds"] for one in job.steps(0)]
+    marks = [mark["at_seconds"] for mark in job.steps(0)]
     return Outcome(
         kept=saved_step(name, folder),
         lost=lost,

@@ -55,9 +55,9 @@ def take_turns(
     return found
 
 
-def ratio(rounds: Rounds, one: str, other: str) -> float:
+def ratio(rounds: Rounds, contender: str, other: str) -> float:
     """Return the median over rounds of ``one`` over ``other``."""
-    return round(median(figures[one] / figures[other] for figures in rounds), 4)
+    return round(median(figures[contender] / figures[other] for figures in rounds), 4)
 
 
 def medians(rounds: Rounds, unit: str, *, scale: float = 1.0) -> dict[str, float]:
@@ -68,9 +68,9 @@ def medians(rounds: Rounds, unit: str, *, scale: float = 1.0) -> dict[str, float
     }
 
 
-def spread(rounds: Rounds, one: str, other: str) -> list[float]:
+def spread(rounds: Rounds, contender: str, other: str) -> list[float]:
     """Return the lowest and the highest of the per-round ratios."""
-    ratios = [figures[one] / figures[other] for figures in rounds]
+    ratios = [figures[contender] / figures[other] for figures in rounds]
     return [round(min(ratios), 4), round(max(ratios), 4)]
 
 

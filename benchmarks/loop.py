@@ -88,7 +88,7 @@ class Points(Dataset[Sample]):
 
 def collate(samples: list[Sample]) -> Sample:
     """Stack samples; all contenders use this function."""
-    return {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 @dataclass
@@ -121,16 +121,19 @@ def run(rounds: int) -> Report:
         warnings.simplefilter("ignore")
         take_turns(calls, 1)
         found = take_turns(calls, rounds)
-    pairs = [(one, other) for one, other in PAIRS if one in present and other in present]
+    pairs = [(first, other) for first, other in PAIRS if first in present and other in present]
     figures = {
         "rounds": rounds,
         "steps_per_round": MEASURED_STEPS,
         **medians(found, "microseconds_per_step", scale=1e6),
-        **{f"{one}_over_{other}_lowest_highest": spread(found, one, other) for one, other in pairs},
+        **{
+            f"{first}_over_{other}_lowest_highest": spread(found, first, other)
+            for first, other in pairs
+        },
         **{f"{name}_version": installed(name) for name in ("accelerate", "transformers")},
         **notes,
     }
-    ratios = {f"{one}_over_{other}": ratio(found, one, other) for one, other in pairs}
+    ratios = {f"{first}_over_{other}": ratio(found, first, other) for first, other in pairs}
     return Report("loop", ratios, figures)
 
 
@@ -236,8 +239,10 @@ def _trainer(library: Any, points: Dataset[Sample], **more: Any) -> float:
 def _parts(points: Dataset[Sample]) -> tuple[nn.Module, Any, Any, Any]:
     torch.manual_seed(0)
     model = Mlp()
-    weights = [one for name, one in model.named_parameters() if not name.endswith("bias")]
-    biases = [one for name, one in model.named_parameters() if name.endswith("bias")]
+    weights = [
+        parameter for name, parameter in model.named_parameters() if not name.endswith("bias")
+    ]
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
     groups = [{"params": weights, "weight_decay": 0.0}, {"params": biases, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)

@@ -57,10 +57,10 @@ class Outcome:
 
 def draw(number: int, seed: int) -> Blow:
     """Return the preemption with this number; all phases are equally frequent."""
-    mine = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable
+    draws = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable
     phase = PHASES[number % len(PHASES)]
-    after_seconds = mine.uniform(0, 4) if phase == "start-up" else mine.uniform(0, 0.08)
-    return Blow(mine.choice(_WAYS), phase, after_seconds)
+    after_seconds = draws.uniform(0, 4) if phase == "start-up" else draws.uniform(0, 0.08)
+    return Blow(draws.choice(_WAYS), phase, after_seconds)
 
 
 class Life:
@@ -75,11 +75,11 @@ class Life:
         command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", str(RANKS)]
         command += ["--grace", str(GRACE_SECONDS), "--notice", f"file:{self._notice}"]
         self.said = folder / "said.txt"
-        with self.said.open("a") as said:
+        with self.said.open("a") as output:
             self.agent = subprocess.Popen(
                 [*command, str(WORKER), str(folder)],
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -92,7 +92,7 @@ class Life:
         """Return the last step that each rank has finished in this attempt; 0 for none."""
         paths = [self._folder / f"steps-{rank}" for rank in range(RANKS)]
         lines = [path.read_text().split() if path.exists() else [] for path in paths]
-        return [int(one[-1]) if one else 0 for one in lines]
+        return [int(line[-1]) if line else 0 for line in lines]
 
     def first_step(self) -> int:
         """Return the first step that this attempt has finished; 0 for none."""
@@ -133,26 +133,26 @@ def preempt(folder: Path, blow: Blow, before: int) -> Outcome:
         blow: The preemption.
         before: Step of the newest checkpoint before this attempt.
     """
-    life = Life(folder)
+    attempt = Life(folder)
     try:
-        life.wait_for(blow.phase)
+        attempt.wait_for(blow.phase)
         time.sleep(blow.after_seconds)
-        struck_at = life.strike(blow.way)
+        struck_at = attempt.strike(blow.way)
         try:
-            code = life.agent.wait(_WAIT_SECONDS)
+            code = attempt.agent.wait(_WAIT_SECONDS)
         except subprocess.TimeoutExpired:
             code = -1
         took_seconds = time.monotonic() - struck_at
     finally:
-        life.end()
+        attempt.end()
     return Outcome(
-        blow, took_seconds, judge(folder, life, code, took_seconds, before), newest(folder)
+        blow, took_seconds, judge(folder, attempt, code, took_seconds, before), newest(folder)
     )
 
 
-def judge(folder: Path, life: Life, code: int, took_seconds: float, before: int) -> str:
+def judge(folder: Path, attempt: Life, code: int, took_seconds: float, before: int) -> str:
     """Return the promises that were broken; empty if all were kept."""
-    steps, first, saved = life.steps(), life.first_step(), newest(folder)
+    steps, first, saved = attempt.steps(), attempt.first_step(), newest(folder)
     agreed = max(*steps, before)
     problems = {
         f"exit {code}": code != Preempted.exit_code,
@@ -178,11 +178,11 @@ def preempt_all(folder: Path, rounds: int, seed: int) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for number in range(rounds):
         before = outcomes[-1].step if outcomes else 0
-        one = preempt(folder, draw(number, seed), before)
-        outcomes.append(one)
-        blow = one.blow
-        told = f"{number + 1:4} {blow.phase:10} {blow.way:8} step {one.step:5} "
-        print(f"{told} {one.took_seconds:6.2f} s  {one.problem or 'kept'}", file=sys.stderr)
+        outcome = preempt(folder, draw(number, seed), before)
+        outcomes.append(outcome)
+        blow = outcome.blow
+        line = f"{number + 1:4} {blow.phase:10} {blow.way:8} step {outcome.step:5} "
+        print(f"{line} {outcome.took_seconds:6.2f} s  {outcome.problem or 'kept'}", file=sys.stderr)
     return outcomes
 
 
@@ -190,17 +190,17 @@ def run(rounds: int) -> Report:
     """Preempt a run ``rounds`` times, and count the preemptions without a problem."""
     with tempfile.TemporaryDirectory(prefix="preemptions-") as folder:
         outcomes = preempt_all(Path(folder), rounds, int(os.environ.get("SEED", "1")))
-    took = sorted(one.took_seconds for one in outcomes)
+    took = sorted(outcome.took_seconds for outcome in outcomes)
     figures: dict[str, float] = {
         "preemptions": len(outcomes),
-        "kept": sum(not one.problem for one in outcomes),
+        "kept": sum(not outcome.problem for outcome in outcomes),
         "seconds_median": round(took[len(took) // 2], 2),
         "seconds_max": round(took[-1], 2),
         "deadline_seconds": GRACE_SECONDS,
     }
     for phase in PHASES:
-        mine = [one for one in outcomes if one.blow.phase == phase]
-        if mine:
-            figures[f"kept in {phase}"] = sum(not one.problem for one in mine)
-            figures[f"of {phase}"] = len(mine)
+        of_phase = [outcome for outcome in outcomes if outcome.blow.phase == phase]
+        if of_phase:
+            figures[f"kept in {phase}"] = sum(not outcome.problem for outcome in of_phase)
+            figures[f"of {phase}"] = len(of_phase)
     return Report("preemptions", {}, figures)

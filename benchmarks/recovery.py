@@ -82,10 +82,10 @@ def run(rounds: int) -> Report:
     for name, records in parts.items():
         for part in records[0]:
             unit = part if part in ("steps_lost", "others_cores") else f"{part}_seconds"
-            value = round(median(one[part] for one in records), 4)
+            value = round(median(record[part] for record in records), 4)
             figures.setdefault(f"{name}_{unit}", value)
-        figures[f"{name}_steps_lost_most"] = max(one["steps_lost"] for one in records)
-        beyond = median(one["total"] - one["step"] for one in records)
+        figures[f"{name}_steps_lost_most"] = max(record["steps_lost"] for record in records)
+        beyond = median(record["total"] - record["step"] for record in records)
         figures[f"{name}_seconds_beyond_one_step"] = round(beyond, 4)
     pair = ("ours", "torchrun_hf")
     figures |= {
@@ -93,7 +93,10 @@ def run(rounds: int) -> Report:
         **{f"{name}_turns_without_recovery": count for name, count in hangs.items()},
         "transformers_version": installed("transformers"),
     }
-    ratios = {f"{one}_over_{pair[1]}": ratio(found, one, pair[1]) for one in (pair[0], "ours_held")}
+    ratios = {
+        f"{each_contender}_over_{pair[1]}": ratio(found, each_contender, pair[1])
+        for each_contender in (pair[0], "ours_held")
+    }
     return Report("recovery", ratios, figures)
 
 
@@ -110,20 +113,20 @@ def recover(job: Job, moment: float) -> dict[str, float]:
     # Kill at the same place between two saves, after as many steps again at full speed.
     job.until(lambda: _is_there(job, count))
     before = {rank: job.steps(rank) for rank in range(RANKS)}
-    marks = [one["at_seconds"] for one in before[KILLED_RANK][-KILLED_AT_STEP:]]
+    marks = [mark["at_seconds"] for mark in before[KILLED_RANK][-KILLED_AT_STEP:]]
     step_seconds = median(b - a for a, b in pairwise(marks))
     time.sleep(moment * step_seconds)
     busy_seconds = others_seconds()
     killed_seconds = time.monotonic()
     os.kill(before[KILLED_RANK][-1]["pid"], signal.SIGKILL)
-    old = {one["pid"] for rank in before for one in before[rank]}
+    old = {mark["pid"] for rank in before for mark in before[rank]}
     job.until(
         lambda: all(_again(job, rank, old) for rank in range(RANKS)), RECOVERED_WITHIN_SECONDS
     )
     firsts = [_again(job, rank, old)[0] for rank in range(RANKS)]
-    ended_seconds = max(one["at_seconds"] for one in firsts)
-    reached = max(int(one["name"].split()[1]) for rank in before for one in job.steps(rank)
-                  if one["pid"] in old)  # fmt: skip
+    ended_seconds = max(mark["at_seconds"] for mark in firsts)
+    reached = max(int(mark["name"].split()[1]) for rank in before for mark in job.steps(rank)
+                  if mark["pid"] in old)  # fmt: skip
     total = ended_seconds - killed_seconds
     return {
         "total": total,
@@ -136,24 +139,26 @@ def recover(job: Job, moment: float) -> dict[str, float]:
 
 def parts_of(job: Job, first: dict[str, Any], killed_seconds: float) -> dict[str, float]:
     """Return the seconds of each part of a recovery, up to the first step of rank 0."""
-    mine = {one["name"]: one["at_seconds"] for one in job.marks(0) if one["pid"] == first["pid"]}
+    seconds_by_name = {
+        mark["name"]: mark["at_seconds"] for mark in job.marks(0) if mark["pid"] == first["pid"]
+    }
     names = ("began", "imported", "built", "restored", first["name"])
-    ends = [mine[name] for name in names]
+    ends = [seconds_by_name[name] for name in names]
     parts = ("imports", "build", "restore", "first_step")
     inside = {name: b - a for name, a, b in zip(parts, ends, ends[1:], strict=False)}
     if not job.is_ours:
-        return {"start": mine["began"] - killed_seconds, **inside}
+        return {"start": seconds_by_name["began"] - killed_seconds, **inside}
     text = (job.folder / "events" / "agent.jsonl").read_text(encoding="utf-8")
     events = [json.loads(line) for line in text.splitlines()]
-    restarted = next(one for one in events if one["event"] == "GroupRestarted")
-    started = [one for one in events if one["event"] == "WorkerGroupStarted"][1]
+    restarted = next(event for event in events if event["event"] == "GroupRestarted")
+    started = [event for event in events if event["event"] == "WorkerGroupStarted"][1]
     assert started["is_warm"], "its workers were started cold"
     stopped_seconds = _monotonic(restarted["at"])
     return {
         "detect": stopped_seconds - restarted["stop_seconds"] - killed_seconds,
         "teardown": restarted["stop_seconds"],
         "rendezvous": started["met_seconds"],
-        "start": mine["began"] - stopped_seconds - started["met_seconds"],
+        "start": seconds_by_name["began"] - stopped_seconds - started["met_seconds"],
         **inside,
     }
 
@@ -165,7 +170,7 @@ def _is_there(job: Job, count: int) -> bool:
 
 
 def _again(job: Job, rank: int, old: set[int]) -> list[dict[str, Any]]:
-    return [one for one in job.steps(rank) if one["pid"] not in old]
+    return [mark for mark in job.steps(rank) if mark["pid"] not in old]
 
 
 def _monotonic(at: str) -> float:

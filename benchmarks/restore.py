@@ -57,14 +57,14 @@ def run(rounds: int) -> Report:
 
 def resumed(training: Training, folder: Path, keeper: DaemonAddress | None) -> Contender:
     """Save once, and return a contender that begins a new attempt from that save each time."""
-    parts, lives = training.parts(), count()
+    parts, numbers = training.parts(), count()
     first = open_quietly(folder, keeper, scope="first")
     first.resume(parts)
     checkpoint = first.save(1, parts, CheckpointInfo())
     first.close()
 
     def resume() -> None:
-        checkpointer = open_quietly(folder, keeper, scope=f"life-{next(lives)}")
+        checkpointer = open_quietly(folder, keeper, scope=f"life-{next(numbers)}")
         found = checkpointer.resume(parts)
         assert found is not None
         assert found.checkpoint == checkpoint

@@ -124,8 +124,8 @@ class _Jump(resilient.TrainerCallback):
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    def on_train_begin(self, *told: Any, **_: Any) -> None:
-        _, state, _ = told
+    def on_train_begin(self, *arguments: Any, **_: Any) -> None:
+        _, state, _ = arguments
         before = self.place.step - STEPS_TRAINED
         state.global_step = before
         epoch, within = divmod(before * BATCH, self.place.samples)
@@ -150,6 +150,6 @@ def _trainer(place: Place, folder: Path, steps: int, callbacks: Any, *, save: bo
         model=Mlp(), args=arguments, train_dataset=Same(place.samples), data_collator=collate,
         callbacks=callbacks,
     )  # fmt: skip
-    for one in callbacks:
-        one.trainer = trainer
+    for callback in callbacks:
+        callback.trainer = trainer
     return trainer

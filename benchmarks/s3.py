@@ -48,8 +48,8 @@ def run(rounds: int) -> Report:
     with tempfile.TemporaryDirectory(prefix="s3-") as name:
         trust = OwnTrust(Path(name))
         found = list(_both(rounds, Path(name), trust))
-    ratios = {name: value for one in found for name, value in one.ratios.items()}
-    figures = {name: value for one in found for name, value in one.figures.items()}
+    ratios = {name: value for report in found for name, value in report.ratios.items()}
+    figures = {name: value for report in found for name, value in report.figures.items()}
     return Report("s3", ratios, figures)
 
 
@@ -136,17 +136,21 @@ def compare(
     """
     data = memoryview(bytearray(os.urandom(1 << 20)) * -(-training.size_bytes >> 20))
     peers, left_out = ready(data, bucket)
-    ways = {name: one for name, one in peers.items() if wants(name)}
+    ways = {name: peer for name, peer in peers.items() if wants(name)}
     clients = {"ours": "obstore", "ours_s3fs": "s3fs"}
-    mine = {name: client for name, client in clients.items() if installed(client) and wants(name)}
-    ways |= {name: ours(training, bucket, client) for name, client in mine.items()}
-    for name in mine:
+    own_clients = {
+        name: client for name, client in clients.items() if installed(client) and wants(name)
+    }
+    ways |= {name: ours(training, bucket, client) for name, client in own_clients.items()}
+    for name in own_clients:
         ways[name].put()
     contenders = {}
-    for name, one in ways.items():
-        contenders |= one.contenders(name)
+    for name, each_way in ways.items():
+        contenders |= each_way.contenders(name)
     contenders = {
-        name: one for name, one in contenders.items() if name.removesuffix("_down") not in UNPROVED
+        name: contender
+        for name, contender in contenders.items()
+        if name.removesuffix("_down") not in UNPROVED
     }
     found = turns(contenders, folder, rounds, free)
     empty(bucket)
@@ -158,8 +162,8 @@ def empty(bucket: Bucket) -> None:
     """Delete all objects of a bucket."""
     client = client_of(bucket)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name):
-        for one in page.get("Contents", ()):
-            client.delete_object(Bucket=bucket.name, Key=one["Key"])
+        for entry in page.get("Contents", ()):
+            client.delete_object(Bucket=bucket.name, Key=entry["Key"])
 
 
 def report(found: Rounds, size_bytes: int, left_out: dict[str, str], way: str) -> Report:
@@ -167,11 +171,11 @@ def report(found: Rounds, size_bytes: int, left_out: dict[str, str], way: str) -
     ratios: dict[str, float] = {}
     proved = PEERS.keys() - UNPROVED
     for there, what in (("up", "upload"), ("down", "download")):
-        mine, name = f"ours_{there}_took", f"{way}{what}"
+        own_name, name = f"ours_{there}_took", f"{way}{what}"
         against = {
-            peer: ratio(found, f"{peer}_{there}_took", mine)
+            peer: ratio(found, f"{peer}_{there}_took", own_name)
             for peer in (*PEERS, "ours_s3fs")
-            if f"{peer}_{there}_took" in found[0] and mine in found[0]
+            if f"{peer}_{there}_took" in found[0] and own_name in found[0]
         }
         best = min((value for peer, value in against.items() if peer in proved), default=None)
         if best is not None:

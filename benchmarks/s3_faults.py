@@ -75,9 +75,9 @@ def killed(scene: Scene, seconds: float) -> Iterator[None]:
     """Kill the server once the upload has begun, and start it again after ``seconds``."""
 
     def strike() -> None:
-        seen = len(scene.proxy.requests)
+        requests_before = len(scene.proxy.requests)
         deadline = time.monotonic() + OPERATION_SECONDS
-        while len(scene.proxy.requests) < seen + 4 and time.monotonic() < deadline:
+        while len(scene.proxy.requests) < requests_before + 4 and time.monotonic() < deadline:
             time.sleep(0.005)
         scene.server.kill_gateway()
         time.sleep(seconds)
@@ -187,10 +187,10 @@ def read_back(url: str, options: Mapping[str, object], acknowledged: list[str]) 
     """Count the acknowledged checkpoints that should be kept, but are missing or damaged."""
     store = open_store(url, storage_options=options)
     found = committed(store)
-    there = {one.folder for one in found}
-    kept = acknowledged[-KEPT:]
+    there = {checkpoint_id.folder for checkpoint_id in found}
+    retained = acknowledged[-KEPT:]
     return {
-        "lost": sum(one not in there for one in kept),
-        "torn": sum(bool(verify(store, one, "deep")) for one in found),
+        "lost": sum(checkpoint_id not in there for checkpoint_id in retained),
+        "torn": sum(bool(verify(store, checkpoint_id, "deep")) for checkpoint_id in found),
         "verified": len(found),
     }

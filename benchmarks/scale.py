@@ -61,13 +61,13 @@ def run(rounds: int, sizes: tuple[int, ...] = SIZES) -> Report:
         for name in ("store_requests", "sent_bytes", "manifest_bytes", "coordinator_cpu_seconds")
         if len(sizes) > 1
     }
-    figures: dict[str, Any] = {f"ranks_{size}": one for size, one in found.items()}
+    figures: dict[str, Any] = {f"ranks_{size}": result for size, result in found.items()}
     return Report("scale", per_rank, {"tensors": TENSORS, **figures})
 
 
 def max_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the round in which rank 0 worked least; all other figures are the same."""
-    return min(rounds, key=lambda one: one["coordinator_cpu_seconds"])
+    return min(rounds, key=lambda measured: measured["coordinator_cpu_seconds"])
 
 
 @dataclass
@@ -87,53 +87,55 @@ class Gang:
     meters: dict[int, Meter] = field(default_factory=dict)
     failed: list[BaseException] = field(default_factory=list)
 
-    def rank_main(self, rank: int, life: Generation) -> None:
+    def rank_main(self, rank: int, generation: Generation) -> None:
         """Save twice as one rank; only the second is metered."""
         try:
-            self._save_twice(rank, life)
+            self._save_twice(rank, generation)
         except BaseException as error:
             self.failed.append(error)
             raise
 
-    def _save_twice(self, rank: int, life: Generation) -> None:
+    def _save_twice(self, rank: int, generation: Generation) -> None:
         meter = self.meters[rank] = Meter()
-        board = TorchKVStore(CountingBoardStore(self.place, meter))  # type: ignore[arg-type]
+        key_value_store = TorchKVStore(CountingBoardStore(self.place, meter))  # type: ignore[arg-type]
         store, world = CountingStore(self.shared, meter), World(rank, self.size)
-        comms = ControlGroup(board, world, "save")
+        comms = ControlGroup(key_value_store, world, "save")
         limits = CheckpointOptions(Retention(keep_last=1), _WITHIN_SECONDS)
-        desk = CheckpointContext(store, comms, limits, SystemClock(), Emitter(SystemClock()))
+        context = CheckpointContext(store, comms, limits, SystemClock(), Emitter(SystemClock()))
         memory, bases = SaveHistory(), ()
         for step in (1, 2):
             meter.begin()
-            persist(desk, _job(desk, life, step, bases), memory)
+            persist(context, _job(context, generation, step, bases), memory)
             meter.end()
-            bases = (DedupBase(CheckpointId(life.number, step)),)
+            bases = (DedupBase(CheckpointId(generation.number, step)),)
 
 
 def save_twice(size: int) -> dict[str, Any]:
     """Return the figures of the second save of an attempt with ``size`` ranks."""
-    gang = Gang(size)
-    life = claim(gang.shared, None, cause="start", clock=SystemClock())
+    group = Gang(size)
+    generation = claim(group.shared, None, cause="start", clock=SystemClock())
     before = threading.stack_size(_STACK_BYTES)
     threads = [
-        threading.Thread(target=gang.rank_main, args=(rank, life)) for rank in range(1, size)
+        threading.Thread(target=group.rank_main, args=(rank, generation)) for rank in range(1, size)
     ]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     threading.stack_size(before)
-    gang.rank_main(0, life)
-    for one in threads:
-        one.join()
-    assert not gang.failed, gang.failed[0]
-    return _figures(gang, CheckpointId(life.number, 2).manifest_key)
+    group.rank_main(0, generation)
+    for thread in threads:
+        thread.join()
+    assert not group.failed, group.failed[0]
+    return _figures(group, CheckpointId(generation.number, 2).manifest_key)
 
 
 def _job(
-    desk: CheckpointContext, life: Generation, step: int, bases: tuple[DedupBase, ...]
+    context: CheckpointContext, generation: Generation, step: int, bases: tuple[DedupBase, ...]
 ) -> SaveJob:
-    about = draft_manifest(desk, life, step, CheckpointInfo(strategy="fsdp"), ())
-    files = _files(step, desk.world.rank, desk.world.size)
-    parts = (PartEntry("model", "replicated", "state.json"),) if desk.world.is_coordinator else ()
+    about = draft_manifest(context, generation, step, CheckpointInfo(strategy="fsdp"), ())
+    files = _files(step, context.world.rank, context.world.size)
+    parts = (
+        (PartEntry("model", "replicated", "state.json"),) if context.world.is_coordinator else ()
+    )
     return SaveJob(about, files, parts, (), step == 1, f"save/{step}", 0.0, float, bases)
 
 
@@ -165,24 +167,26 @@ def _packed(
     return StagedFile(name, bytes(data), tuple(entries))
 
 
-def _figures(gang: Gang, manifest_key: str) -> dict[str, Any]:
-    meters, zero = gang.meters.values(), gang.meters[0]
-    others = [one for rank, one in gang.meters.items() if rank]
-    size_bytes = len(gang.shared.objects[manifest_key])
+def _figures(group: Gang, manifest_key: str) -> dict[str, Any]:
+    meters, zero = group.meters.values(), group.meters[0]
+    other_meters = [meter for rank, meter in group.meters.items() if rank]
+    size_bytes = len(group.shared.objects[manifest_key])
     return {
-        "store_requests": sum(sum(one.store.values()) for one in meters),
-        "store_requests_per_rank": max((sum(one.store.values()) for one in others), default=0),
+        "store_requests": sum(sum(meter.store.values()) for meter in meters),
+        "store_requests_per_rank": max(
+            (sum(meter.store.values()) for meter in other_meters), default=0
+        ),
         "coordinator_store_requests": dict(sorted(zero.store.items())),
-        "messages": sum(sum(one.board.values()) for one in meters),
-        "messages_per_rank": max((sum(one.board.values()) for one in others), default=0),
+        "messages": sum(sum(meter.board.values()) for meter in meters),
+        "messages_per_rank": max((sum(meter.board.values()) for meter in other_meters), default=0),
         "coordinator_messages": dict(sorted(zero.board.items())),
-        "sent_bytes": sum(one.sent_bytes for one in meters),
-        "sent_bytes_per_rank": max(one.sent_bytes for one in others or meters),
+        "sent_bytes": sum(meter.sent_bytes for meter in meters),
+        "sent_bytes_per_rank": max(meter.sent_bytes for meter in other_meters or meters),
         "coordinator_received_bytes": zero.received_bytes,
         "manifest_bytes": size_bytes,
         "manifest_share_of_limit": round(size_bytes / DOCUMENT_BYTES_MAX, 4),
         "path_to_commit_calls": zero.path_to_commit,
-        "path_to_ruling_calls": max(one.path for one in others or meters),
+        "path_to_ruling_calls": max(meter.path for meter in other_meters or meters),
         "path_to_end_calls": zero.path,
         "coordinator_cpu_to_commit_seconds": round(zero.cpu_to_commit_seconds, 3),
         "coordinator_cpu_seconds": round(zero.cpu_seconds, 3),
@@ -191,11 +195,11 @@ def _figures(gang: Gang, manifest_key: str) -> dict[str, Any]:
 
 def table(report: Report) -> str:
     """Return the figures as the table of docs/scale.md, with a column per number of ranks."""
-    columns = {name: one for name, one in report.figures.items() if name.startswith("ranks_")}
+    columns = {name: column for name, column in report.figures.items() if name.startswith("ranks_")}
     heads = " | ".join(f"{int(name.removeprefix('ranks_')):,}" for name in columns)
     lines = [f"| ranks | {heads} |", "|" + "---|" * (len(columns) + 1)]
     for row in next(iter(columns.values())):
-        cells = " | ".join(_cell(one[row]) for one in columns.values())
+        cells = " | ".join(_cell(column[row]) for column in columns.values())
         lines.append(f"| `{row}` | {cells} |")
     return "\n".join(lines)
 
@@ -207,5 +211,5 @@ def _cell(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sizes = tuple(int(one) for one in sys.argv[1:]) or SIZES
+    sizes = tuple(int(word) for word in sys.argv[1:]) or SIZES
     print(table(run(ROUNDS, sizes)))

@@ -118,7 +118,7 @@ class Loop:
     @property
     def size_bytes(self) -> int:
         """Bytes of the parameters and their two moments."""
-        return 3 * sum(one.nbytes for one in self.model.parameters())
+        return 3 * sum(parameter.nbytes for parameter in self.model.parameters())
 
     @classmethod
     def of_size(cls, size_bytes: int) -> Loop:
@@ -132,9 +132,9 @@ class Loop:
         """Return every tensor by name, for peers that save flat dictionaries."""
         state = self.optimizer.state_dict()["state"]
         moments = {
-            f"optimizer.{number}.{kind}": one
+            f"optimizer.{number}.{kind}": tensor
             for number, kinds in state.items()
-            for kind, one in kinds.items()
+            for kind, tensor in kinds.items()
         }
         return {**self.model.state_dict(), **moments}
 
@@ -207,8 +207,12 @@ def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Fi
         save = _speed_of(training, folder / f"speed{name}", opening)
         figures = [undisturbed(save) for _ in range(rounds + 1)][1:]
         for what in ("training_speed", "persisting_seconds"):
-            found[f"{what}_while_persisting{name}"] = round(median(one[what] for one in figures), 4)
-        found[f"speed{name}_others_cores"] = round(max(one["others_cores"] for one in figures), 4)
+            found[f"{what}_while_persisting{name}"] = round(
+                median(figure[what] for figure in figures), 4
+            )
+        found[f"speed{name}_others_cores"] = round(
+            max(figure["others_cores"] for figure in figures), 4
+        )
     torch.set_num_threads(threads)
     return found
 

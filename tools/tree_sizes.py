@@ -116,28 +116,28 @@ class _Module:
 
 def measure_tree() -> TreeSizes:
     """Return the sizes of the tree."""
-    paths = [path for one in _PACKAGES for path in sorted(one.rglob("*.py"))]
+    paths = [path for package in _PACKAGES for path in sorted(package.rglob("*.py"))]
     modules = [_read(path) for path in paths if path.name != "__init__.py"]
     # The templates are scripts of users, which import the library.
-    modules = [one for one in modules if ".templates." not in one.name]
-    known = {one.name for one in modules}
+    modules = [module for module in modules if ".templates." not in module.name]
+    known = {module.name for module in modules}
     edges = {
-        one.name: {name: when for name, when in one.imports.items() if name in known}
-        for one in modules
+        module.name: {name: when for name, when in module.imports.items() if name in known}
+        for module in modules
     }
     importers: dict[str, set[str]] = defaultdict(set)
     for name, imported in edges.items():
         for each in imported:
             importers[each].add(name)
-    lines = [one.lines for one in modules]
+    lines = [module.lines for module in modules]
     return TreeSizes(
         modules=len(modules),
         package_files=len(paths) - len([path for path in paths if path.name != "__init__.py"]),
         lines_median=round(median(lines)),
         lines_p90=round(quantiles(lines, n=10)[-1]),
         lines_max=max(lines),
-        code_lines_mean=round(mean(one.code_lines for one in modules)),
-        modules_with_one_importer=sum(len(importers[one.name]) == 1 for one in modules),
+        code_lines_mean=round(mean(module.code_lines for module in modules)),
+        modules_with_one_importer=sum(len(importers[module.name]) == 1 for module in modules),
         cycles_at_import=_cycles(edges, _AT_IMPORT),
         cycles_with_lazy=_cycles(edges, _LAZY),
         cycles_with_types=_cycles(edges, _TYPE_ONLY),
@@ -253,7 +253,7 @@ def _reached(edges: Mapping[str, Mapping[str, int]], start: str, latest: int) ->
 
 def _repeated(modules: list[_Module]) -> dict[str, list[str]]:
     places: dict[str, list[str]] = defaultdict(list)
-    for one in modules:
-        for name in one.classes:
-            places[name].append(one.name)
+    for module in modules:
+        for name in module.classes:
+            places[name].append(module.name)
     return {name: at for name, at in sorted(places.items()) if len(at) > 1}

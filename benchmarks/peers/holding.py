@@ -41,8 +41,8 @@ class Turns(TrainerCallback):
         now_seconds = time.perf_counter()
         if self._began_seconds:
             is_held = "memory" in args.save_every
-            one = {"held": is_held, "seconds": now_seconds - self._began_seconds}
-            self._taken.append({**one, "block": (state.global_step - 1) // self._steps})
+            record = {"held": is_held, "seconds": now_seconds - self._began_seconds}
+            self._taken.append({**record, "block": (state.global_step - 1) // self._steps})
         is_held = state.global_step // self._steps % 2
         args.save_every = f"{SAVES},memory=1step" if is_held else SAVES
         self._began_seconds = time.perf_counter()

@@ -52,13 +52,13 @@ class Job:
         self.is_ours = name in ("ours", "ours_held")
         launcher = [sys.executable, "-m", *LAUNCHERS[name]]
         launcher += [str(folder / "events")] if self.is_ours else []
-        whose = "ours" if self.is_ours else "hf"
-        script = [str(_SCRIPT), whose, str(folder), str(STEPS), str(save_steps)]
-        with (folder / "said.txt").open("wb") as said:
+        owner = "ours" if self.is_ours else "hf"
+        script = [str(_SCRIPT), owner, str(folder), str(STEPS), str(save_steps)]
+        with (folder / "said.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 [*launcher, *script],
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
@@ -104,7 +104,7 @@ class Job:
 
     def steps(self, rank: int) -> list[dict[str, Any]]:
         """Return the steps that a rank has finished."""
-        return [one for one in self.marks(rank) if one["name"].startswith("step ")]
+        return [mark for mark in self.marks(rank) if mark["name"].startswith("step ")]
 
     def until(self, holds: Callable[[], object], within_seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for a condition while the job runs.
@@ -116,8 +116,8 @@ class Job:
         while not holds():
             is_late = time.monotonic() > deadline_seconds
             if is_late or self._process.poll() is not None:
-                said = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
-                raise DidNotRecover(f"{self.name} did not get there:\n{said[-3000:]}")
+                output = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
+                raise DidNotRecover(f"{self.name} did not get there:\n{output[-3000:]}")
             time.sleep(0.002)
 
     def has_ended(self) -> bool:
@@ -129,16 +129,16 @@ def descendants(pid: int) -> Iterator[int]:
     """Yield all processes below a process, its children first."""
     found = _children(pid)
     yield from found
-    for one in found:
-        yield from descendants(one)
+    for child in found:
+        yield from descendants(child)
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     # Each thread lists the processes that it started. A thread that has ended lists none.
-    for one in Path(f"/proc/{pid}/task").glob("*/children"):
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, one.read_text(encoding="utf-8").split())
+            found += map(int, path.read_text(encoding="utf-8").split())
     return found
 
 
@@ -152,5 +152,5 @@ def saved_step(name: str, folder: Path) -> int:
 
 def whole_checkpoints(output: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of Transformers that contain the file it writes last."""
-    whole = [one.parent for one in output.glob("checkpoint-*/trainer_state.json")]
-    return sorted((int(one.name.rpartition("-")[2]), one) for one in whole)
+    folders = [path.parent for path in output.glob("checkpoint-*/trainer_state.json")]
+    return sorted((int(path.name.rpartition("-")[2]), path) for path in folders)

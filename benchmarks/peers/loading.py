@@ -77,9 +77,9 @@ def cold_and_warm(place: Path, load: Callable[[], object]) -> Figures:
 
     A reader that leaves nothing in the page cache has no advantage in the second case.
     """
-    for one in place.rglob("*"):
-        if one.is_file():
-            descriptor = os.open(one, os.O_RDONLY)
+    for path in place.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
     return {"cold": timed(load), "warm": timed(load)}
@@ -128,8 +128,8 @@ def safetensors_load(training: Training, place: Path) -> None:
     from safetensors.torch import load_file
 
     loaded = load_file(place / "state.safetensors")
-    for name, one in training.tensors().items():
-        one.copy_(loaded[name])
+    for name, tensor in training.tensors().items():
+        tensor.copy_(loaded[name])
 
 
 def dcp_load(training: Training, place: Path) -> None:

@@ -60,17 +60,17 @@ def torn_share(training: Training, place: Path, kind: AsyncCheckpointerType) -> 
     The loop continues as soon as ``async_save`` returns, which is all that DCP documents.
     """
     begin = dcp_begin(kind, dcp_stager())
-    tensors = {name: one for name, one in training.tensors().items() if one.dim()}
+    tensors = {name: tensor for name, tensor in training.tensors().items() if tensor.dim()}
     # The first save of a stager allocates its memory. Training sees only the later ones.
     for number in range(2):
-        for one in tensors.values():
-            one.fill_(0)
+        for tensor in tensors.values():
+            tensor.fill_(0)
         response = begin(tensors, place / str(number))
-        for one in tensors.values():
-            one.fill_(1)
+        for tensor in tensors.values():
+            tensor.fill_(1)
         response.staging_completion.result()
         response.upload_completion.result()
-    stored = {name: torch.empty_like(one) for name, one in tensors.items()}
+    stored = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     dcp.load(stored, storage_reader=dcp.FileSystemReader(place / "1"), no_dist=True)
-    later = sum(float(one.sum(dtype=torch.float64)) for one in stored.values())
-    return round(later / sum(one.numel() for one in stored.values()), 4)
+    later = sum(float(tensor.sum(dtype=torch.float64)) for tensor in stored.values())
+    return round(later / sum(tensor.numel() for tensor in stored.values()), 4)

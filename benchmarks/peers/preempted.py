@@ -41,10 +41,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    given = parser.parse_args()
-    diary = Diary(given.folder)
+    options = parser.parse_args()
+    diary = Diary(options.folder)
     diary.enter("start-up")
-    train(diary, given.folder, given.steps)
+    train(diary, options.folder, options.steps)
 
 
 def train(diary: Diary, folder: Path, steps: int) -> None:

@@ -29,11 +29,11 @@ def others_seconds() -> float:
     """
     rows = dict(_rows())
     groups = {pid: int(row[_GROUP]) for pid, row in rows.items()}
-    ours = {pid for pid, group in groups.items() if group == os.getpgrp()}
+    own_pids = {pid for pid, group in groups.items() if group == os.getpgrp()}
     ticks = sum(
         sum(map(int, row[_FIRST:_BEHIND]))
         for pid, row in rows.items()
-        if groups[pid] and ours.isdisjoint(_line(pid, rows))
+        if groups[pid] and own_pids.isdisjoint(_line(pid, rows))
     )
     return ticks / _TICKS_PER_SECOND
 
@@ -64,8 +64,8 @@ def undisturbed(measure: Callable[[], Figures]) -> Figures:
         figures = measure()
         took = time.perf_counter() - began
         # A smaller value than before means that a process ended meanwhile.
-        others = abs(others_seconds() - before) / took
-        found.append(figures | {"others_cores": others})
-        if others <= OTHERS_CORES_MAX:
+        others_cores = abs(others_seconds() - before) / took
+        found.append(figures | {"others_cores": others_cores})
+        if others_cores <= OTHERS_CORES_MAX:
             break
-    return min(found, key=lambda one: one["others_cores"])
+    return min(found, key=lambda measured: measured["others_cores"])

@@ -39,10 +39,10 @@ def mark(folder: Path, name: str, at_seconds: float | None = None) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
+def main(owner: str, folder: Path, steps: int, save_steps: int) -> None:
     """Train, and continue where an earlier attempt stopped."""
     mark(folder, "began", _BEGAN_SECONDS)
-    library: Any = import_module("resilient" if whose == "ours" else "transformers")
+    library: Any = import_module("resilient" if owner == "ours" else "transformers")
     base = library.TrainerCallback
 
     class Marks(base):  # type: ignore[misc]
@@ -56,7 +56,7 @@ def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     text = Random(0).randbytes(TEXT_BYTES)  # noqa: S311 - the same for all contenders
-    more = {} if whose == "ours" else {"report_to": [], "ddp_backend": "gloo"}
+    more = {} if owner == "ours" else {"report_to": [], "ddp_backend": "gloo"}
     output = folder / "output"
     arguments = library.TrainingArguments(
         output_dir=str(output), max_steps=steps, per_device_train_batch_size=8,
@@ -68,12 +68,12 @@ def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
         model=Gpt(LENGTH), args=arguments, train_dataset=Windows(text, LENGTH), callbacks=[Marks()]
     )
     mark(folder, "built")
-    if whose == "ours":
+    if owner == "ours":
         trainer.train()
     else:
         # `get_last_checkpoint` of transformers also accepts an incomplete checkpoint.
-        whole = whole_checkpoints(output)
-        trainer.train(resume_from_checkpoint=str(whole[-1][1]) if whole else None)
+        checkpoints = whole_checkpoints(output)
+        trainer.train(resume_from_checkpoint=str(checkpoints[-1][1]) if checkpoints else None)
 
 
 if __name__ == "__main__":

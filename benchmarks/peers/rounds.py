@@ -75,11 +75,11 @@ def turn(contender: Contender, place: Path, between: Callable[[], None]) -> Figu
 @contextmanager
 def costs(figures: Figures) -> Iterator[None]:
     """Record the CPU seconds of this process, and the memory that it added."""
-    began, held = time.process_time(), _memory("VmRSS")
+    began, held_bytes = time.process_time(), _memory("VmRSS")
     _CLEAR.write_text("5")  # resets the high-water mark
     yield
     figures["cpu"] = time.process_time() - began
-    figures["peak_mib"] = max(_memory("VmHWM") - held, 0.0)
+    figures["peak_mib"] = max(_memory("VmHWM") - held_bytes, 0.0)
 
 
 def _memory(field: str) -> float:
@@ -87,17 +87,17 @@ def _memory(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def ratio(found: Rounds, one: str, other: str) -> float:
+def ratio(found: Rounds, contender: str, other: str) -> float:
     """Return the median over rounds of ``one`` over ``other``."""
-    return round(median(figures[one] / figures[other] for figures in found), 4)
+    return round(median(figures[contender] / figures[other] for figures in found), 4)
 
 
 def ratios(found: Rounds, pairs: Mapping[str, tuple[str, str]]) -> dict[str, float]:
     """Return the ratios by name, for the figures that were measured."""
     return {
-        name: ratio(found, one, other)
-        for name, (one, other) in pairs.items()
-        if one in found[0] and other in found[0]
+        name: ratio(found, contender, other)
+        for name, (contender, other) in pairs.items()
+        if contender in found[0] and other in found[0]
     }
 
 
@@ -111,11 +111,11 @@ def medians(found: Rounds) -> dict[str, float]:
     }
 
 
-def spread(found: Rounds, one: str, other: str) -> list[float]:
+def spread(found: Rounds, contender: str, other: str) -> list[float]:
     """Return the lowest and the highest per-round ratio; empty if a figure is missing."""
-    if one not in found[0] or other not in found[0]:
+    if contender not in found[0] or other not in found[0]:
         return []
-    all_of_them = [figures[one] / figures[other] for figures in found]
+    all_of_them = [figures[contender] / figures[other] for figures in found]
     return [round(min(all_of_them), 4), round(max(all_of_them), 4)]
 
 

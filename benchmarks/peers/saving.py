@@ -68,8 +68,8 @@ def synchronous(work: Callable[[Path], None]) -> Contender:
 
 def sync(place: Path) -> None:
     """Sync all files and folders of a folder."""
-    for one in (*place.rglob("*"), place):
-        descriptor = os.open(one, os.O_RDONLY)
+    for path in (*place.rglob("*"), place):
+        descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
@@ -80,15 +80,15 @@ def memcpy_of(training: Training) -> Contender:
     A large state wraps around in the buffer: only the presence of the pages matters.
     """
     tensors = training.tensors().values()
-    largest = max(one.nbytes for one in tensors)
+    largest = max(tensor.nbytes for tensor in tensors)
     buffer = torch.ones(max(min(training.size_bytes, MEMCPY_BYTES_MAX), largest), dtype=torch.uint8)
 
     def copy() -> None:
         at = 0
-        for one in training.tensors().values():
-            at = at if at + one.nbytes <= len(buffer) else 0
-            buffer[at : at + one.nbytes].copy_(one.reshape(-1).view(torch.uint8))
-            at += one.nbytes
+        for tensor in training.tensors().values():
+            at = at if at + tensor.nbytes <= len(buffer) else 0
+            buffer[at : at + tensor.nbytes].copy_(tensor.reshape(-1).view(torch.uint8))
+            at += tensor.nbytes
 
     return lambda _: {"stall": timed(copy)}
 
@@ -98,8 +98,8 @@ def raw(training: Training, place: Path) -> Figures:
 
     def write() -> None:
         with (place / "raw").open("wb", buffering=0) as file:
-            for one in training.tensors().values():
-                view = one.numpy().reshape(-1).view("u1").data
+            for tensor in training.tensors().values():
+                view = tensor.numpy().reshape(-1).view("u1").data
                 for start in range(0, len(view), WRITE_BYTES):
                     file.write(view[start : start + WRITE_BYTES])
             os.fsync(file.fileno())

@@ -33,7 +33,7 @@ class Model(nn.Module):
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a loss to which every parameter contributes."""
-        weight = sum(one[:1].mean() for one in self.parameters())
+        weight = sum(parameter[:1].mean() for parameter in self.parameters())
         return {"loss": (inputs * weight - labels).square().mean()}
 
 
@@ -50,27 +50,27 @@ class Training:
         torch.manual_seed(0)
         self.model = Model(parameters)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        for one in self.model.parameters():
-            one.grad = torch.zeros_like(one)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.size_bytes = sum(one.nbytes for one in self.tensors().values())
+        self.size_bytes = sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return every tensor by name, for peers that save flat dictionaries."""
         state = self.optimizer.state_dict()["state"]
         moments = {
-            f"optimizer.{number}.{kind}": one
+            f"optimizer.{number}.{kind}": tensor
             for number, kinds in state.items()
-            for kind, one in kinds.items()
+            for kind, tensor in kinds.items()
         }
         return {**self.model.state_dict(), **moments}
 
     def change(self) -> None:
         """Change every tensor, as a training step does."""
         with torch.no_grad():
-            for one in self.tensors().values():
-                one.add_(1)
+            for tensor in self.tensors().values():
+                tensor.add_(1)
 
     def nested(self) -> dict[str, object]:
         """Return the state as torch gives it: one dictionary for each of the two."""

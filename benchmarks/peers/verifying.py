@@ -44,9 +44,9 @@ def verifiers(folder: Path, size_bytes: int) -> dict[str, Contender]:
         for _ in range(FILES):
             file.write(content)
     store = open_store(str(repository))
-    life = claim(store, None, cause="start", clock=SystemClock())
+    generation = claim(store, None, cause="start", clock=SystemClock())
     files = {f"model.r00000-{number:02}.safetensors": content for number in range(FILES)}
-    checkpoint = commit_files(store, life, 1, files)
+    checkpoint = commit_files(store, generation, 1, files)
     sync(folder)
     memory = bytearray(size_bytes // FILES * FILES)
 
@@ -82,14 +82,14 @@ def one_core() -> Iterator[None]:
 
 
 def commit_files(
-    store: Store, life: Generation, step: int, files: Mapping[str, bytes]
+    store: Store, generation: Generation, step: int, files: Mapping[str, bytes]
 ) -> CheckpointId:
     """Commit a checkpoint with these files and a document."""
-    checkpoint = CheckpointId(life.number, step)
+    checkpoint = CheckpointId(generation.number, step)
     part = PartEntry("trainer", "replicated", "state.json")
-    held = [StagedFile(name, data) for name, data in {"state.json": b"{}\n", **files}.items()]
-    receipt = write(store, checkpoint, 0, held, [part])
+    staged = [StagedFile(name, data) for name, data in {"state.json": b"{}\n", **files}.items()]
+    receipt = write(store, checkpoint, 0, staged, [part])
     world, now = {"size": 1, "strategy": "single"}, SystemClock().now_iso()
-    about = Manifest(life.run_id, checkpoint, None, now, world, (), (), ())
+    about = Manifest(generation.run_id, checkpoint, None, now, world, (), (), ())
     commit(store, gather_receipts(about, [receipt]))
     return checkpoint
