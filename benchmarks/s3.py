@@ -48,8 +48,8 @@ def run(rounds: int) -> Report:
     with tempfile.TemporaryDirectory(prefix="s3-") as name:
         trust = OwnTrust(Path(name))
         found = list(_both(rounds, Path(name), trust))
-    ratios = {name: value for report in found for name, value in report.ratios.items()}
-    figures = {name: value for report in found for name, value in report.figures.items()}
+    ratios = {name: value for way_report in found for name, value in way_report.ratios.items()}
+    figures = {name: value for way_report in found for name, value in way_report.figures.items()}
     return Report("s3", ratios, figures)
 
 

@@ -71,9 +71,9 @@ class CountingStore(CachedListingStore):
         told: Callback with the total after each read; an exception that it raises ends the read.
     """
 
-    def __init__(self, inner: Store, told: Callable[[int], None]) -> None:
+    def __init__(self, inner: Store, progress: Callable[[int], None]) -> None:
         super().__init__(inner)
-        self._told = told
+        self._told = progress
         self._lock = threading.Lock()
         self._read_bytes = 0
 
@@ -102,9 +102,9 @@ class ProgressStore(CachedListingStore):
         of_bytes: Bytes expected; if more are read, the callback gets the larger number.
     """
 
-    def __init__(self, inner: Store, told: Told, of_bytes: int) -> None:
+    def __init__(self, inner: Store, progress: Told, of_bytes: int) -> None:
         super().__init__(inner)
-        self._told, self._of_bytes, self._done = told, of_bytes, 0
+        self._told, self._of_bytes, self._done = progress, of_bytes, 0
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -129,9 +129,9 @@ class ProgressFolder:
         of_bytes: Bytes of the folder, if :meth:`list` is not called.
     """
 
-    def __init__(self, inner: Folder, told: Told, of_bytes: int = 0) -> None:
+    def __init__(self, inner: Folder, progress: Told, of_bytes: int = 0) -> None:
         self.url = inner.url
-        self._inner, self._told, self._of_bytes = inner, told, of_bytes
+        self._inner, self._told, self._of_bytes = inner, progress, of_bytes
         self._done = 0
         self._seen: dict[str, list[tuple[int, int]]] = {}
 
@@ -157,7 +157,7 @@ class ProgressFolder:
 
 def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Return the spans with one more, merged with those that touch it."""
-    apart = [one for one in spans if one[1] < start or one[0] > end]
-    met = [one for one in spans if one[1] >= start and one[0] <= end]
+    apart = [span for span in spans if span[1] < start or span[0] > end]
+    met = [span for span in spans if span[1] >= start and span[0] <= end]
     met.append((start, end))
-    return [*apart, (min(one[0] for one in met), max(one[1] for one in met))]
+    return [*apart, (min(span[0] for span in met), max(span[1] for span in met))]

@@ -154,8 +154,8 @@ MUTANTS = [
     Mutant(
         "the page calls what nothing resumes from whole",
         "cli/resilient_cli/page/checkpoints.py",
-        "{found.state(one)}</span>",
-        "{one.state}</span>",
+        "{found.state(survey)}</span>",
+        "{survey.state}</span>",
         PAGE,
     ),
     Mutant(

@@ -74,7 +74,7 @@ def template(run: KubeRun, container: str, first: str, *, restarts: bool = False
         restarts: Whether the controller sets the restart policy.
     """
     selector, tolerations = _NODES[run.spot]
-    wanted = [{**one, "effect": "NoSchedule"} for one in tolerations]
+    wanted = [{**toleration, "effect": "NoSchedule"} for toleration in tolerations]
     if run.resources.gpus:
         wanted.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     spec: dict[str, Any] = {
@@ -129,7 +129,7 @@ def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[s
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in _mounts(run)],
     }
     if run.secrets:
-        made["envFrom"] = [{"secretRef": {"name": one}} for one in run.secrets]
+        made["envFrom"] = [{"secretRef": {"name": secret}} for secret in run.secrets]
     return made
 
 
@@ -162,19 +162,19 @@ def _environment(run: KubeRun, identity: str) -> list[dict[str, Any]]:
         "spec.nodeName",
         f"metadata.labels['{identity}']",
     )
-    told = [
+    entries = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in zip(TOLD, paths, strict=True)
     ]
     fixed = {**_WRITABLE, "PYTHONUNBUFFERED": "1", **dict(run.environment)}
     # Kubernetes would expand `$(` in a value.
-    return [*told, *({"name": k, "value": v.replace("$(", "$$(")} for k, v in fixed.items())]
+    return [*entries, *({"name": k, "value": v.replace("$(", "$$(")} for k, v in fixed.items())]
 
 
 def _quantities(run: KubeRun) -> dict[str, str]:
-    asked = run.resources
-    own = {"cpu": asked.cpu, "memory": asked.memory, "ephemeral-storage": asked.disk}
-    return {**own, "nvidia.com/gpu": str(asked.gpus)} if asked.gpus else own
+    requested = run.resources
+    own = {"cpu": requested.cpu, "memory": requested.memory, "ephemeral-storage": requested.disk}
+    return {**own, "nvidia.com/gpu": str(requested.gpus)} if requested.gpus else own
 
 
 def _mounts(run: KubeRun) -> list[tuple[str, str]]:
@@ -234,11 +234,11 @@ def _service(run: KubeRun) -> dict[str, Any]:
 
 
 def _network(run: KubeRun) -> dict[str, Any]:
-    ours = {"podSelector": {"matchLabels": labels(run)}}
-    names = [{"port": 53, "protocol": one} for one in ("UDP", "TCP")]
+    own_pods = {"podSelector": {"matchLabels": labels(run)}}
+    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     anywhere = {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}}
     egress: list[dict[str, Any]] = [
-        {"to": [ours]},
+        {"to": [own_pods]},
         {"to": [{"namespaceSelector": {}}], "ports": names},
         {"to": [anywhere], "ports": [{"port": 443, "protocol": "TCP"}]},
     ]
@@ -248,9 +248,9 @@ def _network(run: KubeRun) -> dict[str, Any]:
     egress += run.identity.egress
     egress += [rule([network], [port]) for network, port in run.egress]
     spec = {
-        **ours,
+        **own_pods,
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": [ours]}],
+        "ingress": [{"from": [own_pods]}],
         "egress": egress,
     }
     return _object(run, "networking.k8s.io/v1", "NetworkPolicy", {"spec": spec})
@@ -353,22 +353,22 @@ _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 def to_yaml(documents: list[dict[str, Any]]) -> str:
     """Return the documents as YAML, each after a line ``---``."""
-    return "".join(f"---\n{''.join(_block(one, 0))}" for one in documents)
+    return "".join(f"---\n{''.join(_block(document, 0))}" for document in documents)
 
 
 def _block(value: dict[str, Any] | list[Any], depth: int) -> Iterator[str]:
     pad = "  " * depth
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, value_of_key in value.items():
             yield f"{pad}{_scalar(key)}:"
-            yield from _after(one, depth)
+            yield from _after(value_of_key, depth)
         return
-    for one in value:
-        if isinstance(one, dict) and one:
+    for item in value:
+        if isinstance(item, dict) and item:
             # The first key stands beside the dash.
-            yield f"{pad}- {''.join(_block(one, depth + 1)).removeprefix(pad + '  ')}"
+            yield f"{pad}- {''.join(_block(item, depth + 1)).removeprefix(pad + '  ')}"
         else:
-            yield f"{pad}- {_scalar(one)}\n"
+            yield f"{pad}- {_scalar(item)}\n"
 
 
 def _after(value: Any, depth: int) -> Iterator[str]:
@@ -384,4 +384,4 @@ def _scalar(value: Any) -> str:
         return value
     text = json.dumps(value, ensure_ascii=False)
     # JSON leaves these characters unescaped, and YAML does not accept them.
-    return _UNWRITTEN.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
+    return _UNWRITTEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -127,16 +127,16 @@ class RunState:
             return REQUEUE
         if self.state != "failed":
             return None
-        ended = sorted((one for one in self.pods if one.exit_code), key=lambda one: one.ended_at)
-        counted = [one for one in ended if one.has_failed]
-        fatal = [one for one in counted if one.exit_code in PERMANENT]
+        ended = sorted((pod for pod in self.pods if pod.exit_code), key=lambda pod: pod.ended_at)
+        counted = [pod for pod in ended if pod.has_failed]
+        fatal = [pod for pod in counted if pod.exit_code in PERMANENT]
         # A run that exceeds --deadline did not fail: its last pods show whether they saved.
         chosen = ended if self.reason == "DeadlineExceeded" else fatal or counted or ended
         return chosen[-1].exit_code if chosen else 1
 
     def newest(self) -> dict[int, PodState]:
         """Return the newest pod of each index."""
-        return {one.index: one for one in self.pods}
+        return {pod.index: pod for pod in self.pods}
 
 
 def state_of(
@@ -152,9 +152,9 @@ def state_of(
     """
     metadata = holder["metadata"]
     queue = metadata.get("labels", {}).get(QUEUE, "")
-    seen = sorted(map(pod_of, pods), key=lambda one: (one.index, one.created_at, one.name))
+    pods_by_index = sorted(map(pod_of, pods), key=lambda pod: (pod.index, pod.created_at, pod.name))
     admission = _admission(workload) if queue else ""
-    state, cause = _judge(holder, seen, admission)
+    state, cause = _judge(holder, pods_by_index, admission)
     flavor = _FLAVORS[holder["kind"]]
     return RunState(
         metadata["name"],
@@ -167,8 +167,8 @@ def state_of(
         admission,
         repository_of([holder, *pods]),
         tuple(sorted(set(claims_of(holder.get("spec"))))),
-        tuple(seen),
-        tuple(_warnings({metadata["name"], *(one.name for one in seen)}, events)),
+        tuple(pods_by_index),
+        tuple(_warnings({metadata["name"], *(pod.name for pod in pods_by_index)}, events)),
     )
 
 
@@ -176,20 +176,25 @@ def pod_of(pod: Object) -> PodState:
     """Return the state of a pod."""
     metadata, status, spec = pod["metadata"], pod.get("status", {}), pod.get("spec", {})
     labels = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
-    index = next((labels[one] for one in _INDEXES if one in labels), "0")
+    index = next((labels[label] for label in _INDEXES if label in labels), "0")
     container = spec.get("containers", [{}])[0].get("name", "")
-    told: Object = next(
-        (one for one in status.get("containerStatuses", ()) if one["name"] == container), {}
+    container_status: Object = next(
+        (
+            status_of_container
+            for status_of_container in status.get("containerStatuses", ())
+            if status_of_container["name"] == container
+        ),
+        {},
     )
-    now = told.get("state", {})
-    end = now.get("terminated") or told.get("lastState", {}).get("terminated") or {}
+    now = container_status.get("state", {})
+    end = now.get("terminated") or container_status.get("lastState", {}).get("terminated") or {}
     phase = now.get("waiting", {}).get("reason") or status.get("phase", "Pending")
     return PodState(
         metadata["name"],
         int(index),
         "Terminating" if metadata.get("deletionTimestamp") and not end else phase,
         spec.get("nodeName", ""),
-        told.get("restartCount", 0),
+        container_status.get("restartCount", 0),
         end.get("exitCode"),
         end.get("finishedAt") or "",
         _condition(pod, "DisruptionTarget") is not None,
@@ -210,15 +215,15 @@ def _judge(
     if suspended or spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
         # A run that waits in a queue is suspended too, and Kueue starts it.
         return "queued" if admission else "suspended", suspended or {}
-    if any(one.phase == "Running" for one in pods):
+    if any(pod.phase == "Running" for pod in pods):
         return "running", {}
     return "pending", {}
 
 
 def _condition(made: Object, kind: str) -> dict[str, Any] | None:
-    for one in made.get("status", {}).get("conditions") or ():
-        if one["type"] == kind and one["status"] == "True":
-            return dict(one)
+    for condition in made.get("status", {}).get("conditions") or ():
+        if condition["type"] == kind and condition["status"] == "True":
+            return dict(condition)
     return None
 
 
@@ -243,26 +248,26 @@ def repository_of(made: Any) -> str:
 def claims_of(value: Any) -> list[str]:
     """Return the names of the PersistentVolumeClaims anywhere in an object."""
     if isinstance(value, list):
-        return [name for one in value for name in claims_of(one)]
+        return [name for item in value for name in claims_of(item)]
     if not isinstance(value, dict):
         return []
     own = [value["claimName"]] if isinstance(value.get("claimName"), str) else []
-    return own + [name for one in value.values() for name in claims_of(one)]
+    return own + [name for item in value.values() for name in claims_of(item)]
 
 
 def _warnings(names: set[str], events: Sequence[Object]) -> list[ClusterEvent]:
     found = [
         ClusterEvent(
-            one.get("series", {}).get("lastObservedTime")
-            or one.get("lastTimestamp")
-            or one.get("eventTime")
+            event.get("series", {}).get("lastObservedTime")
+            or event.get("lastTimestamp")
+            or event.get("eventTime")
             or "",
-            f"{one['involvedObject']['kind'].lower()}/{one['involvedObject']['name']}",
-            one.get("reason", ""),
-            " ".join(one.get("message", "").split()),
-            one.get("count") or one.get("series", {}).get("count") or 1,
+            f"{event['involvedObject']['kind'].lower()}/{event['involvedObject']['name']}",
+            event.get("reason", ""),
+            " ".join(event.get("message", "").split()),
+            event.get("count") or event.get("series", {}).get("count") or 1,
         )
-        for one in events
-        if one.get("type") == "Warning" and one["involvedObject"].get("name") in names
+        for event in events
+        if event.get("type") == "Warning" and event["involvedObject"].get("name") in names
     ]
-    return sorted(found, key=lambda one: one.last_at)
+    return sorted(found, key=lambda event: event.last_at)

@@ -52,8 +52,12 @@ class _Axis:
 
 def tree(found: Listing) -> str:
     """Draw the checkpoints by step, each attempt in a row of its own."""
-    steps = {one.checkpoint: float(one.checkpoint.step) for one in found.surveys}
-    begun = {one.number: float(one.parent.step) for one in found.generations if one.parent}
+    steps = {survey.checkpoint: float(survey.checkpoint.step) for survey in found.surveys}
+    begun = {
+        generation.number: float(generation.parent.step)
+        for generation in found.generations
+        if generation.parent
+    }
     known = [*steps.values(), *begun.values()]
     if not known:
         return ""
@@ -64,9 +68,13 @@ def tree(found: Listing) -> str:
 
 def generations(found: Listing) -> str:
     """Draw the checkpoints by time: the start of each attempt, and its saves."""
-    lives = {one.number: _moment_ms(one.claimed_at) for one in found.generations}
+    lives = {
+        generation.number: _moment_ms(generation.claimed_at) for generation in found.generations
+    }
     saved = {
-        one.checkpoint: _moment_ms(one.manifest.created_at) for one in found.surveys if one.manifest
+        survey.checkpoint: _moment_ms(survey.manifest.created_at)
+        for survey in found.surveys
+        if survey.manifest
     }
     began = {name: at for name, at in lives.items() if at is not None}
     times = {name: at for name, at in saved.items() if at is not None}
@@ -92,58 +100,65 @@ def lives_of(found: Listing) -> str:
         steps[survey.checkpoint.generation].append(survey.checkpoint)
     rows = [
         (
-            str(one.number),
-            f'<span class="one-line">{one.parent}</span>' if one.parent else "scratch",
-            text(one.cause),
-            text(one.host),
-            at(one.claimed_at),
-            count(len(steps[one.number]), "checkpoint") if steps[one.number] else "nothing",
+            str(generation.number),
+            f'<span class="one-line">{generation.parent}</span>'
+            if generation.parent
+            else "scratch",
+            text(generation.cause),
+            text(generation.host),
+            at(generation.claimed_at),
+            count(len(steps[generation.number]), "checkpoint")
+            if steps[generation.number]
+            else "nothing",
         )
-        for one in reversed(found.generations)
+        for generation in reversed(found.generations)
     ]
     head = ("life", "began from", "cause", "host", "claimed at", "holds now")
     return table(head, rows, numbers=(0,))
 
 
-def _moment_ms(told: str) -> float | None:
+def _moment_ms(iso: str) -> float | None:
     try:
-        return datetime.fromisoformat(told).timestamp() * 1000
+        return datetime.fromisoformat(iso).timestamp() * 1000
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 
 def _drawn(found: Listing, axis: _Axis) -> str:
     numbers = sorted(
-        {one.number for one in found.generations} | {one.generation for one in axis.checkpoints}
+        {generation.number for generation in found.generations}
+        | {checkpoint.generation for checkpoint in axis.checkpoints}
     )[-_LIVES_MAX:]
     lanes = {number: _TOP + nth * _LANE for nth, number in enumerate(numbers)}
     below = _TOP + len(numbers) * _LANE - 14
     places: Places = {
-        one: (axis.scale(at), lanes[one.generation])
-        for one, at in axis.checkpoints.items()
-        if one.generation in lanes
+        checkpoint_id: (axis.scale(at), lanes[checkpoint_id.generation])
+        for checkpoint_id, at in axis.checkpoints.items()
+        if checkpoint_id.generation in lanes
     }
-    lives = {one.number: one for one in found.generations}
+    generation_of = {generation.number: generation for generation in found.generations}
     parts = [opened("tree", WIDTH, below + 22, axis.name)]
     for value in axis.scale.ticks():
         x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
         parts.append(f'<path class="grid" d="M{x} 10V{below}"/>')
         parts.append(f'<text class="tick" x="{x}" y="{below + 15}">{name}</text>')
     for number, y in lanes.items():
-        parts += _lane(number, y, lives.get(number), axis, places)
+        parts += _lane(number, y, generation_of.get(number), axis, places)
     parts += _nodes(found, places)
     return "".join([*parts, "</svg>"])
 
 
 def _lane(
-    number: int, y: float, life: Generation | None, axis: _Axis, places: Places
+    number: int, y: float, generation: Generation | None, axis: _Axis, places: Places
 ) -> Iterator[str]:
     """Yield the name of an attempt, the line through its checkpoints, and its branch."""
-    cause = life.cause if life else ""
+    cause = generation.cause if generation else ""
     yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">life {number}</text>'
     yield f'<text class="name" x="{_LEFT - 22}" y="{y + 14}">{text(cause[:14])}</text>'
-    own = sorted(x for one, (x, _) in places.items() if one.generation == number)
-    parent = places.get(life.parent) if life and life.parent else None
+    own = sorted(
+        x for checkpoint_id, (x, _) in places.items() if checkpoint_id.generation == number
+    )
+    parent = places.get(generation.parent) if generation and generation.parent else None
     begun = axis.lives.get(number)
     start = axis.scale(begun) if begun is not None else None
     if start is None:
@@ -160,31 +175,31 @@ def _lane(
 
 def _nodes(found: Listing, places: Places) -> Iterator[str]:
     named: dict[float, float] = {}
-    for one in sorted(found.surveys, key=lambda one: one.checkpoint):
-        if one.checkpoint not in places:
+    for survey in sorted(found.surveys, key=lambda survey: survey.checkpoint):
+        if survey.checkpoint not in places:
             continue
-        x, y = places[one.checkpoint]
-        yield f'<g class="n-{found.state(one).lower()}"><title>{_title(found, one)}</title>'
-        if one.checkpoint == found.resume:
+        x, y = places[survey.checkpoint]
+        yield f'<g class="n-{found.state(survey).lower()}"><title>{_title(found, survey)}</title>'
+        if survey.checkpoint == found.resume:
             yield f'<circle class="next" cx="{x}" cy="{y}" r="11"/>'
-        if one.damaged:
+        if survey.damaged:
             yield f'<path class="broken" d="M{x - 6} {y - 6}l12 12M{x + 6} {y - 6}l-12 12"/>'
         else:
             yield f'<circle class="node" cx="{x}" cy="{y}" r="6"/>'
         if x - named.get(y, -_APART) >= _APART:
             named[y] = x
-            yield f'<text class="tick" x="{x}" y="{y + 23}">{one.checkpoint.step}</text>'
-        tags = ", ".join(found.tags_on(one.checkpoint))
+            yield f'<text class="tick" x="{x}" y="{y + 23}">{survey.checkpoint.step}</text>'
+        tags = ", ".join(found.tags_on(survey.checkpoint))
         if tags:
             shown = text(tags if len(tags) <= 18 else tags[:15] + "...")  # noqa: PLR2004 - room
             yield f'<text class="tick tag" x="{x}" y="{y - 14}">{shown}</text>'
         yield "</g>"
 
 
-def _title(found: Listing, one: Survey) -> str:
-    size = human_size(one.manifest.size_bytes) if one.manifest else NONE
-    next_one = ", a resume takes it" * (one.checkpoint == found.resume)
-    return f"{one.checkpoint}: {found.state(one)}, {size}{next_one}"
+def _title(found: Listing, survey: Survey) -> str:
+    size = human_size(survey.manifest.size_bytes) if survey.manifest else NONE
+    next_one = ", a resume takes it" * (survey.checkpoint == found.resume)
+    return f"{survey.checkpoint}: {found.state(survey)}, {size}{next_one}"
 
 
 _SHOWN, _ROW = 30, 22
@@ -194,35 +209,37 @@ _SIZES_LEFT, _SIZES_RIGHT = 150, 230
 def alone_bytes(found: Listing) -> dict[str, int]:
     """Return the bytes of each checkpoint that no other one needs, by folder."""
     users = Counter(
-        one.manifest.key(file.name)
-        for one in found.surveys
-        if one.manifest
-        for file in one.manifest.files
+        survey.manifest.key(file.name)
+        for survey in found.surveys
+        if survey.manifest
+        for file in survey.manifest.files
     )
     return {
-        one.checkpoint.folder: sum(
+        survey.checkpoint.folder: sum(
             file.size_bytes
-            for file in one.manifest.files
-            if users[one.manifest.key(file.name)] == 1
+            for file in survey.manifest.files
+            if users[survey.manifest.key(file.name)] == 1
         )
-        for one in found.surveys
-        if one.manifest
+        for survey in found.surveys
+        if survey.manifest
     }
 
 
 def sizes(found: Listing) -> str:
     """Return the stored size, the size without dedup, and a bar for each checkpoint."""
-    manifests = [one.manifest for one in found.surveys if one.manifest]
+    manifests = [survey.manifest for survey in found.surveys if survey.manifest]
     if not manifests:
         return ""
-    whole = sum(one.size_bytes for one in manifests)
+    total_bytes = sum(manifest.size_bytes for manifest in manifests)
     tiles = (
         (human_size(found.size_bytes), "stored"),
-        (human_size(whole), "if each were whole"),
-        (share(whole - found.size_bytes, whole), "saved by sharing"),
-        (human_size(max(one.own_bytes for one in manifests)), "largest write"),
+        (human_size(total_bytes), "if each were whole"),
+        (share(total_bytes - found.size_bytes, total_bytes), "saved by sharing"),
+        (human_size(max(manifest.own_bytes for manifest in manifests)), "largest write"),
     )
-    cells = "".join(f'<div class="tile"><b>{one}</b><span>{of}</span></div>' for one, of in tiles)
+    cells = "".join(
+        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+    )
     return f'<div class="tiles">{cells}</div>{_legend()}{_bars(manifests)}'
 
 
@@ -232,29 +249,31 @@ def _legend() -> str:
 
 def _bars(manifests: list[Manifest]) -> str:
     shown = manifests[:_SHOWN]
-    scale = Scale(0, max(1, *(one.size_bytes for one in shown)), _SIZES_LEFT, WIDTH - _SIZES_RIGHT)
+    scale = Scale(
+        0, max(1, *(manifest.size_bytes for manifest in shown)), _SIZES_LEFT, WIDTH - _SIZES_RIGHT
+    )
     height = len(shown) * _ROW + 6
     parts = [opened("sizes", WIDTH, height, "size of each checkpoint")]
-    for nth, one in enumerate(shown):
-        parts += _bar(one, nth * _ROW + 3, scale)
+    for nth, manifest in enumerate(shown):
+        parts += _bar(manifest, nth * _ROW + 3, scale)
     left = len(manifests) - len(shown)
     more = f"<p>and {left} older ones</p>" if left else ""
     return scroll("".join([*parts, "</svg>"])) + more
 
 
-def _bar(one: Manifest, y: int, scale: Scale) -> Iterator[str]:
-    own, end = scale(one.own_bytes), scale(one.size_bytes)
-    shared = one.size_bytes - one.own_bytes
-    told = f"{human_size(one.own_bytes)} of {human_size(one.size_bytes)} its own"
-    yield f"<g><title>{one.checkpoint}: {told}</title>"
-    yield f'<text class="name" x="{_SIZES_LEFT - 8}" y="{y + 13}">{one.checkpoint}</text>'
-    if one.own_bytes:
+def _bar(manifest: Manifest, y: int, scale: Scale) -> Iterator[str]:
+    own, end = scale(manifest.own_bytes), scale(manifest.size_bytes)
+    shared = manifest.size_bytes - manifest.own_bytes
+    proportion = f"{human_size(manifest.own_bytes)} of {human_size(manifest.size_bytes)} its own"
+    yield f"<g><title>{manifest.checkpoint}: {proportion}</title>"
+    yield f'<text class="name" x="{_SIZES_LEFT - 8}" y="{y + 13}">{manifest.checkpoint}</text>'
+    if manifest.own_bytes:
         width = max(1.0, round(own - _SIZES_LEFT, 1))
         yield f'<rect class="own" x="{_SIZES_LEFT}" y="{y}" width="{width}" height="16"/>'
     if shared:
         width = max(1.0, round(end - own, 1))
         yield f'<rect class="shared" x="{own}" y="{y}" width="{width}" height="16"/>'
-    yield f'<text x="{end + 8}" y="{y + 13}">{told}</text></g>'
+    yield f'<text x="{end + 8}" y="{y + 13}">{proportion}</text></g>'
 
 
 _LEGEND = legend(
@@ -276,7 +295,7 @@ def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> 
     head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
     head += ["look"] if served else ["every byte"] if checked else []
     alone = alone_bytes(found)
-    rows = [_row(found, one, alone, served=served, checked=checked) for one in found.surveys]
+    rows = [_row(found, survey, alone, served=served, checked=checked) for survey in found.surveys]
     spots = [_LEGEND, scroll(tree(found))] if found.surveys else []
     return "".join(
         [
@@ -297,37 +316,37 @@ def lives_part(found: Listing) -> str:
 
 def _row(
     found: Listing,
-    one: Survey,
+    survey: Survey,
     alone: Mapping[str, int],
     *,
     served: bool,
     checked: Mapping[str, str],
 ) -> tuple[str, ...]:
     about: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
-    name = one.checkpoint.folder
-    if one.manifest:
+    name = survey.checkpoint.folder
+    if survey.manifest:
         about = (
-            at(one.manifest.created_at),
-            human_size(one.manifest.size_bytes),
-            human_size(one.manifest.own_bytes),
+            at(survey.manifest.created_at),
+            human_size(survey.manifest.size_bytes),
+            human_size(survey.manifest.own_bytes),
             human_size(alone[name]),
-            text(one.manifest.world.get("size", NONE)),
+            text(survey.manifest.world.get("size", NONE)),
         )
-    state = f'<span class="s-{one.state.lower()}">{found.state(one)}</span>'
-    mark = ' <span class="badge">next</span>' if one.checkpoint == found.resume else ""
-    more = (_links(one),) if served else (checked.get(name, NONE),) if checked else ()
+    state = f'<span class="s-{survey.state.lower()}">{found.state(survey)}</span>'
+    mark = ' <span class="badge">next</span>' if survey.checkpoint == found.resume else ""
+    more = (_links(survey),) if served else (checked.get(name, NONE),) if checked else ()
     return (
         f'<span class="one-line">{name}{mark}</span>',
         *about,
         state,
-        text(note(found, one)),
+        text(note(found, survey)),
         *more,
     )
 
 
-def _links(one: Survey) -> str:
-    name = one.checkpoint.folder
-    if one.manifest is None:
+def _links(survey: Survey) -> str:
+    name = survey.checkpoint.folder
+    if survey.manifest is None:
         return NONE
     return (
         f'<span class="links"><a href="#tensors/{name}">tensors</a> '
@@ -335,14 +354,14 @@ def _links(one: Survey) -> str:
     )
 
 
-def verified(one: Survey, level: VerifyLevel) -> str:
+def verified(survey: Survey, level: VerifyLevel) -> str:
     """Return the result of verifying a checkpoint."""
-    name = one.checkpoint.folder
-    if not one.findings and one.manifest:
-        files = count(len(one.manifest.files), "file")
-        size = human_size(one.manifest.size_bytes)
-        said = f"{name}: every byte of {files}, {size}, is what was written."
-        return f'<p class="verdict v-same">{said}</p>'
+    name = survey.checkpoint.folder
+    if not survey.findings and survey.manifest:
+        files = count(len(survey.manifest.files), "file")
+        size = human_size(survey.manifest.size_bytes)
+        verdict = f"{name}: every byte of {files}, {size}, is what was written."
+        return f'<p class="verdict v-same">{verdict}</p>'
     rows = [
         (
             f'<span class="s-{each.severity}">{each.severity}</span>',
@@ -352,9 +371,9 @@ def verified(one: Survey, level: VerifyLevel) -> str:
             text(each.problem),
             text(each.fix),
         )
-        for each in one.findings
+        for each in survey.findings
     ]
-    state = "DAMAGED" if one.damaged else "a warning"
+    state = "DAMAGED" if survey.damaged else "a warning"
     head = ("severity", "file", "bytes", "tensor", "problem", "what helps")
     return f'<p class="verdict v-differ">{name}: {state} (level {level.value}).</p>' + table(
         head, rows, ()

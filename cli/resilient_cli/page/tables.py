@@ -65,10 +65,10 @@ def path(name: str) -> str:
     return f'<span class="path">{shown}</span>'
 
 
-def at(told: str) -> str:
+def at(iso: str) -> str:
     """Return a UTC time as people write it; any other text unchanged."""
-    is_one = len(told) >= _MOMENT and told[10:11] == "T"
-    shown = told[:_MOMENT].replace("T", " ") if is_one else told
+    is_one = len(iso) >= _MOMENT and iso[10:11] == "T"
+    shown = iso[:_MOMENT].replace("T", " ") if is_one else iso
     return f'<span class="one-line">{text(shown)}</span>'
 
 
@@ -109,7 +109,7 @@ def searched(
         f'<label>Find <input type="search" data-find="{name}" {_PLAIN}></label>',
     ]
     if len(parts) > 1:
-        options = "".join(f"<option>{text(one)}</option>" for one in parts)
+        options = "".join(f"<option>{text(part)}</option>" for part in parts)
         tools.append(
             f'<label>Part <select data-part="{name}"><option value="">all</option>{options}'
             "</select></label>"
@@ -137,16 +137,16 @@ def scroll(shown: str) -> str:
 
 def _head(head: Sequence[str], numbers: Sequence[int]) -> str:
     cells = (
-        f'<th scope="col"{" class=n" if nth in numbers else ""}>{one}</th>'
-        for nth, one in enumerate(head)
+        f'<th scope="col"{" class=n" if nth in numbers else ""}>{title}</th>'
+        for nth, title in enumerate(head)
     )
     return f"<thead><tr>{''.join(cells)}</tr></thead>"
 
 
 def _cells(cells: Sequence[str | Cell], numbers: Sequence[int]) -> str:
     found = []
-    for nth, one in enumerate(cells):
-        cell = one if isinstance(one, Cell) else Cell(one)
+    for nth, content in enumerate(cells):
+        cell = content if isinstance(content, Cell) else Cell(content)
         value = "" if cell.value is None else f' data-value="{cell.value!r}"'
         found.append(f"<td{' class=n' if nth in numbers else ''}{value}>{cell.shown}</td>")
     return "".join(found)
@@ -167,5 +167,5 @@ def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
         first = (
             f'<button class="open" aria-expanded="false" aria-controls="{name}">{first}</button>'
         )
-    rest = _cells(row.cells[1:], [one - 1 for one in numbers])
-    return f'<tbody{marks}><tr><th scope="row">{first}</th>{rest}</tr>{opened}</tbody>'
+    cells = _cells(row.cells[1:], [number - 1 for number in numbers])
+    return f'<tbody{marks}><tr><th scope="row">{first}</th>{cells}</tr>{opened}</tbody>'

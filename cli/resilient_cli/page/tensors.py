@@ -44,18 +44,23 @@ def histograms(found: Sequence[Histogram], names: Sequence[str]) -> str:
     from resilient.diff.tensor_stats import alike
 
     # Use twice the cube root of the number of elements as bars: the rule of Rice, 1944.
-    room = round(2 * max(one.seen for one in found) ** (1 / 3))
-    bars = [one.at_most(min(_BARS_MAX, max(_BARS_MIN, room))) for one in alike(found)]
-    widest = max((one.exponent for one in bars), default=0)
-    bars = [one.coarser(widest) for one in bars]
+    room = round(2 * max(each_histogram.seen for each_histogram in found) ** (1 / 3))
+    bars = [
+        each_histogram.at_most(min(_BARS_MAX, max(_BARS_MIN, room)))
+        for each_histogram in alike(found)
+    ]
+    widest = max((bar.exponent for bar in bars), default=0)
+    bars = [bar.coarser(widest) for bar in bars]
     figures = [
         _figure(_values(bars), "Values", "by value"),
-        _figure(_powers([dict(one.powers) for one in found]), "Magnitude", _SIZES),
+        _figure(
+            _powers([dict(each_histogram.powers) for each_histogram in found]), "Magnitude", _SIZES
+        ),
     ]
     marks = ""
     if len(found) > 1:
         marks = legend(
-            *((f"h-{one}", text(n)) for one, n in zip(_SIDES, names, strict=True)),
+            *((f"h-{side}", text(n)) for side, n in zip(_SIDES, names, strict=True)),
         )
     return f'{marks}<div class="pair">{"".join(figures)}</div>{_numbers(found, names)}'
 
@@ -69,55 +74,55 @@ def _figure(drawn: str, name: str, about: str) -> str:
 
 
 def _values(sides: Sequence[HistogramBins]) -> str:
-    filled = [one for one in sides if one.counts]
+    filled = [bars for bars in sides if bars.counts]
     if not filled:
         return ""
-    low = min(one.first for one in filled)
-    high = max(one.first + len(one.counts) for one in filled)
-    most = max(max(one.counts) for one in filled)
+    low = min(bars.first for bars in filled)
+    high = max(bars.first + len(bars.counts) for bars in filled)
+    most = max(max(bars.counts) for bars in filled)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
     up = Scale(0, most, _HEIGHT - _BELOW, _TOP)
     width = math.ldexp(1.0, filled[0].exponent)
     parts = [
         opened("small", _WIDTH, _HEIGHT, "histogram of values"),
-        *_grid(up, [(one, f"{one:.3g}") for one in up.ticks(3)]),
+        *_grid(up, [(tick, f"{tick:.3g}") for tick in up.ticks(3)]),
     ]
     edges = Scale(low * width, high * width, _LEFT, _WIDTH - _RIGHT)
-    parts += (_tick(edges(one), f"{one:.4g}") for one in edges.ticks(5))
-    for side, one in zip(_SIDES, sides, strict=False):
-        counts = {one.first + nth: (n, up(n)) for nth, n in enumerate(one.counts) if n}
+    parts += (_tick(edges(tick), f"{tick:.4g}") for tick in edges.ticks(5))
+    for side, bars in zip(_SIDES, sides, strict=False):
+        counts = {bars.first + nth: (n, up(n)) for nth, n in enumerate(bars.counts) if n}
         parts += _columns(side, counts, across, lambda nth: f"from {nth * width:.6g}")
     return "".join([*parts, "</svg>"])
 
 
 def _powers(sides: Sequence[Mapping[int, int]]) -> str:
-    known = [power for one in sides for power in one]
+    known = [power for powers in sides for power in powers]
     if not known:
         return ""
     high = max(known) + 1
     low = max(min(known), high - _POWERS_MAX)
-    most = max(n for one in sides for n in one.values())
+    most = max(n for powers in sides for n in powers.values())
     top = max(1, math.ceil(math.log10(most)) if most > 1 else 1)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
     up = Scale(-0.3, top, _HEIGHT - _BELOW, _TOP)
     decades = range(0, top + 1, max(1, top // 4))
     parts = [
         opened("small", _WIDTH, _HEIGHT, "histogram of sizes"),
-        *_grid(up, [(one, _power_of_ten(one)) for one in decades]),
+        *_grid(up, [(decade, _power_of_ten(decade)) for decade in decades]),
     ]
-    whole = [one for one in across.ticks(6) if one == int(one)]
-    parts += (_tick(across(one), f"2^{int(one)}") for one in whole)
-    for side, one in zip(_SIDES, sides, strict=False):
+    integers = [tick for tick in across.ticks(6) if tick == int(tick)]
+    parts += (_tick(across(tick), f"2^{int(tick)}") for tick in integers)
+    for side, powers in zip(_SIDES, sides, strict=False):
         folded: dict[int, int] = {}
-        for power, n in one.items():
+        for power, n in powers.items():
             folded[max(low, power)] = folded.get(max(low, power), 0) + n
         counts = {power: (n, up(math.log10(n))) for power, n in folded.items()}
         parts += _columns(side, counts, across, lambda nth: f"2^{nth} to 2^{nth + 1}")
     return "".join([*parts, "</svg>"])
 
 
-def _power_of_ten(one: int) -> str:
-    return f"{10**one:g}" if one < 4 else f"1e{one}"  # noqa: PLR2004 - as long as it is short
+def _power_of_ten(exponent: int) -> str:
+    return f"{10**exponent:g}" if exponent < 4 else f"1e{exponent}"  # noqa: PLR2004 - as long as it is short
 
 
 def _grid(up: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
@@ -153,25 +158,28 @@ def _columns(
 def _numbers(found: Sequence[Histogram], names: Sequence[str]) -> str:
     """Return the statistics, one column for each checkpoint."""
     rows = [
-        ("range", [_range(one) for one in found]),
-        ("mean", [_number(one.summary.mean) for one in found]),
-        ("deviation", [_number(one.summary.deviation) for one in found]),
-        ("norm", [_number(one.summary.norm) for one in found]),
-        ("zero", [_part(one.summary.zeros, one.seen) for one in found]),
-        ("NaN", [_count(one.summary.nans) for one in found]),
-        ("infinite", [_count(one.summary.infinite) for one in found]),
+        ("range", [_range(each_histogram) for each_histogram in found]),
+        ("mean", [_number(each_histogram.summary.mean) for each_histogram in found]),
+        ("deviation", [_number(each_histogram.summary.deviation) for each_histogram in found]),
+        ("norm", [_number(each_histogram.summary.norm) for each_histogram in found]),
+        (
+            "zero",
+            [_part(each_histogram.summary.zeros, each_histogram.seen) for each_histogram in found],
+        ),
+        ("NaN", [_count(each_histogram.summary.nans) for each_histogram in found]),
+        ("infinite", [_count(each_histogram.summary.infinite) for each_histogram in found]),
     ]
-    looked = [f"{one.seen:,} of {one.elements:,}" for one in found]
+    looked = [f"{each_histogram.seen:,} of {each_histogram.elements:,}" for each_histogram in found]
     rows.append(
         ("looked at", looked if any(o.seen < o.elements for o in found) else ["all"] * len(found))
     )
     if len(found) == 1:
         pairs = "".join(f"<div><dt>{name}</dt><dd>{cells[0]}</dd></div>" for name, cells in rows)
         return f'<dl class="facts">{pairs}</dl>'
-    head = "".join(f'<th scope="col" class="n">{text(one)}</th>' for one in names)
+    head = "".join(f'<th scope="col" class="n">{text(side_name)}</th>' for side_name in names)
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
-        + "".join(f'<td class="n">{one}</td>' for one in cells)
+        + "".join(f'<td class="n">{cell}</td>' for cell in cells)
         + "</tr>"
         for name, cells in rows
     )
@@ -179,10 +187,10 @@ def _numbers(found: Sequence[Histogram], names: Sequence[str]) -> str:
     return f'<table class="numbers">{head}<tbody>{body}</tbody></table>'
 
 
-def _range(one: Histogram) -> str:
-    if one.summary.low is None:
+def _range(tensor_histogram: Histogram) -> str:
+    if tensor_histogram.summary.low is None:
         return NONE
-    return f"{_number(one.summary.low)} to {_number(one.summary.high)}"
+    return f"{_number(tensor_histogram.summary.low)} to {_number(tensor_histogram.summary.high)}"
 
 
 def _number(value: float | None) -> str:
@@ -219,18 +227,18 @@ class _Layer:
     norm: dict[str, float] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
 
-    def add(self, one: TensorChange) -> None:
+    def add(self, change: TensorChange) -> None:
         """Add a measured tensor."""
-        found = one.measures
+        found = change.measures
         if found is None:
             return
         if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
-            self.broken.add(one.part)
+            self.broken.add(change.part)
         first = found.norms[0]
         apart = found.relative * first if found.relative is not None else found.norms[1]
         with_squares = (self.apart, apart), (self.norm, first)
         for sums, value in with_squares:
-            sums[one.part] = sums.get(one.part, 0.0) + value * value
+            sums[change.part] = sums.get(change.part, 0.0) + value * value
 
     def relative(self, part: str) -> float | None:
         """Return the relative difference: infinity from a zero norm, None without a measurement."""
@@ -253,16 +261,19 @@ def layer_of(name: str) -> str:
 def layers(changes: Sequence[TensorChange]) -> str:
     """Draw each layer in a row: a bar for its weights, and one for its optimizer state."""
     found: dict[str, _Layer] = {}
-    for one in sorted(changes, key=lambda one: natural(layer_of(one.name))):
-        if one.part in _LAYER_PARTS and one.measures and not is_counter(one):
-            found.setdefault(layer_of(one.name), _Layer()).add(one)
+    for change in sorted(changes, key=lambda change: natural(layer_of(change.name))):
+        if change.part in _LAYER_PARTS and change.measures and not is_counter(change):
+            found.setdefault(layer_of(change.name), _Layer()).add(change)
     if not found:
         return ""
     shown = dict(list(found.items())[:_SHOWN])
     known = [
-        value for one in shown.values() for part in _LAYER_PARTS if (value := one.relative(part))
+        value
+        for each_layer in shown.values()
+        for part in _LAYER_PARTS
+        if (value := each_layer.relative(part))
     ]
-    finite = [one for one in known if math.isfinite(one)]
+    finite = [ratio for ratio in known if math.isfinite(ratio)]
     high = math.ceil(math.log10(max(finite))) if finite else 0
     low = math.floor(math.log10(min(finite))) if finite else -1
     low = max(min(low, high - 1), high - _DECADES_MAX)
@@ -276,8 +287,8 @@ def layers(changes: Sequence[TensorChange]) -> str:
         parts.append(f'<text class="tick" x="{x}" y="{_LAYERS_TOP - 10}">1e{power}</text>')
     for nth, (name, layer) in enumerate(shown.items()):
         parts += _drawn(name, layer, scale, _LAYERS_TOP + nth * _ROW)
-    rest = len(found) - len(shown)
-    more = f"<p>and {rest} more layers</p>" if rest else ""
+    hidden = len(found) - len(shown)
+    more = f"<p>and {hidden} more layers</p>" if hidden else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
     return marks + scroll("".join([*parts, "</svg>"])) + more
 
@@ -285,22 +296,22 @@ def layers(changes: Sequence[TensorChange]) -> str:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts h.2 before h.10."""
     words = re.split(r"(\d+)", name)
-    return [(int(one), "") if one.isdecimal() else (-1, one) for one in words]
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
 
 
-def _drawn(name: str, one: _Layer, scale: Scale, y: int) -> Iterator[str]:
+def _drawn(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
     yield f"<g><title>{short(name)}</title>"
     shown = name if len(name) <= _NAME_MAX else "..." + name[3 - _NAME_MAX :]
     yield f'<text class="name" x="{scale.first - 8}" y="{y + 14}">{short(shown)}</text>'
     ends = []
     for nth, part in enumerate(_LAYER_PARTS):
-        value = one.relative(part)
+        value = layer.relative(part)
         if value is None:
             continue
         power = math.log10(value) if value else scale.low
         end = scale(min(scale.high, max(scale.low, power)))
         width = max(2.0, round(end - scale.first, 1))
-        wrong = " broken" if part in one.broken else ""
+        wrong = " broken" if part in layer.broken else ""
         if value or wrong:
             told = f"<title>{part}: {_named(value, wrong)}</title>"
             place = f'x="{scale.first}" y="{y + 2 + nth * 9}" width="{width}" height="8"'
@@ -334,36 +345,36 @@ def tensors(
         details: Pictures of tensors by name, if they are already made.
         load: Function from a tensor's name to the address of its pictures, if made on demand.
     """
-    inside = sorted(side.tensors, key=lambda one: (one.part, natural(one.name)))
-    rows = [_row(one, details or {}, load) for one in inside[:_ROWS_MAX]]
-    size = human_size(sum(one.size_bytes for one in side.tensors))
-    elements = sum(one.elements for one in side.tensors)
-    said = (
+    inside = sorted(side.tensors, key=lambda tensor: (tensor.part, natural(tensor.name)))
+    rows = [_row(tensor, details or {}, load) for tensor in inside[:_ROWS_MAX]]
+    size = human_size(sum(tensor.size_bytes for tensor in side.tensors))
+    elements = sum(tensor.elements for tensor in side.tensors)
+    summary = (
         f"<p><strong>{text(side.name)}</strong>: {count(len(side.tensors), 'tensor')}, "
         f"{elements:,} elements, {size}.</p>"
     )
     head = ("tensor", "shape", "dtype", "elements", "size")
     left = len(side.tensors) - _ROWS_MAX
     more = f"<p>and {left} more: resilient ckpt inspect REF --tensors</p>" if left > 0 else ""
-    return said + searched("tensor-list", head, rows, (3, 4), "tensors of the checkpoint") + more
+    return summary + searched("tensor-list", head, rows, (3, 4), "tensors of the checkpoint") + more
 
 
-def name_of(one: Tensor) -> str:
+def name_of(tensor: Tensor) -> str:
     """Return the name of a tensor with its part, as ``ckpt cat`` takes it."""
-    return f"{one.part}/{one.name}"
+    return f"{tensor.part}/{tensor.name}"
 
 
-def _row(one: Tensor, details: Mapping[str, str], load: Callable[[str], str] | None) -> Row:
-    name = name_of(one)
+def _row(tensor: Tensor, details: Mapping[str, str], load: Callable[[str], str] | None) -> Row:
+    name = name_of(tensor)
     cells = (
         path(name),
-        "x".join(map(str, one.shape)) or "scalar",
-        text(one.dtype),
-        Cell(f"{one.elements:,}", float(one.elements)),
-        Cell(human_size(one.size_bytes), float(one.size_bytes)),
+        "x".join(map(str, tensor.shape)) or "scalar",
+        text(tensor.dtype),
+        Cell(f"{tensor.elements:,}", float(tensor.elements)),
+        Cell(human_size(tensor.size_bytes), float(tensor.size_bytes)),
     )
-    address = load(name) if load and one.elements else ""
-    return Row(cells, part=one.part, detail=details.get(name, ""), load=address)
+    address = load(name) if load and tensor.elements else ""
+    return Row(cells, part=tensor.part, detail=details.get(name, ""), load=address)
 
 
 PICTURES_MAX = 200
@@ -372,7 +383,7 @@ _BLOCKS_MAX = 8
 _UNKNOWN = "<p>The numbers of this dtype are not known.</p>"
 
 
-def picture_of(side: CheckpointView, name: str, told: Told) -> str:
+def picture_of(side: CheckpointView, name: str, progress: Told) -> str:
     """Return the pictures of one tensor.
 
     Raises:
@@ -380,14 +391,16 @@ def picture_of(side: CheckpointView, name: str, told: Told) -> str:
         Unreadable: The tensor is damaged, or cannot be read by ranges.
         StoreError: The store could not be read.
     """
-    tensor = next((one for one in side.tensors if name_of(one) == name), None)
+    tensor = next((candidate for candidate in side.tensors if name_of(candidate) == name), None)
     if tensor is None:
         raise _no_such(name)
-    found = histogram(side, tensor, told)
+    found = histogram(side, tensor, progress)
     return histograms([found], [side.name]) if found else _UNKNOWN
 
 
-def picture_of_both(before: CheckpointView, after: CheckpointView, name: str, told: Told) -> str:
+def picture_of_both(
+    before: CheckpointView, after: CheckpointView, name: str, progress: Told
+) -> str:
     """Return the pictures of a tensor of two checkpoints, on top of each other.
 
     Raises:
@@ -395,41 +408,43 @@ def picture_of_both(before: CheckpointView, after: CheckpointView, name: str, to
         Unreadable: A tensor is damaged, or cannot be read by ranges.
         StoreError: The store could not be read.
     """
-    pair = next((one for one in matched(before, after)[0] if one.name == name), None)
+    pair = next((change for change in matched(before, after)[0] if change.name == name), None)
     if pair is None or pair.before is None or pair.after is None:
         raise _no_such(name)
-    found = _of_both(before, after, (pair.before, pair.after), told)
+    found = _of_both(before, after, (pair.before, pair.after), progress)
     return histograms(found, [before.name, after.name]) if found else _UNKNOWN
 
 
-def pictures_of(side: CheckpointView, told: Told) -> dict[str, str]:
+def pictures_of(side: CheckpointView, progress: Told) -> dict[str, str]:
     """Return the pictures of the first tensors of a checkpoint by name, from a sample of each."""
     found: dict[str, str] = {}
-    wanted = [one for one in side.tensors if one.elements][:PICTURES_MAX]
+    wanted = [candidate for candidate in side.tensors if candidate.elements][:PICTURES_MAX]
     for nth, tensor in enumerate(wanted, 1):
         with suppress(Unreadable):
             spread = histogram(side, tensor, blocks_max=_BLOCKS_MAX)
             found[name_of(tensor)] = histograms([spread], [side.name]) if spread else _UNKNOWN
-        told(nth, len(wanted))
+        progress(nth, len(wanted))
     return found
 
 
-def pictures_of_both(found: Comparison, told: Told) -> dict[str, str]:
+def pictures_of_both(found: Comparison, progress: Told) -> dict[str, str]:
     """Return the pictures of the tensors that differ most by name, from a sample of each."""
     before, after = found.before, found.after
-    pairs = {one.name: (one.before, one.after) for one in matched(before, after)[0]}
-    told_apart = [one for one in found.tensors if one.measures and not is_counter(one)]
-    differ = [one.name for one in told_apart if not one.is_equal]
+    pairs = {change.name: (change.before, change.after) for change in matched(before, after)[0]}
+    told_apart = [tensor for tensor in found.tensors if tensor.measures and not is_counter(tensor)]
+    differ = [change.name for change in told_apart if not change.is_equal]
     names = [name for name in differ if name in pairs][:PICTURES_MAX]
     drawn: dict[str, str] = {}
     for nth, name in enumerate(names, 1):
-        one, other = pairs[name]
-        if one is not None and other is not None and one.elements:
+        tensor_before, tensor_after = pairs[name]
+        if tensor_before is not None and tensor_after is not None and tensor_before.elements:
             with suppress(Unreadable):
-                spread = _of_both(before, after, (one, other), lambda *_: None, _BLOCKS_MAX)
+                spread = _of_both(
+                    before, after, (tensor_before, tensor_after), lambda *_: None, _BLOCKS_MAX
+                )
                 names_of = [_called(before, "A"), _called(after, "B")]
                 drawn[name] = histograms(spread, names_of) if spread else _UNKNOWN
-        told(nth, len(names))
+        progress(nth, len(names))
     return drawn
 
 
@@ -441,13 +456,17 @@ def _of_both(
     before: CheckpointView,
     after: CheckpointView,
     pair: tuple[Tensor, Tensor],
-    told: Told,
+    progress: Told,
     blocks_max: int | None = None,
 ) -> Sequence[Histogram]:
     options = {} if blocks_max is None else {"blocks_max": blocks_max}
-    one = histogram(before, pair[0], lambda done, of: told(done, 2 * of), **options)
-    other = histogram(after, pair[1], lambda done, of: told(of + done, 2 * of), **options)
-    return [one, other] if one and other else []
+    histogram_before = histogram(
+        before, pair[0], lambda done, of: progress(done, 2 * of), **options
+    )
+    histogram_after = histogram(
+        after, pair[1], lambda done, of: progress(of + done, 2 * of), **options
+    )
+    return [histogram_before, histogram_after] if histogram_before and histogram_after else []
 
 
 def _no_such(name: str) -> KeyNotFound:
