@@ -276,7 +276,7 @@ def _schedules(
         try:
             archive = open_archive(folder, listing, name)
             made = schedule_of(archive.value, archive)
-            if made is not None or not is_own_schedule(archive.value):
+            if made is not None or not (archive.value and is_own_schedule(archive.value)):
                 found.append(required(made, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))

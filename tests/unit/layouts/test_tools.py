@@ -74,6 +74,8 @@ def again(folder, name, **options):
         (lambda at: (at / "optimizer.bin").write_bytes(b"x" * 90), "no", "optimizer.bin"),
         (lambda at: (at / "scheduler.bin").unlink(), "no", "had a schedule"),
         (lambda at: (at / "scheduler.bin").write_bytes(b"x" * 90), "no", "scheduler.bin"),
+        (lambda at: torch.save({"count": 3}, at / "scheduler.bin"), "partly", DATA),
+        (lambda at: torch.save({}, at / "scheduler.bin"), "no", "scheduler.bin"),
         (lambda at: again(at, "custom_checkpoint_2.pkl"), "no", "custom_checkpoint_1.pkl"),
         (lambda at: (at / "custom_checkpoint_0.pkl").write_bytes(b""), "no", "is empty"),
         (lambda at: again(at, "random_states_2.pkl"), "partly", "random state"),
