@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,17 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from resilient.distributed.launch_env import exited_without_save
 from resilient.distributed.stop_request import StopRequest, write_stop_request
 from resilient.elastic.events import RendezvousLost, StopRequested, WorkersKilled
-from resilient.elastic.lock_waits import awaited_locks
 from resilient.elastic.outcome import CODE_PREEMPTED, Cause, Outcome, OutcomeKind
 from resilient.elastic.rendezvous.remote_hangs import RemoteRankLost
 from resilient.elastic.restart_policy import CODES_OF_LEAVING_AT_ONCE
 from resilient.elastic.stack_dump import RankStacks, alike, main_stack
 from resilient.elastic.worker_errors import WorkerError, WorkerFailure, find_failures
+from resilient.elastic.workers.build_locks import describe_process, find_locks, held_files, users_of
 from resilient.errors import DeadlineExceeded
 from resilient.events import Event, Level
+from resilient.redaction import shell_quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from resilient.clock import Clock
     from resilient.elastic.hang_detection import Hang, OverdueRank
@@ -453,3 +456,58 @@ def _lost_elsewhere(first: WorkerFailure, emit: Emitter, *, has_stepped: bool) -
     return Outcome(
         OutcomeKind.REGROUPED, first.status, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped
     )
+
+
+_BUILD_WAIT = re.compile(r'File "[^"]*torch/utils/file_baton\.py", line \d+ in wait')
+_FILE_LOCK = re.compile(r'File "[^"]*/filelock/[^"]*\.py", line \d+ in ')
+_LOCK_SUFFIX = ".lock"
+_LOCKS_MAX = 4
+
+
+def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each lock file that a rank may wait for.
+
+    The stacks show the kind of lock but no path. So the lines name the build locks of torch's
+    extension cache, or the files that a process of this host holds by ``flock``.
+
+    Args:
+        stacks: Stacks of the ranks of this host.
+        environ: Environment of the ranks, which names the cache.
+    """
+    lines = []
+    mains = {stack.rank: "\n".join(main_stack(stack.stacks)) for stack in stacks}
+    if ranks := [rank for rank, text in mains.items() if _BUILD_WAIT.search(text)]:
+        lines += _build_locks(ranks, find_locks(environ))
+    if ranks := [rank for rank, text in mains.items() if _FILE_LOCK.search(text)]:
+        lines += _file_locks(ranks, held_files(_LOCK_SUFFIX))
+    return lines
+
+
+def _build_locks(ranks: list[int], found: list[Path]) -> list[str]:
+    who = _waiting_ranks(ranks)
+    if not found:
+        where = "a folder outside torch's extension cache (`build_directory`)"
+        return [f"{who} for a build lock of torch, the file `lock` in {where}"]
+    return [f"{who} for the build lock {lock}: {_lock_owner(lock)}" for lock in found[:_LOCKS_MAX]]
+
+
+def _lock_owner(lock: Path) -> str:
+    holders = users_of(lock).holders
+    if holders:
+        return f"{describe_process(holders[0])} has the lock open"
+    command = f"rm {shell_quote(str(lock))}"
+    return f"no process of this host has the lock open; if no other host builds: {command}"
+
+
+def _file_locks(ranks: list[int], owners: Mapping[str, int]) -> list[str]:
+    who = _waiting_ranks(ranks)
+    if not owners:
+        return [f"{who} for a file lock that no process of this host holds"]
+    rows = sorted(owners.items())[:_LOCKS_MAX]
+    return [f"{who} for a file lock; {describe_process(pid)} holds {path}" for path, pid in rows]
+
+
+def _waiting_ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} waits"
+    return f"ranks {', '.join(map(str, ranks))} wait"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilient.clock import SystemClock
-from resilient.elastic.lock_waits import awaited_locks
+from resilient.elastic.attempt_monitor import awaited_locks
 from resilient.elastic.stack_dump import RankStacks
 from resilient.elastic.workers.build_locks import (
     BuildLockLeft,
