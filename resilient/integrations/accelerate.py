@@ -29,10 +29,9 @@ from accelerate.utils import DistributedType
 from resilient.checkpointer import Checkpointer
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
-from resilient.integrations.deferred_state import DeferredRandomState, StateField
 from resilient.integrations.events import StateNotKept
 from resilient.integrations.hook_files import HookFiles
-from resilient.integrations.loader_order import generators_of
+from resilient.integrations.random_state import DeferredRandomState, StateField, generators_of
 from resilient.start_guard import LOOP, StartGuard
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from resilient.checkpointer import Checkpointer
 from resilient.errors import ConfigError
-from resilient.integrations.deferred_state import DeferredRandomState, StateField
 from resilient.integrations.events import (
     CheckpointLossReported,
     CheckpointPathIgnored,
@@ -29,7 +28,13 @@ from resilient.integrations.events import (
 )
 from resilient.integrations.judged import JudgedCheckpoint, judge_checkpoint
 from resilient.integrations.lightning_state import HookState, LoggedMetrics, stopping_callback
-from resilient.integrations.loader_order import RandomPoint, generators_of, set_generators
+from resilient.integrations.random_state import (
+    DeferredRandomState,
+    RandomPoint,
+    StateField,
+    generators_of,
+    set_generators,
+)
 from resilient.state_dict.snapshot import Part
 
 if TYPE_CHECKING:

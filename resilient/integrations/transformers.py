@@ -26,9 +26,8 @@ from resilient.checkpointer import Checkpointer
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
 from resilient.format.keys import CheckpointId, parse_checkpoint
-from resilient.integrations.deferred_state import DeferredRandomState, StateField
 from resilient.integrations.events import EarlyStopKept, StateNotKept
-from resilient.integrations.loader_order import RandomPoint
+from resilient.integrations.random_state import DeferredRandomState, RandomPoint, StateField
 from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import plain_log, plain_value
