@@ -36,7 +36,10 @@ def test_nothing_is_overwritten(tmp_path, call, matches):
     matches("init-there", outcome, tmp_path)
 
 
-@pytest.mark.parametrize("template", ["trainer", "plain", "hf", "accelerate"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("trainer", "hf", "accelerate")]
+
+
+@pytest.mark.parametrize("template", ["plain", *SLOW])
 def test_a_template_trains_and_a_second_start_goes_on(template, tmp_path, call):
     assert call("init", tmp_path, "--template", template).status == 0
     script = tmp_path / "train.py"

@@ -105,6 +105,7 @@ def test_the_exit_code_of_wait_is_that_of_the_run(objects, status):
     assert state_of(objects[0], objects[1:], None, ()).exit_code == status
 
 
+@pytest.mark.slow
 def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkeypatch):
     monkeypatch.setattr("resilient_cli.kubernetes.watch._POLL_SECONDS", 0.05)
     put(cluster, holder(), pod(0, 1))
@@ -190,6 +191,7 @@ def stamped(*lines):
     return [f"2026-11-23T10:00:0{nth}.{nth:09d}Z {text}" for nth, text in enumerate(lines)]
 
 
+@pytest.mark.slow
 def test_logs_say_whose_they_are(cluster, seen, call):
     put(cluster, holder(), *PREEMPTED_TWICE, pod(1, 1))
     cluster.logs |= {
@@ -206,6 +208,7 @@ def test_logs_say_whose_they_are(cluster, seen, call):
     assert call("k8s", "logs", "gpt2", "-p", "-f").status == 2
 
 
+@pytest.mark.slow
 def test_logs_are_followed_through_a_cut_and_a_preemption(cluster, call, monkeypatch):
     monkeypatch.setattr("resilient_cli.kubernetes.watch._FOLLOW_POLL_SECONDS", 0.1)
     put(cluster, holder(), pod(0, 1))

@@ -16,6 +16,7 @@ from tests.process.gangs import ROOT
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_on_one_box_what_is_pasted_ends_with_a_run_that_was_resumed(tmp_path):
     work, said = paste_on_a_new_machine(shell_of(section(PAGE, "One box")), tmp_path)

@@ -57,6 +57,7 @@ def test_a_warning_alone_is_1(hostile, call):
     assert call("ckpt", "scan", hostile / "config.json").status == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="the fixtures of other tools are not here")
 def test_what_other_tools_saved_harms_nobody(call):
     folders = sorted(one for one in FIXTURES.rglob("checkpoint-*") if one.is_dir())

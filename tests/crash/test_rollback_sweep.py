@@ -104,7 +104,6 @@ def violations(before, store, allowed) -> list[str]:
     return found
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_crash_anywhere_leaves_the_old_place_or_the_new_and_again_ends_it(name, count_states):
     setup, command, old, new = COMMANDS[name]

@@ -44,8 +44,7 @@ def check_end(store: Witness, ranks: int, expected, case: object) -> list[str]:
     return left if ended.final == expected else [f"5: {case} ended in {ended.final}", *left]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.smoke), 2])
 def test_one_crash_anywhere_in_the_first_life(ranks, count_states):
     expected = unbroken(ranks)
     plans = list(every_crash(operations(Witness(), ranks)))

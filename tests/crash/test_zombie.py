@@ -42,7 +42,6 @@ def operations() -> int:
     return counting.operations
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("newer_saves", [True, False], ids=["newer saved", "newer only claimed"])
 def test_a_zombie_asleep_at_any_operation_never_harms_the_newer_life(newer_saves, count_states):
     expected = live(Witness()).final

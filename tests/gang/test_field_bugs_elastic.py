@@ -264,6 +264,7 @@ def resident_bytes():
     return 1024 * int(re.search(r"VmRSS:\s+(\d+)", said)[1])
 
 
+@pytest.mark.slow
 def test_pt_104143_the_last_save_needs_no_more_than_the_first(tmp_path):
     """Also PT#170163: nothing leaks from save to save, be it mapped, of torch or of Python.
 

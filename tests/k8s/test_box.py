@@ -147,6 +147,7 @@ def calm(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "course",
     [

@@ -11,10 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "helpers" / "configurations.py"
 
 
+@pytest.mark.slow
 def test_configurations_end_as_unbroken_and_as_transformers(request):
     count, seed = (request.config.getoption(f"--configurations{one}") for one in ("", "-seed"))
     print(f"configurations 0 to {count - 1} of seed {seed}")  # noqa: T201 - shown with a failure

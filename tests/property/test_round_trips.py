@@ -297,6 +297,7 @@ def drawn_from(kinds):
     )
 
 
+@pytest.mark.slow
 def test_drawn_objects_resume_as_unbroken(request):
     runs = request.config.getoption("--round-trips")
     kinds = OPTIMIZERS if runs <= 100 else OPTIMIZERS | SLOW

@@ -118,6 +118,7 @@ def test_start_twice_in_one_process_begins(tmp_path, begin):
     assert record.process.is_running_here
 
 
+@pytest.mark.slow
 def test_start_after_the_writer_closed_begins(tmp_path, begin):
     script = WRITER.format(folder=str(tmp_path))
     with subprocess.Popen(

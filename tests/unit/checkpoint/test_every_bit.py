@@ -70,6 +70,7 @@ def test_the_tiny_repository_has_every_kind_of_object():
     assert read(store, CHECKPOINT, signing=SIGNING).files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_every_flipped_bit_is_found(key, record_property):
     store = tiny_repository()
@@ -90,6 +91,7 @@ def test_every_flipped_bit_is_found(key, record_property):
 UNSIGNED = [key for key in OWN if "signature-" not in key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", UNSIGNED)
 def test_every_flipped_bit_is_found_without_a_signature(key):
     """Else a signature's SHA-256 could hide that a digest of ours is not held against anything."""
@@ -111,6 +113,7 @@ def test_the_flips_are_many_enough_to_mean_something():
     assert 8 * sum(map(len, tiny_repository().objects.values())) >= BITS_MIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_every_length_but_the_right_one_is_found(key):
     store = tiny_repository()

@@ -107,6 +107,7 @@ def test_what_helps_is_there_and_does():
         assert not is_refused(fresh(), key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", HELPERS)
 def test_every_flipped_bit_of_what_helps_is_found(key, record_property):
     content, missed = whole()[key], []
@@ -123,6 +124,7 @@ def test_every_flipped_bit_of_what_helps_is_found(key, record_property):
     assert missed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", HELPERS)
 def test_every_length_but_the_right_one_of_what_helps_is_found(key):
     content = whole()[key]

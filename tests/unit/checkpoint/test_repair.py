@@ -53,6 +53,7 @@ def damages_of(data: bytes):
         yield bytes(flipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parity", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_any_damage_to_any_one_file_is_mended_bit_for_bit(parity, ranks):

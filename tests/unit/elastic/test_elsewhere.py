@@ -86,6 +86,7 @@ def test_who_hangs_knows_as_soon_as_the_others_have_answered(hosts):
     assert not other.elsewhere.is_to_blame
 
 
+@pytest.mark.slow
 def test_one_that_is_behind_and_has_time_is_waited_for(hosts):
     mine, other = hosts(2)
     other.elsewhere.tell(replace(STUCK, is_overdue=False))

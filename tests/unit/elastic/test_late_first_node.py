@@ -26,6 +26,7 @@ def wishes(port, **more):
     return RendezvousParameters("c10d", f"127.0.0.1:{port}", "run", 1, 2, **told)
 
 
+@pytest.mark.slow
 def test_a_first_node_that_comes_late_is_met(port, monkeypatch):
     stores = []
 

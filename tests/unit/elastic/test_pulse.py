@@ -123,7 +123,8 @@ def test_a_reader_never_sees_a_torn_sign(tmp_path):
     if not (child := os.fork()):
         beat_for_ever(path)
     try:
-        while read_progress(path) is None or read_progress(path).step < 0:
+        # The child replaces the file once, before its first step.
+        while (first := read_progress(path)) is None or first.step < 0:
             pass
         seen = [read_progress(path) for _ in range(5000)]
     finally:

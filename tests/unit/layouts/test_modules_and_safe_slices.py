@@ -126,6 +126,7 @@ def values(folder, tensor):
     return whole
 
 
+@pytest.mark.slow
 def test_slices_in_safetensors_are_put_together_as_torch_does(sliced):
     found = look(sliced)
     assert (found.layout, found.world, found.versions) == (

@@ -285,6 +285,7 @@ def test_spoiled_files_are_judged_and_never_crash_the_scan(seed, tmp_path):
     assert all(one.file == file.name for one in found_in(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_large_pickle_is_read_to_its_end(tmp_path):
     torch.save({"perm": list(range(3_500_000))}, tmp_path / "sampler_state.pt")
     assert (tmp_path / "sampler_state.pt").stat().st_size > READ_MAX

@@ -170,7 +170,7 @@ def kept(value):
             "partly",
             "the batch in the epoch",
         ),
-        (lambda it: it.update(lr_schedulers=[{}]), "no", "schedule in it is none"),
+        (lambda it: it.update(lr_schedulers=[{}]), "partly", "the schedule"),
         (lambda it: it.update(optimizer_states=[{}]), "no", "optimizer's state in it is none"),
         (lambda it: it.update(global_step=4), "partly", "agreement"),
         (within, "partly", DATA),

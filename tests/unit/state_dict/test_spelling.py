@@ -28,6 +28,7 @@ def test_a_document_is_what_json_says_of_it(tree):
     assert document_to_json(tree) == json.dumps(tree, sort_keys=True, indent=2) + "\n"
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), TREES))
 def test_a_document_with_rows_is_what_json_says_of_their_trees(tree):
     rows = [{"step": 1, "loss": 0.5}, {"step": 2}]

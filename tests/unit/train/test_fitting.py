@@ -143,6 +143,7 @@ def through(folder, deaths, **options):
     return last, comparable(repository)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_resumed_bit_for_bit(tmp_path):
     unbroken, whole = through(tmp_path, [])
     broken, repaired = through(tmp_path, [3, 9])

@@ -9,13 +9,13 @@ import time
 
 import pytest
 import torch
-from models import DieAfter, Dies, Noisy, make_trainer
 from torch.utils.data import DataLoader, Dataset
 
 from resilient import TrainerCallback
 from resilient.distributed.launch_env import World
 from resilient.train.data.loader_workers import end_workers, read_batches
 from resilient.train.evaluation.loop import EvalShard, EvalShardLoader
+from tests.unit.train.models import DieAfter, Dies, Noisy, make_trainer
 
 END_SECONDS = 3
 WORKERS = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}

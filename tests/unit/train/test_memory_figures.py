@@ -66,6 +66,7 @@ def test_an_accelerator_has_figures_of_its_own():
     assert figures["eval_mem_gpu_peaked_delta"] == 600
 
 
+@pytest.mark.slow
 def test_runs_tell_them_if_asked_and_the_history_never_does(tmp_path, repository):
     trainer = make_trainer(
         tmp_path,

@@ -52,6 +52,7 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_recipe_learns_and_goes_on_to_the_bit(tmp_path, capsys, name):
     steps, learned = RECIPES[name]
