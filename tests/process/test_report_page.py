@@ -58,6 +58,7 @@ def spread_of(text):
     return max(rgb_of(text)) - min(rgb_of(text))
 
 
+@pytest.mark.smoke
 def test_it_asks_for_nothing_but_itself_and_says_no_error(page):
     messages = [json.loads(one["message"])["message"] for one in page.get_log("performance")]
     asked = [

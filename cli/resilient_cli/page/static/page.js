@@ -37,7 +37,7 @@ const filterRows = (name) => {
   const [find, part, only] = ["find", "part", "only"].map(tool);
   const fits = matcher(find.value);
   let shown = 0;
-  const bodies = [...named(name).tBodies];
+  const bodies = [...findById(name).tBodies];
   for (const body of bodies) {
     const isShown = fits(body.rows[0].cells[0].textContent.toLowerCase())
       && (!part || !part.value || body.dataset.part === part.value)
