@@ -190,7 +190,7 @@ def test_a_save_that_needs_the_memory_of_held_steps_gets_it(start, tmp_path, bou
 def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
     """The memory that is in the way is another rank's."""
     keeper = start("--host-bytes-max", str(16 << 20), "--ranks", "2")
-    has_ended = threading.Event()
+    is_in_the_way, has_ended = threading.Event(), threading.Event()
 
     def own(world, size_bytes):
         value = torch.ones(size_bytes // 4)
@@ -205,9 +205,12 @@ def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
         for step in (2, 3):
             holding.hold(step, own(world, size_bytes), CheckpointInfo(), overlap=False)
         if world.rank == 0:
+            assert is_in_the_way.wait(20)
             with pytest.raises(ConfigError):
                 checkpointer.save(4, own(world, 5 << 20), CheckpointInfo())
             has_ended.set()
+        else:
+            is_in_the_way.set()
         assert has_ended.wait(20)
         lose(checkpointer, holding)
 

@@ -36,8 +36,23 @@ def half_way(tmp_path_factory):
         job.wait_for_step(14)
         os.killpg(job.process.pid, signal.SIGKILL)
         job.process.wait()
+    wait_until_quiet(folder)
     assert committed(open_store(str(folder)))
     return folder
+
+
+def wait_until_quiet(folder):
+    """Wait for the saver daemon, which ends the save in flight after the death of its job."""
+    deadline, files, since = time.monotonic() + 60, None, 0.0
+    while time.monotonic() < deadline:
+        now = sorted(str(path) for path in folder.rglob("*"))
+        is_writing = any(".tmp-" in path for path in now)
+        if now != files or is_writing:
+            files, since = now, time.monotonic()
+        elif time.monotonic() - since > 1:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"files change for a minute after the death of the job: {files}")
 
 
 def check_same(folder, unbroken) -> None:
